@@ -17,13 +17,13 @@ class Listener(Protocol):
     """Interface of a capture that receives a script's calls."""
 
     def stepped(self) -> None:
-        """End the step."""
+        """End the step: the script called `step`."""
 
     def recorded(self, name: str, value: object) -> None:
-        """Record a value."""
+        """Record a value: the script called `record`."""
 
     def entered(self, name: str) -> None:
-        """Begin a phase of the script's; "" ends it."""
+        """Begin a phase of the script's own, ending the one before; "" ends it without a new one."""
 
 
 _listeners: list[Listener] = []
@@ -38,10 +38,10 @@ def step() -> None:
 
 
 def record(name: str, value: Any) -> None:
-    """Record a value of the script's own: `record("advantages", advantages)`.
+    """Record a value of the script's own: `record("advantages", advantages)`; nothing without a capture.
 
     Args:
-        name: what it is, the same in every step; what is recorded under it again in a step is counted.
+        name: what it is, the same in every step; values with the same name in a step are numbered.
         value: a tensor, an array, a number or a string, or these nested in lists, tuples and dicts.
     """
     if _listeners:
@@ -55,13 +55,14 @@ class Phase:
     __slots__ = ("_before",)
 
     def __init__(self, before: str) -> None:
+        """Note the name of the phase to go back to, "" for none; the new one has begun already."""
         self._before = before
 
     def __enter__(self) -> None:
         """Do nothing: the phase has begun."""
 
     def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Go back to the phase before."""
+        """Go back to the phase before; an exception passes."""
         _enter(self._before)
 
 
@@ -69,13 +70,16 @@ _NOTHING = Phase("")
 
 
 def phase(name: str) -> Phase:
-    """Begin a phase of the script's own, such as "rollout", for good or as a `with` block.
+    """Begin a phase of the script's own, such as "rollout", now: until the next `phase`, or the end of a `with` block.
 
     Values recorded in it are named by it (`rollout/advantages`), and forward passes in it are recorded although they
-    run without gradients.
+    run without gradients. Nothing without a capture.
 
     Args:
         name: of the phase; "" for none.
+
+    Returns:
+        For a `with` block, whose end goes back to the phase before.
     """
     if not _listeners:
         return _NOTHING
@@ -85,7 +89,7 @@ def phase(name: str) -> Phase:
 
 
 def _enter(name: str) -> None:
-    """Set the phase and tell the listeners."""
+    """Set the phase and tell all listeners; nothing where there are no listeners and no phase."""
     if _listeners or _phases[0]:
         _phases[0] = name
         for listener in tuple(_listeners):
@@ -93,12 +97,12 @@ def _enter(name: str) -> None:
 
 
 def listen(listener: Listener) -> None:
-    """Register a listener until `unlisten`."""
+    """Register a listener, which hears of all calls until `unlisten`."""
     _listeners.append(listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Unregister a listener; without any, the phase ends."""
+    """Unregister a listener, if it is one; after the last one, the script's phase is none."""
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:

@@ -49,7 +49,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         started: called just before the first line of the script.
         ended: called once when the main part of the script is over, before its traceback is printed, before
             threads are waited for and `atexit` handlers run; called, too, for a script that does not compile
-            and so never started. An exception in either is told on stderr and does not reach the script.
+            and so never started. An exception in `started` or `ended` is told on stderr and does not reach the script.
 
     Returns:
         How it ended.
@@ -110,7 +110,11 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
 
 
 def _hold_handlers() -> HeldHandlers:
-    """HeldHandlers signal handlers; released again if holding them fails."""
+    """Defer signal handlers until `release` of what is returned.
+
+    Raises:
+        BaseException: what a handler raised meanwhile; all handlers are restored then.
+    """
     held = HeldHandlers()
     try:
         held.hold()
@@ -121,7 +125,7 @@ def _hold_handlers() -> HeldHandlers:
 
 
 def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
-    """Call a callback; print an exception instead of raising it."""
+    """Call a callback; print an exception on stderr instead of raising it."""
     try:
         callback(*args)
     except BaseException as error:  # the script must not pay for our mistakes
@@ -137,7 +141,7 @@ def _flush() -> None:
 
 
 def _raise_limit(*, executed: bool) -> None:
-    """Raise the recursion limit by the levels that introspect's frames take.
+    """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
     How many these are differs from one version of python to the next, so it is found out by going down.
 
@@ -147,6 +151,7 @@ def _raise_limit(*, executed: bool) -> None:
     limit, deepest = sys.getrecursionlimit(), 0
 
     def descend() -> None:
+        """Call itself until RecursionError, counting levels in `deepest`."""
         nonlocal deepest
         deepest += 1
         descend()

@@ -39,7 +39,7 @@ class Columns:
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        """Use these arrays, of the store's types; they are never moved."""
+        """Note the addresses of these arrays, of the store's types, which must never move; `fill` writes to them."""
         self.arrays = arrays
         self.slots: list[int] = []
         self.layout = np.zeros(0, np.uint32)
@@ -53,14 +53,14 @@ class Columns:
         self._targets = np.array([0 if array is None else array.ctypes.data for array in order], np.uint64)
 
     def fill(self, arena: Arena, facts: Facts, slots: list[int], fixed: dict[int, int], texts: dict[int, str]) -> None:
-        """Fill all arrays.
+        """Write the records' rows to `arrays`, and set `slots`, `layout` and `texts`.
 
         Args:
             arena: the rows.
             facts: what is known of them before their numbers are.
-            slots: of each record.
+            slots: the slot of each record, in the records' order.
             fixed: checksums that are not sums, by slot.
-            texts: by slot.
+            texts: texts by slot, of all slots with a status.
         """
         if facts is not self._facts or slots != self.slots:
             self._follow(facts, slots)
@@ -72,7 +72,12 @@ class Columns:
         self.texts = {record: texts[slot] for record, slot in self._noted if texts[slot]}
 
     def _follow(self, facts: Facts, slots: list[int]) -> None:
-        """Set what stays the same while facts and slots do: layouts, status, headers."""
+        """Set what stays the same while `facts` and `slots` do: layouts, status, headers, which records have texts.
+
+        Args:
+            facts: of all rows.
+            slots: the slot of each record.
+        """
         self._facts = None
         pick = np.array(slots, np.uint32)
         self.layout = facts.layout_index[pick]
@@ -115,17 +120,20 @@ class EndedRows:
 
     @property
     def waits(self) -> bool:
-        """Whether a device computes some rows."""
+        """Whether a device computes some rows and `finish` was not called: the columns are not filled then."""
         return bool(self._pending)
 
     def ready(self) -> bool:
-        """Whether waiting is allowed now: not while a CUDA graph is being captured."""
+        """Whether `finish` may be called now, waiting or not: it may not while a CUDA graph is being captured.
+
+        Queues the copies to the host that have not been queued yet.
+        """
         for pending in self._pending:
             pending.send()
         return all(pending.ready() for pending in self._pending)
 
     def finish(self) -> None:
-        """Wait for devices and fill all columns; once, later calls do nothing."""
+        """Wait for the devices and fill all columns, where that has not been done; later calls do nothing."""
         if self._pending:
             with unobserved():
                 for pending in self._pending:

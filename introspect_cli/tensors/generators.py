@@ -46,7 +46,7 @@ class Generators:
     """
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
+        """Find where torch's and python's generators lie in memory; nothing is watched before `watch`."""
         self.names: list[str] = []
         self._states: list[int] = []
         self._devices: dict[str, torch.Generator] = {}
@@ -60,7 +60,9 @@ class Generators:
         self._places = {"torch": _torch(), "python": _python()}
 
     def look(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Take the present states as known, and start watching generators that have appeared.
+        """Take the present states as the known ones, and start to watch generators that have appeared since.
+
+        Sets `moved` to the function that says whether any has moved after this. Adds those not found to `unwatched`.
 
         Args:
             devices: names and default generators of accelerators in use.
@@ -84,11 +86,14 @@ class Generators:
         self.moved = self._any_moved if self._devices else self._compiled.generators_moved
 
     def mark(self, name: str, owner: object) -> Hashable:
-        """Fingerprint of a generator's state at the last look; None where nothing tells changes.
+        """Fingerprint of a generator's state when `watch` or `take_moved` last read it: another one is another state.
 
         Args:
-            name: of the generator.
-            owner: torch's `Generator`, python's `Random` or numpy's `RandomState`, which would tell the state.
+            name: `torch`, `numpy` or `python`.
+            owner: the object that the caller would ask for the state: torch's `Generator` or python's `Random`.
+
+        Returns:
+            None where no fingerprint tells of every change: numpy's generator, one not watched, or another `owner`.
         """
         kept = self._kept.get(name)
         beside = None if kept is None else kept(owner)
@@ -96,14 +101,17 @@ class Generators:
 
     @property
     def complete(self) -> bool:
-        """Whether every default generator in use is watched."""
+        """Whether any generator is watched, and no default generator in use was left unwatched."""
         return bool(self.names) and not self.unwatched
 
     def take(self, *, whole: bool = False) -> list[tuple[str, int]]:
-        """Name and state before of each generator that has moved since the last look.
+        """Name and 64-bit state before the draw of each generator that has moved since it was last read.
+
+        Their present states become the known ones, so that a second call returns nothing.
 
         Args:
-            whole: whether states themselves are compared, since somebody else has looked in between.
+            whole: True to compare the states themselves: for use after others have called the compiled
+                `generators_moved`, which forgets what it has reported.
         """
         moved = []
         mask = -1 if whole else self._compiled.generators_moved()
@@ -122,14 +130,14 @@ class Generators:
         return moved
 
     def _any_moved(self) -> bool:
-        """Whether any generator has moved, on an accelerator too."""
+        """Whether any watched generator has moved since it was last read, accelerators included."""
         if self._compiled.generators_moved():
             return True
         states = {name: self._device(name) for name in self._devices}
         return any(state is not None and state != self._device_states.get(name) for name, state in states.items())
 
     def _device(self, name: str) -> tuple[int, int] | None:
-        """Seed and offset of an accelerator's generator; None while a graph is captured, when it may not be asked."""
+        """Seed and offset of an accelerator's generator; None where torch refuses, as while a graph is captured."""
         generator: Any = self._devices[name]
         try:
             return generator.initial_seed(), generator.get_offset()
@@ -138,7 +146,11 @@ class Generators:
 
 
 def _torch() -> Place | None:
-    """Place of torch's CPU generator, found by comparing a sample's memory with its state; None if not found."""
+    """Place of torch's default CPU generator; None if it is not found.
+
+    Found in the memory of a generator made for this, by the words that its state tells; the default one is not drawn
+    from. Spare and flag are 0 where only they are not found.
+    """
     sample: Any = torch.Generator()
     sample.manual_seed(1)
     address = getattr(sample, "_cdata", 0)
@@ -166,7 +178,7 @@ def _torch() -> Place | None:
 
 
 def _numpy() -> Place | None:
-    """Place of numpy's global generator; None if it is no MT19937, or memory and state disagree."""
+    """Place of numpy's global generator, without its spare; None if it is no MT19937, or memory and state disagree."""
     import numpy as np
 
     asked: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1.24
@@ -180,7 +192,7 @@ def _numpy() -> Place | None:
 
 
 def _python() -> Place | None:
-    """Place of python's global generator; None if replaced or not found."""
+    """Place of python's global generator, without its spare; None if the script replaced it, or it is not found."""
     watched = getattr(random, "_inst", None)
     if type(watched) is not random.Random:
         return None
@@ -196,18 +208,25 @@ def _python() -> Place | None:
 
 
 def _torch_beside(place: Place) -> Callable[[object], Hashable]:
-    """Function that returns the memory around torch's words (seed, spare numbers); None for another owner."""
+    """Make a function that returns the bytes around torch's words (seed, position, spare numbers) as they are then.
+
+    The function takes the generator that is asked about, and returns None unless it is torch's default one.
+    """
     watched = torch.default_generator
     before, behind = _memory(place.words - _BEFORE, _BEFORE), _memory(place.words + _BYTES, _BEHIND)
     return lambda owner: (before.raw, behind.raw) if owner is watched else None
 
 
 def _memory(address: int, size: int) -> Any:
+    """Live view of `size` bytes at an address; nothing is copied."""
     return (ctypes.c_char * size).from_address(address)
 
 
 def _python_spare() -> Callable[[object], Hashable]:
-    """Function that returns the spare normal number of python's generator; None for another owner."""
+    """Make a function that returns the spare normal number of python's global generator as text, as it is then.
+
+    The function takes the generator that is asked about, and returns None for any other than the global one.
+    """
     watched: Any = getattr(random, "_inst", None)  # the one whose words were found
 
     def kept(owner: Any) -> Hashable:
@@ -218,4 +237,5 @@ def _python_spare() -> Callable[[object], Hashable]:
 
 
 def _u4(address: int) -> int:
+    """Read the 32-bit unsigned integer at an address."""
     return ctypes.c_uint32.from_address(address).value

@@ -81,7 +81,7 @@ class Parts:
 
 
 def unseen_reason(tensor: torch.Tensor) -> str:
-    """Reason why a tensor has no data (fake, meta, functorch, uninitialised); "" if it has."""
+    """Reason why a tensor has no data (fake, meta, lazy, functorch, uninitialised); "" if it may have some."""
     cls = type(tensor)
     if is_wrapped(tensor):
         return "inside a functorch transform (vmap, grad, jvp)"
@@ -97,7 +97,7 @@ def unseen_reason(tensor: torch.Tensor) -> str:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Sizes as integers; () where they are symbolic or ragged."""
+    """Sizes as integers; () where any of them is symbolic or ragged."""
     try:
         return tuple(int(size) for size in tensor.shape)
     except Exception:  # symbolic, ragged and uninitialised sizes raise errors of many classes
@@ -105,13 +105,14 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _common(tensor: torch.Tensor) -> dict[str, Any]:
+    """The fields of `Parts` that any tensor has, by name: shape, dtype, device, strides."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     kind = "" if is_wrapped(tensor) else strides_kind(tensor)
     return {"shape": _shape(tensor), "dtype": dtype, "device": str(tensor.device), "strides": kind}
 
 
 def unseen(tensor: torch.Tensor, reason: str) -> Parts:
-    """Parts of a tensor without data, with the reason."""
+    """NOT_OBSERVED parts of a tensor without data, with the reason as text; raises for no tensor."""
     try:
         common = _common(tensor)
     except Exception:  # a subclass may refuse even this
@@ -120,7 +121,9 @@ def unseen(tensor: torch.Tensor, reason: str) -> Parts:
 
 
 def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
-    """Take any tensor apart into plain tensors for its checksum and statistics.
+    """Take any tensor, or `Placed` part of one, apart into plain tensors for its checksum and statistics.
+
+    May wait for a collective whose result the tensor is. Parts with `values` None say why nothing is seen.
 
     Raises:
         Exception: whatever torch raises for a tensor that is none of the known sorts.
@@ -154,7 +157,13 @@ def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
 
 
 def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Parts:
-    """Parts of an expanded tensor: what is in memory, once."""
+    """PARTIAL parts of an expanded tensor: what is in memory, once.
+
+    Args:
+        tensor: the tensor.
+        sizes: sizes of what is in memory, as of `views.in_memory`.
+        strides: its strides, in elements.
+    """
     how = f"{tuple(sizes)} in memory"
     return Parts(
         **{**_common(tensor), "strides": "expanded"},
@@ -166,14 +175,17 @@ def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Par
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's storage holds all its elements: sharding frees storages under live tensors."""
+    """Whether a strided tensor's storage reaches as far as its last element.
+
+    Sharding frees the storages of tensors that are still there.
+    """
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     needed = (tensor.storage_offset() + reach) * tensor.element_size()
     return tensor.untyped_storage().nbytes() >= needed
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has an address."""
+    """Whether a tensor's elements have an address; False where asking for it raises."""
     try:
         return address_of(tensor) != 0
     except Exception:  # NotImplementedError or RuntimeError, by kind of subclass
@@ -189,7 +201,10 @@ _INDICES: Final = {
 
 
 def _sparse(tensor: torch.Tensor) -> Parts:
-    """Parts of a sparse tensor: values for statistics, values and indices for the checksum."""
+    """Parts of a sparse tensor: values for statistics, values and indices for the checksum.
+
+    A COO tensor is coalesced first, where torch can. Of a layout outside `_INDICES`, the dense values are both.
+    """
     common, tensor = _common(tensor), tensor.detach()
     if tensor.layout not in _INDICES:
         return Parts(**common, values=tensor.to_dense(), extra=common["strides"].encode())
@@ -217,12 +232,12 @@ def _nested(tensor: Any) -> Parts:
 
 
 def _bits(values: torch.Tensor, indices: Sequence[torch.Tensor]) -> Sequence[tuple[int, torch.Tensor]]:
-    """Values and index tensors with the offsets that keep them apart in one checksum."""
+    """Values, then index tensors, each with an offset (a multiple of `PART`) that keeps them apart in one checksum."""
     return [(number * PART, tensor) for number, tensor in enumerate((values, *indices))]
 
 
 def _digest(indices: Sequence[torch.Tensor]) -> str:
-    """Digest of the index tensors of a sparse or nested tensor."""
+    """16 hex digits that tell index tensors of a sparse or nested tensor apart; they are copied to the host."""
     stands = blake2b(digest_size=8)
     for index in indices:
         stands.update(index.detach().cpu().contiguous().numpy().tobytes())
@@ -230,18 +245,29 @@ def _digest(indices: Sequence[torch.Tensor]) -> str:
 
 
 def _quantized(tensor: torch.Tensor) -> Parts:
+    """Parts of a quantized tensor: its dequantized values, and the name of its scheme for the checksum."""
     return Parts(**_common(tensor), values=tensor.detach().dequantize(), extra=str(tensor.qscheme()).encode())
 
 
 def _distributed(tensor: Any) -> Parts:
-    """Parts of a DTensor: the local shard with its place."""
+    """Parts of a DTensor: this rank's shard, with its place in the whole where `places.part_of` knows it."""
     part = places.part_of(tensor)
     described = ", ".join(str(placement) for placement in tensor.placements)
     return _placed(tensor._local_tensor, _shape(tensor), part, f"local shard of {described}")  # noqa: SLF001  # to_local() would record an autograd node
 
 
 def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
-    """Parts of one rank's shard, keyed by its place in the whole; unplaced where sizes disagree."""
+    """Parts of one rank's shard of a tensor, its checksum and sketch keyed by the place in the whole.
+
+    A shard that is all of the tensor is OBSERVED. Others are PARTIAL; one whose place is not known, or has another
+    number of elements than the shard, has `UNPLACED` strides, too.
+
+    Args:
+        local: the shard.
+        shape: sizes of the whole tensor.
+        part: which part of it the shard is; None where that is not known.
+        described: what the shard is called in the text.
+    """
     inner = parts_of(local)
     common = (shape, inner.dtype, inner.device, inner.strides)
     if inner.values is None:
@@ -258,5 +284,5 @@ def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, desc
 
 
 def one_run(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
-    """A tensor as one run from index `offset`, which keeps the parts of a composite apart."""
+    """A tensor's elements as one contiguous run, as if its first one had index `offset` in a whole."""
     return [(offset, tensor.detach().contiguous().view(-1))]

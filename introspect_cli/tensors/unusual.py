@@ -29,17 +29,24 @@ class UnusualTensors:
     slots: Slots
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Summarise a tensor of any sort, or a part of one."""
+        """Summarise a tensor of any sort, or a `Placed` part of one, into a new row at the next free slot.
+
+        Raises:
+            Exception: whatever torch raises; the row may be there then, or not.
+        """
         with _by_torch(tensor):
             self._add(tensor)
 
     def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory."""
+        """A detached copy of a tensor in host memory; waits for its device."""
         with _by_torch(tensor):
             return tensor.detach().to("cpu", copy=True)
 
     def _add(self, tensor: torch.Tensor) -> None:
-        """Take a tensor apart and summarise its parts on the CPU or its device."""
+        """Take a tensor apart, add a row for it, and summarise its parts: on its device, or on the CPU.
+
+        On the CPU go composites and medians; nothing is computed while a CUDA graph is being captured.
+        """
         parts = parts_of(tensor)
         if parts.values is None:
             self.unseen(parts)
@@ -60,7 +67,12 @@ class UnusualTensors:
             self.slots.devices.add(slot, parts.values, parts.runs)
 
     def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
-        """Summarise parts on the CPU: those of composites and sorted statistics too."""
+        """Summarise parts on the CPU, copied there if need be.
+
+        Args:
+            row: the row, shape (32,); overwritten.
+            parts: with `values`. Where `bits` are given, the checksum is of these, added up.
+        """
         assert parts.values is not None
         self.slots.engine.fill(
             row,
@@ -81,14 +93,17 @@ class UnusualTensors:
             row[r.RAW] = total & checksum.MASK
 
     def unseen(self, parts: Parts) -> None:
-        """Add a row for a tensor without data."""
+        """Add a row with status and text of parts without data."""
         slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self.slots.notes.set_status(slot, parts.status, values.shortened(values.masked(parts.text)))
 
 
 @contextlib.contextmanager
 def _by_torch(tensor: torch.Tensor) -> Iterator[None]:
-    """Run torch operations on a tensor, seen by no mode of the script's and in this thread alone."""
+    """Run torch operations on a tensor, seen by no mode of the script's.
+
+    Those on an ordinary tensor also start no threads that the script has not started.
+    """
     is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
     with unobserved(), parallel.single_threaded(tensor) if is_plain else contextlib.nullcontext():
         yield

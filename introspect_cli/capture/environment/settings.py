@@ -58,7 +58,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """`model name` in /proc/cpuinfo; `platform.processor()` without it."""
+    """The CPU's name: `model name` in /proc/cpuinfo, else `platform.processor()`, which may be ""."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -69,7 +69,13 @@ def _cpu_name() -> str:
 
 
 def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[str, Any]:
-    """The script or module, its arguments without secrets, the directory, and the launcher if one was captured."""
+    """What was asked to run: script or module, arguments without secrets, directory, python, and the launcher if any.
+
+    Args:
+        target: what runs.
+        directory: the working directory.
+        patterns: globs over names of arguments that are secret, beside the usual ones.
+    """
     started = {"launcher": {"arguments": list(target.launcher), "directory": target.launched_in}}
     return {
         "script": target.script,
@@ -86,7 +92,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def switches() -> dict[str, Any]:
-    """Flags of torch for accelerators; None for one that this torch lacks or refuses to tell."""
+    """Flags of torch that change numbers on accelerators; None for one that this torch lacks or refuses to tell."""
     backends = torch.backends
     cuda, cudnn = backends.cuda, backends.cudnn
     matmul = cuda.matmul
@@ -110,7 +116,7 @@ def switches() -> dict[str, Any]:
 
 
 def libraries() -> dict[str, Any]:
-    """Versions of CUDA, ROCm, driver, cuDNN, NCCL; the last two None until CUDA is initialised."""
+    """Versions of CUDA, ROCm, driver, cuDNN and NCCL; None if absent, the last two until CUDA is initialised."""
     awake = torch.cuda.is_initialized()
     return {
         "cuda": torch.version.cuda,
@@ -136,7 +142,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def driver(source: Path = _DRIVER) -> str | None:
-    """The version of NVIDIA's driver, None where there is none."""
+    """Version of NVIDIA's driver, read from a file of its kernel module; None where there is none."""
     try:
         match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", source.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -145,7 +151,7 @@ def driver(source: Path = _DRIVER) -> str | None:
 
 
 def _asked(question: Callable[[], Any]) -> Any:
-    """Answer of a question to torch, as text unless bool, str or int; None on AttributeError or RuntimeError."""
+    """Answer of a question to torch: booleans, texts, integers as they are, others as text; None if refused."""
     try:
         answer = question()
     except (AttributeError, RuntimeError):

@@ -17,12 +17,14 @@ from introspect_cli.capture.regions.taps import GRADIENT, Sink
 
 
 def _tap(x: Tensor, site: str) -> Tensor:
+    """`introspect::tap`: hand the tensor and its tap's text to the sink, if there is one, and return a copy of it."""
     if Sink.take is not None:
         Sink.take(x, site)
     return x.clone()
 
 
 def _look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - `order` is there to be written to
+    """`introspect::look`: hand the tensor and its tap's text to the sink, if there is one; `order` is not touched."""
     if Sink.take is not None:
         Sink.take(x, site)
 
@@ -44,7 +46,7 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 def _register() -> None:
-    """Define `introspect::tap` and `introspect::look`, once in a process."""
+    """Define the operators `introspect::tap` and `introspect::look`; torch allows it once in a process."""
     tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
     tap.register_fake(_shape_of_tap)
     tap.register_autograd(_gradient, setup_context=_save)

@@ -60,15 +60,16 @@ _ROTATION = tl.constexpr(sketch.ROTATION_SHIFT)
 
 @triton.jit
 def _sum(x):
-    """Of a tile: first each thread's own column, then over the threads."""
+    """Sum of a tile, shape (ROWS, 512), to one number: first each thread's own column, then over the threads."""
     return tl.sum(tl.sum(x, axis=0), axis=0)
 
 
 @triton.jit
 def _each(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Sums of a tile, shape (128,): of the four columns that a thread has in each row, so that no thread waits.
+    """Sums over a tile, shape (ROWS, 512), in 128 parts: of the four columns that a thread has in each row.
 
-    They lie side by side, but for elements of one byte, which are not read in vectors.
+    So no thread waits for another. The four lie side by side, but for elements of one byte (SIZE 1), which are not read
+    in vectors.
     """
     if SIZE == 1:
         return tl.sum(tl.sum(tl.reshape(x, (ROWS, 4, SPAN // 4)), axis=1), axis=0)
@@ -77,7 +78,11 @@ def _each(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _scale(largest, WIDE: tl.constexpr):
-    """A power of two that brings a number to about one, and the other way back, as float64."""
+    """A power of two that brings a number of this size to about one, and its inverse as float64.
+
+    `largest` is not negative: a float64 if WIDE, else a float32. The power has its type, and is bounded, so that
+    neither overflows.
+    """
     if WIDE:
         exponent = (largest.to(tl.int64, bitcast=True) >> 52) & 0x7FF
         exponent = tl.minimum(tl.maximum(exponent, 23), 2023)
@@ -93,7 +98,11 @@ def _scale(largest, WIDE: tl.constexpr):
 
 @triton.jit
 def _hashes(bits, block, keys, factor, shift, ROWS: tl.constexpr):
-    """The checksum's terms of a tile of words; block is the number of its first row's block."""
+    """The checksum's terms of a tile of words, int64, shape (ROWS, 512).
+
+    `bits` are the words; `block` is the number of the checksum block of the first row; `keys` is the address of the
+    keys of all blocks from 0 on, 0 to compute them; `factor` and `shift` are those of the 512 columns.
+    """
     if keys != 0:
         key = tl.load(keys.to(tl.pointer_type(tl.uint64)) + block + tl.arange(0, ROWS))
     else:
@@ -118,11 +127,12 @@ def _sketch_tile(
     FULL: tl.constexpr,
     FINITE: tl.constexpr,
 ):
-    """Add a tile of elements to sums of buckets, float64, shape (8, 16), by blocks of 64 in a row of the tile.
+    """Add a tile's elements to sums of buckets, float64, shape (8, 16): a row for each block of 64 in a tile's row.
 
-    `start` is the tile's first element, counted from the pointer; `block` the number of its first block of 64; those
-    from `low` on, below `high`, are read, counted from the tile's first; where it is FULL, all, and where it is FINITE,
-    each is taken to be. All else is as for `summarise`.
+    `sums` are those so far. `start` is the tile's first element, counted from `pointer`; `block` the number of its
+    first block of 64 in the whole tensor. Elements from `low` (inclusive) to `high` (exclusive) are read, counted from
+    the tile's first; if FULL, all. If FINITE, none is looked at for being finite; else those that are not are left out.
+    `lookup`, KIND and ROWS are as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
     bucket = tl.arange(0, BUCKETS)[None, :]

@@ -31,7 +31,7 @@ SKETCH_WORD = tl.constexpr(r.SKETCH)
 
 @triton.jit
 def inverse_of(n, WIDE: tl.constexpr):
-    """1 / n by Newton's method, without a float64 division, which takes a call and memory."""
+    """1 / n, as float64 if WIDE, else float32: by Newton's method, since a float64 division takes a call and memory."""
     share = 1.0 / n.to(tl.float32)
     if WIDE:
         share = share.to(tl.float64)
@@ -42,7 +42,7 @@ def inverse_of(n, WIDE: tl.constexpr):
 
 @triton.jit
 def about_lower(n, s1, s2, s3, s4, u):
-    """Sums of the first four powers of n deviations, about a point that is lower by u.
+    """Sums of the first four powers of n deviations, about a point that is lower by u than the one they are of.
 
     All merging of moments is this: a tile's sums to its program's, these to the mean, a program's to its tensor's.
     """
@@ -55,7 +55,10 @@ def about_lower(n, s1, s2, s3, s4, u):
 
 @triton.jit
 def write_moments(real, apart, low, high, mean, m2, m3, m4):
-    """Write moments; where all elements are equal, rounding must not make a spread of it."""
+    """Write mean and central moments to a row; where all elements are equal (`low` == `high`), no spread by rounding.
+
+    `real` is the address of the row's word 0, and `apart` how many words lie from one word of the row to the next.
+    """
     alike = low == high
     tl.store(real + MEAN * apart, tl.where(alike, low, mean))
     tl.store(real + M2 * apart, tl.where(alike | (m2 < 0), 0.0, m2))
@@ -65,9 +68,10 @@ def write_moments(real, apart, low, high, mean, m2, m3, m4):
 
 @triton.jit
 def _word(pointer, first, programs, at, lane, word, other):
-    """Word number `word` of some programs' rows.
+    """Word number `word` of the rows of programs `at + lane`; `other` for those from `programs` on.
 
-    It is read past the first-level cache, which does not see what others wrote.
+    `first` is the number of the tensor's first program: its programs' rows begin there, word by word. They are read
+    past the first-level cache, which does not see what others wrote.
     """
     places = pointer + first * WORDS + word * programs + at + lane
     return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
@@ -83,8 +87,9 @@ def two_sums(a, b):
 def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: tl.constexpr):
     """Add up the rows of a tensor's programs, all about one mean, and write the tensor's row.
 
-    The device is idle while this program works. So words that do not wait for one another are asked for together, and
-    lie in memory as the threads read them.
+    `scratch` is the address of all programs' rows, `row` that of the row to write; `first` is the number of the
+    tensor's first program, `programs` how many it has. The device is idle while this program works: so words that do
+    not wait for one another are asked for together, and lie in memory as the threads read them.
     """
     lane = tl.arange(0, MERGED)
     floats = scratch.to(tl.pointer_type(tl.float64))
@@ -156,7 +161,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
 
 @triton.jit
 def write_no_order(row):
-    """Write NaN for median and mode, which no kernel computes."""
+    """Write NaN for median and mode, which no kernel computes, to the row at address `row`."""
     real = row.to(tl.pointer_type(tl.float64))
     tl.store(real + MEDIAN, float("nan"))
     tl.store(real + MODE, float("nan"))
@@ -164,7 +169,7 @@ def write_no_order(row):
 
 @triton.jit
 def write_no_statistics(row):
-    """Write the statistics of an empty tensor."""
+    """Write counts, extrema and moments of an empty tensor to the row at address `row`."""
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     for word in tl.static_range(FINITE, ZEROS + 1):
