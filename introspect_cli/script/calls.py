@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """Interface of a capture that receives a script's calls."""
 
-    def stepped(self) -> None:
+    def end_step(self) -> None:
         """End the step: the script called `step`."""
 
-    def recorded(self, name: str, value: object) -> None:
+    def record_value(self, name: str, value: object) -> None:
         """Record a value: the script called `record`."""
 
-    def entered(self, name: str) -> None:
+    def enter_phase(self, name: str) -> None:
         """Begin a phase of the script's own, ending the one before; "" ends it without a new one."""
 
 
@@ -34,7 +34,7 @@ def step() -> None:
     """End the current step of the capture under way; from the first call on, optimizer steps no longer end steps."""
     if _listeners:
         for listener in tuple(_listeners):
-            listener.stepped()
+            listener.end_step()
 
 
 def record(name: str, value: Any) -> None:
@@ -46,7 +46,7 @@ def record(name: str, value: Any) -> None:
     """
     if _listeners:
         for listener in tuple(_listeners):
-            listener.recorded(name, value)
+            listener.record_value(name, value)
 
 
 class Phase:
@@ -63,7 +63,7 @@ class Phase:
 
     def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Go back to the phase before; an exception passes."""
-        _enter(self._before)
+        _set_phase(self._before)
 
 
 _NOTHING = Phase("")
@@ -84,16 +84,16 @@ def phase(name: str) -> Phase:
     if not _listeners:
         return _NOTHING
     before = _phases[0]
-    _enter(name)
+    _set_phase(name)
     return Phase(before)
 
 
-def _enter(name: str) -> None:
+def _set_phase(name: str) -> None:
     """Set the phase and tell all listeners; nothing where there are no listeners and no phase."""
     if _listeners or _phases[0]:
         _phases[0] = name
         for listener in tuple(_listeners):
-            listener.entered(name)
+            listener.enter_phase(name)
 
 
 def listen(listener: Listener) -> None:

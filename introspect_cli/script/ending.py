@@ -140,14 +140,14 @@ def ending_of(raised: BaseException | None) -> Ending:
     if raised is None:
         return Ending(0, "returned")
     if isinstance(raised, SystemExit):
-        return Ending(_status(raised)[0], "exit")
+        return Ending(_exit_status(raised)[0], "exit")
     # To python up to 3.13, a subclass of it is an exception like any other.
     if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
         return Ending(-signal.SIGINT, "interrupt", summary(raised))
     return raised_ending(raised)
 
 
-def _status(error: SystemExit) -> tuple[int, Any]:
+def _exit_status(error: SystemExit) -> tuple[int, Any]:
     """Exit code of a `SystemExit` as a shell sees it, and the message to print, None for nothing."""
     code: Any = error
     with contextlib.suppress(BaseException):
@@ -179,7 +179,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         _write("sys.excepthook is missing\n")
-        _display(error)
+        _print_traceback(error)
         return ending.exit_code
     failure: BaseException | None = None
     try:
@@ -192,15 +192,15 @@ def report(error: BaseException, ending: Ending) -> int | None:
     if failure is not None:
         strip_frames(failure)
         _write("Error in sys.excepthook:\n")
-        _display(failure)
+        _print_traceback(failure)
         _write("\nOriginal exception was:\n")
-        _display(error)
+        _print_traceback(error)
     return ending.exit_code
 
 
 def _report_exit(error: SystemExit) -> int:
     """Print the message of a `SystemExit`, if any, and return its exit code."""
-    code, message = _status(error)
+    code, message = _exit_status(error)
     if message is not None:
         with contextlib.suppress(BaseException):
             _write(str(message))
@@ -208,7 +208,7 @@ def _report_exit(error: SystemExit) -> int:
     return code
 
 
-def _display(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
     """Print an exception with its traceback by python's own hook."""
     sys.__excepthook__(type(error), error, error.__traceback__)
 

@@ -60,7 +60,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     prepare(target, contained=contained)
     strip_thread_tracebacks()
-    _raise_limit(executed=module is None)
+    _raise_recursion_limit(executed=module is None)
     limit = sys.getrecursionlimit()
     raised: BaseException | None = None
     held: HeldHandlers | None = None
@@ -85,7 +85,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     asked = sys.getrecursionlimit()
     sys.setrecursionlimit(max(asked, limit))  # room for introspect's own work, however low the script has set it
     if module is None:
-        _flush()
+        _flush_streams()
     ending = ending_of(raised)
     if os.getpid() == process:
         _call_guarded(ended, ending)
@@ -133,14 +133,14 @@ def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
             print(f"introspect: {summary(error)}; the script goes on unrecorded", file=sys.stderr)  # noqa: T201 - see above
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     """Flush stderr and stdout; errors are ignored."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(BaseException):
             stream.flush()
 
 
-def _raise_limit(*, executed: bool) -> None:
+def _raise_recursion_limit(*, executed: bool) -> None:
     """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
     How many these are differs from one version of python to the next, so it is found out by going down.

@@ -98,7 +98,7 @@ def _check_module(module: str) -> None:
     top = module.partition(".")[0]  # finding a submodule would run its package
     spec = None
     saved = sys.path[:]
-    if not _safe_path():
+    if not _has_safe_path():
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - an entry of sys.path is text
     try:
         spec = importlib.util.find_spec(top) if top else None
@@ -110,7 +110,7 @@ def _check_module(module: str) -> None:
         raise UsageError(f"no module named {module!r}: -m looks in this directory and among installed packages")
 
 
-def _safe_path() -> bool:
+def _has_safe_path() -> bool:
     """Whether python was told not to put the script's directory on `sys.path` (`-P`, `-I`)."""
     return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
@@ -142,14 +142,14 @@ def prepare(target: Target, *, contained: bool) -> None:
     """
     if target.module is not None:
         sys.argv = ["-m", *target.args]
-        sys.orig_argv = [*_interpreter(), "-m", target.module, *target.args]
+        sys.orig_argv = [*_interpreter_words(), "-m", target.module, *target.args]
         first = os.getcwd()  # noqa: PTH109 - an entry of sys.path is text
     else:
         script = str(target.script)
         sys.argv = [script, *target.args]
-        sys.orig_argv = [*_interpreter(), *sys.argv]
+        sys.orig_argv = [*_interpreter_words(), *sys.argv]
         first = _absolute(script) if contained else os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as above
-    if not _safe_path():
+    if not _has_safe_path():
         sys.path[0] = first
     elif contained:
         sys.path.insert(0, first)
@@ -179,7 +179,7 @@ def _drop_shadowed_modules(first: str) -> None:
                     del sys.modules[name]
 
 
-def _interpreter() -> list[str]:
+def _interpreter_words() -> list[str]:
     """The interpreter and its options in this process's command line, without `-m`, `-c` and all that follows."""
     words = sys.orig_argv
     count = 1

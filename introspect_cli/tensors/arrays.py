@@ -88,13 +88,15 @@ def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]
         return Summary(Status.NOT_OBSERVED, layout, 0, text=tensor.unread)
     rows, first = r.empty(2), 0  # the sum of all pieces, and the next
     for bits in (part for piece in tensor.read() for part in cut(piece)):
-        rows[1] = _row(bits, dtype, first, widen)
+        rows[1] = _row_of_piece(bits, dtype, first, widen)
         k.KERNELS.merge(rows.ctypes.data, 2, rows.ctypes.data)
         first += len(bits)
-    return _summary(rows[:1], dtype, tensor.shape)
+    return _summary_of_row(rows[:1], dtype, tensor.shape)
 
 
-def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> r.Rows:
+def _row_of_piece(
+    bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]
+) -> r.Rows:
     """Row of one piece, shape (1, 32).
 
     Args:
@@ -107,7 +109,7 @@ def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[An
     if code is None and bits.dtype.itemsize == 1:
         code, table = k.TABLE, np.ascontiguousarray(widen(np.arange(256, dtype=np.uint8), dtype), np.float32)
     row, bits = r.empty(1), np.ascontiguousarray(bits)
-    team, _ = _team()
+    team, _ = _shared_memory()
     flags = k.STATS | k.SKETCH
     where = table.ctypes.data if len(table) else 0
     k.KERNELS.summarise(bits.ctypes.data, len(bits), first, code, flags, where, row.ctypes.data, team.ctypes.data)
@@ -115,14 +117,14 @@ def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[An
 
 
 @cache
-def _team() -> tuple[NDArray[np.int64], r.Rows]:
+def _shared_memory() -> tuple[NDArray[np.int64], r.Rows]:
     """Words that a call of the kernels in one thread needs, and rows for a piece's chunks; made once."""
     team, parts = np.zeros(k.TEAM_WORDS, np.int64), r.empty(PIECE // k.CHUNK + 2)
     team[[k.PARTS, k.THREADS, k.ROOM]] = parts.ctypes.data, 1, PIECE
     return team, parts
 
 
-def _summary(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
+def _summary_of_row(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
     """OBSERVED summary of a whole array: `total` is its row, shape (1, 32)."""
     sizes = {"checksum": "<u8", **{name: STATISTICS[name].type for name in _KEPT}, "sketch": f"{SKETCH_SIZE}<f4"}
     columns = {name: np.zeros(1, kind) for name, kind in sizes.items()}

@@ -63,7 +63,7 @@ class Columns:
             texts: texts by slot, of all slots with a status.
         """
         if facts is not self._facts or slots != self.slots:
-            self._follow(facts, slots)
+            self._set_unchanging(facts, slots)
         rows = arena.block_addresses, arena.rows_per_block
         kernels.KERNELS.columns(*rows, *self._addresses, len(slots), self._targets.ctypes.data)
         for record, slot in self._noted:
@@ -71,7 +71,7 @@ class Columns:
                 self.arrays["checksum"][record] = fixed[slot]
         self.texts = {record: texts[slot] for record, slot in self._noted if texts[slot]}
 
-    def _follow(self, facts: Facts, slots: list[int]) -> None:
+    def _set_unchanging(self, facts: Facts, slots: list[int]) -> None:
         """Set what stays the same while `facts` and `slots` do: layouts, status, headers, which records have texts.
 
         Args:
@@ -119,18 +119,18 @@ class EndedRows:
             self.finish()
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether a device computes some rows and `finish` was not called: the columns are not filled then."""
         return bool(self._pending)
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `finish` may be called now, waiting or not: it may not while a CUDA graph is being captured.
 
         Queues the copies to the host that have not been queued yet.
         """
         for pending in self._pending:
             pending.send()
-        return all(pending.ready() for pending in self._pending)
+        return all(pending.is_ready() for pending in self._pending)
 
     def finish(self) -> None:
         """Wait for the devices and fill all columns, where that has not been done; later calls do nothing."""

@@ -82,7 +82,9 @@ class Engine:
         self._parts = r.empty(2 * count // k.CHUNK + 1)
         self._team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
 
-    def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
+    def summarise_contiguous(
+        self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int
+    ) -> None:
         """Summarise contiguous elements into a row.
 
         Args:
@@ -94,9 +96,9 @@ class Engine:
             table: address of 256 float32 values for the code TABLE, else 0.
             flags: the sum of STATS and SKETCH, as far as they are wanted.
         """
-        self._call("summarise", count, address, count, first, code, flags, table, out)
+        self._call_kernel("summarise", count, address, count, first, code, flags, table, out)
 
-    def strided(self, out: int, tensor: torch.Tensor, code: int, table: int, flags: int) -> bool:
+    def summarise_strided(self, out: int, tensor: torch.Tensor, code: int, table: int, flags: int) -> bool:
         """Summarise a tensor that is not contiguous, in CPU memory, into a row.
 
         Args:
@@ -113,15 +115,15 @@ class Engine:
         count, size, dims = tensor.numel(), k.SIZES[code], tensor.dim()
         if not count or not 0 < dims < k.MAX_DIMS - 1 or size > WIDTH or tensor.shape[-1] * k.LINES > k.CHUNK:
             return False
-        threads = self._threads(count)
+        threads = self._thread_count(count)
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
         layout = np.array((tensor.shape, tensor.stride()), np.int64)
         where = (address_of(tensor), count, dims, layout.ctypes.data, self._blocks.ctypes.data)
-        return bool(self._call("summarise_strided", count, *where, code, flags, table, out))
+        return bool(self._call_kernel("summarise_strided", count, *where, code, flags, table, out))
 
-    def _threads(self, count: int) -> int:
+    def _thread_count(self, count: int) -> int:
         """Number of threads for a call over `count` elements, the calling one included.
 
         1 below `SHARED` elements, for an engine that is `alone`, and where torch's workers may not be called.
@@ -131,7 +133,7 @@ class Engine:
         threads = torch.get_num_threads()
         return threads if threads > 1 and parallel.may_call_workers(threads) else 1
 
-    def _call(self, function: str, count: int, *arguments: int) -> int:
+    def _call_kernel(self, function: str, count: int, *arguments: int) -> int:
         """Call a kernel with its arguments and the team, and return its result.
 
         Args:
@@ -141,7 +143,7 @@ class Engine:
         """
         if count > self._room:
             self._make_room(count)
-        threads = self._threads(count)
+        threads = self._thread_count(count)
         if threads != self._team_threads:
             self._team[k.THREADS] = self._team_threads = threads
         result: int = getattr(self.kernels, function)(*arguments, self._team_address)
@@ -198,7 +200,7 @@ class Engine:
         """
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
-        if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
+        if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
             self._add_up_runs(
                 out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
             )
@@ -220,7 +222,9 @@ class Engine:
         for first, flat in runs:
             if number == len(rows):
                 rows = np.concatenate([rows, r.empty(len(rows))])
-            self.contiguous(rows[number:].ctypes.data, address_of(flat), flat.numel(), first, code, table, flags)
+            self.summarise_contiguous(
+                rows[number:].ctypes.data, address_of(flat), flat.numel(), first, code, table, flags
+            )
             number += 1
         if number == 1:
             out[:] = rows[0]

@@ -81,13 +81,13 @@ def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
         return [(f".{name}", item) for name, item in fields if item is not None]
     if issubclass(cls, dict):
         return [(_key_text(key, index), item) for index, (key, item) in enumerate(dict.items(value))]
-    registered = _registered(value)
+    registered = _registered_children(value)
     if registered is not None:
         return registered
-    return _attributes(value) if objects < MAX_OBJECT_DEPTH else None
+    return _attribute_children(value) if objects < MAX_OBJECT_DEPTH else None
 
 
-def _registered(value: Any) -> list[tuple[str, Any]] | None:
+def _registered_children(value: Any) -> list[tuple[str, Any]] | None:
     """Path piece and value of each child by torch's pytree registry, whose functions are called.
 
     Returns:
@@ -107,7 +107,7 @@ def _registered(value: Any) -> list[tuple[str, Any]] | None:
         return None
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]] | None:
+def _attribute_children(value: Any) -> list[tuple[str, Any]] | None:
     """Path piece and value of each attribute that may hold a tensor; None, for a leaf, if `_holds_tensors` is False.
 
     Modules, classes, functions and objects without `__dict__` are leaves, too.
@@ -117,7 +117,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]] | None:
     held = _own_dict(value)
     if held is None or not _holds_tensors(held):
         return None
-    return [(f".{name}", item) for name, item in held.items() if _may_hold(item)]
+    return [(f".{name}", item) for name, item in held.items() if _may_hold_tensors(item)]
 
 
 def _is_tensor(item: Any) -> bool:
@@ -154,7 +154,7 @@ def _attribute(value: Any, name: str) -> Any:
     return None
 
 
-def _may_hold(item: Any) -> bool:
+def _may_hold_tensors(item: Any) -> bool:
     """Whether an item is a tensor, or an object that may contain one: no number, text, module, class or function."""
     return _is_tensor(item) or (type(item) not in _ATOMS and not issubclass(type(item), _CODE))
 
@@ -168,7 +168,7 @@ def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
         cls = type(item)
         if issubclass(cls, torch.Tensor):
             return True
-        if depth == 0 or not _may_hold(item):
+        if depth == 0 or not _may_hold_tensors(item):
             continue
         if issubclass(cls, dict):
             inner: dict[Any, Any] | None = dict(dict.items(item))

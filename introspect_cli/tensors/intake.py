@@ -112,14 +112,14 @@ def functions() -> bytes | None:
     try:
         asked = _functions_of_torch()
         with unobserved():
-            samples = _samples()
-            place = _place(samples)
-            if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
+            samples = _sample_tensors()
+            place = _tensor_offset(samples)
+            if _WORD != 8 or place is None or not all(_has_same_answers(asked, place, tensor) for tensor in samples):
                 return None
-            keys, negation = _keys(place, samples)
+            keys, negation = _offset_of_keys(place, samples)
     except Exception:  # whatever torch has made of them: there is another way
         return None
-    addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
+    addresses = [_read_word(ctypes.addressof(function)) or 0 for function in asked]
     return struct.pack(f"=qqQ{len(addresses)}q", place, keys, negation, *addresses)
 
 
@@ -135,7 +135,7 @@ def _functions_of_torch() -> list[_Function]:
     return [library[name] for name, _ in _QUESTIONS]
 
 
-def _place(samples: list[torch.Tensor]) -> int | None:
+def _tensor_offset(samples: list[torch.Tensor]) -> int | None:
     """Offset in bytes of the pointer to the C++ tensor in a tensor's Python object.
 
     Returns:
@@ -147,17 +147,17 @@ def _place(samples: list[torch.Tensor]) -> int | None:
     places = set(range(object.__basicsize__, torch.Tensor.__basicsize__, _WORD))
     for tensor in samples:
         handle = aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
-        shared = _word(pointer(handle, None))  # a C++ tensor is a pointer to what all its copies share
-        places = {at for at in places if _word(id(tensor) + at) == shared}
+        shared = _read_word(pointer(handle, None))  # a C++ tensor is a pointer to what all its copies share
+        places = {at for at in places if _read_word(id(tensor) + at) == shared}
         aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
     return places.pop() if len(places) == 1 else None
 
 
-def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
+def _offset_of_keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
     """Where a C++ tensor has its dispatch keys, and which of their bits says that it is negated lazily.
 
     Args:
-        place: what `_place` returned.
+        place: what `_tensor_offset` returned.
         samples: tensors to try it on.
 
     Returns:
@@ -168,30 +168,32 @@ def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
         return -1, 0
     plain = torch.zeros(2, dtype=torch.complex64, device="cpu")
     negated = plain.conj().imag
-    every = [(_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
-    places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
+    every = [(_read_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
+    places = [
+        at for at in range(0, _TENSOR, _WORD) if all((_read_word(tensor + at) or 0) == keys for tensor, keys in every)
+    ]
     negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
     return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
 
 
-def _word(address: int) -> int | None:
+def _read_word(address: int) -> int | None:
     """Read the pointer at an address; None for a null pointer."""
     return ctypes.c_void_p.from_address(address).value
 
 
-def _samples() -> list[torch.Tensor]:
+def _sample_tensors() -> list[torch.Tensor]:
     """Tensors to try the functions on: an offset view of each element type, a 0-dim tensor, an empty parameter."""
     types = [dtype for dtype in _TYPES if dtype is not None]
     inside = [torch.zeros(5, 4, 3, dtype=dtype, device="cpu")[1:, ::2, 1:] for dtype in types]
     return [*inside, torch.zeros((), device="cpu"), torch.nn.Parameter(torch.zeros(0, 7, device="cpu"))]
 
 
-def _agrees(asked: list[_Function], place: int, tensor: torch.Tensor) -> bool:
+def _has_same_answers(asked: list[_Function], place: int, tensor: torch.Tensor) -> bool:
     """Whether all C functions answer for a tensor as its methods do; False if any reports an error.
 
     Args:
         asked: the functions of `_QUESTIONS`, in their order.
-        place: what `_place` returned.
+        place: what `_tensor_offset` returned.
         tensor: a strided tensor in CPU memory.
     """
     answers: list[Any] = []

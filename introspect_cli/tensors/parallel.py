@@ -46,7 +46,7 @@ SCRIPT = threading.local()
 def _openmp_library() -> ctypes.CDLL | None:
     """The OpenMP runtime that torch has loaded, cached; None where it is not found for certain."""
     try:
-        path = _runtime()
+        path = _runtime_path()
         return None if path is None else ctypes.CDLL(path)
     except OSError:
         return None
@@ -115,7 +115,7 @@ def may_call_workers(threads: int) -> bool:
     return getattr(SCRIPT, "threads", 0) == threads and os.getpid() == _START
 
 
-def _runtime() -> str | None:
+def _runtime_path() -> str | None:
     """Path of the OpenMP runtime in this process: the one beside torch's libraries, else the only one.
 
     Returns:

@@ -59,13 +59,13 @@ def part_of(tensor: Any) -> Part | None:
             owed, owing = str(placement.reduce_op), owing * size
         elif not placement.is_replicate():
             factor = getattr(placement, "split_factor", 1)
-            pieces = [_chunk(dims[placement.dim], factor, piece) for piece in range(factor)]
-            mine = [_chunk(piece, size, coordinate[number]) for piece in pieces]
-            dims[placement.dim] = _joined(span for piece in mine for span in piece)
+            pieces = [_chunk_of(dims[placement.dim], factor, piece) for piece in range(factor)]
+            mine = [_chunk_of(piece, size, coordinate[number]) for piece in pieces]
+            dims[placement.dim] = _merged_ranges(span for piece in mine for span in piece)
     return Part(tuple(dims), owed, owing)
 
 
-def _chunk(ranges: Ranges, chunks: int, number: int) -> Ranges:
+def _chunk_of(ranges: Ranges, chunks: int, number: int) -> Ranges:
     """One chunk of a list of ranges, by torch.chunk's rule: all of equal length, but the last ones short or empty.
 
     Args:
@@ -85,7 +85,7 @@ def _chunk(ranges: Ranges, chunks: int, number: int) -> Ranges:
     return tuple(out)
 
 
-def _joined(spans: Iterator[tuple[int, int]]) -> Ranges:
+def _merged_ranges(spans: Iterator[tuple[int, int]]) -> Ranges:
     """Ranges in their order, each that begins where the last one ended merged with it."""
     out: list[tuple[int, int]] = []
     for first, length in spans:

@@ -137,7 +137,7 @@ class LayoutNumbers:
         self._numbers: dict[Layout, int] = {}
         self._on_cpu: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
-    def number(self, layout: Layout) -> int:
+    def number_of(self, layout: Layout) -> int:
         """Number of a layout; at its first call the layout is appended to `layouts` and gets the next number."""
         index = self._numbers.get(layout)
         if index is None:
@@ -154,7 +154,7 @@ class LayoutNumbers:
         index = self._on_cpu.get(key)
         if index is None:
             name = str(tensor.dtype).removeprefix("torch.")
-            index = self.number(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
+            index = self.number_of(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
             self._on_cpu[key] = index
         return index
 
@@ -197,7 +197,7 @@ class Slots:
         The row's memory is allocated if need be, but nothing is written to it.
         """
         slot = len(self.layout_of)
-        index = self.layouts.number(layout)
+        index = self.layouts.number_of(layout)
         self.arena.address(slot)
         self.layout_of.append(index)
         return slot

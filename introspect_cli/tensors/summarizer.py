@@ -26,7 +26,7 @@ from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import fingerprint, new_memory
 from introspect_cli.tensors.row_notes import Slots
-from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
+from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen_parts
 from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
 
@@ -106,7 +106,7 @@ class Summarizer:
                     return slot
                 self._add(slot, tensor)
             except Exception as error:
-                self._failed(slot, tensor, error)
+                self._replace_failed(slot, tensor, error)
             return slot
 
     def _add(self, slot: int, tensor: Any, batch: Batch | None = None) -> None:
@@ -153,9 +153,9 @@ class Summarizer:
                 try:
                     self._add(slot, tensor, batch)
                 except Exception as error:
-                    self._failed(slot, tensor, error)
+                    self._replace_failed(slot, tensor, error)
             for engine, entries in batch.items():
-                self._launch(engine, entries)
+                self._launch_batch(engine, entries)
         return slots
 
     def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
@@ -174,7 +174,7 @@ class Summarizer:
         """The compiled intake (`intake.py`); None without one."""
         return self._intake
 
-    def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
+    def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         """Launch the kernels for tensors on one GPU; if that raises, their rows become NOT_OBSERVED with the error.
 
         Args:
@@ -187,7 +187,7 @@ class Summarizer:
             for slot, _ in entries:
                 self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(f"{type(error).__name__}: {error}"))
 
-    def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
+    def _replace_failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
         """Drop the rows from `slot` on, and add one that says why the tensor was not observed.
 
         Raises:
@@ -197,9 +197,9 @@ class Summarizer:
         if belongs_to_script(error):
             raise error
         with unobserved():
-            self._unusual.unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
+            self._unusual.add_unseen(unseen_parts(tensor, f"{type(error).__name__}: {error}"))
 
-    def value(self, obj: object) -> int:
+    def add_value(self, obj: object) -> int:
         """Add a row for a plain value by its type and repr, and return its slot.
 
         A numpy array of numbers or booleans with at least one dimension is summarised as a tensor. A value whose
@@ -218,24 +218,24 @@ class Summarizer:
         except Exception as error:
             if belongs_to_script(error):
                 raise
-            return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
+            return self.add_missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
             slot = self._slots.new_row(layout)
             self._notes.fixed[slot] = fixed
             self._notes.set_status(slot, Status.VALUE, text)
             return slot
 
-    def missing(self, reason: str) -> int:
+    def add_missing(self, reason: str) -> int:
         """Add a NOT_OBSERVED row for a value that could not be seen, with the reason; return its slot."""
         with self._lock:
             slot = self._slots.new_row(Layout((), ""))
             self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(values.masked(reason)))
             return slot
 
-    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A detached copy of a tensor in host memory; waits for its device, and is seen by no mode of the script."""
         with self._lock:
-            return self._unusual.copied(tensor)
+            return self._unusual.copy_to_host(tensor)
 
     def end_step(self, *wanted: tuple[Columns, list[int]]) -> EndedRows:
         """Put the step's rows into columns, and start the next step with slot 0; nothing is waited for.

@@ -54,13 +54,13 @@ def read(source: Path | io.BytesIO, called: str) -> Any:
         ) from None
     mapped = _is_zip(source, called) and not isinstance(source, io.BytesIO)
     try:
-        with torch.serialization.safe_globals(_numpys()):
+        with torch.serialization.safe_globals(_numpy_globals()):
             found = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise StoreError(f"cannot read {called}: there is not enough memory") from None
     except Exception as error:  # torch raises whatever a damaged file leads it to
-        raise StoreError(_refused(called, error)) from None
-    return _Walk(called).plain(found, 0)
+        raise StoreError(_refusal_sentence(called, error)) from None
+    return _Converter(called).plain(found, 0)
 
 
 def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
@@ -87,14 +87,14 @@ def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
     return True
 
 
-def _numpys() -> list[Any]:
+def _numpy_globals() -> list[Any]:
     """Functions and classes that the pickle of a plain numpy array names, for torch's loader to allow."""
     core: Any = getattr(np, "_core", None) or np.core
     kinds = {type(np.dtype(name)) for name in ("u1", "u4", "u8", "i4", "i8", "f4", "f8")}
     return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001 - these
 
 
-def _refused(called: str, error: Exception) -> str:
+def _refusal_sentence(called: str, error: Exception) -> str:
     """Sentence for the person: why torch's weights-only loader did not read the file.
 
     It names the class that reading would have run, where the error does; else the first line of the error.
@@ -111,7 +111,7 @@ def _refused(called: str, error: Exception) -> str:
     return f"{called} is not a file of torch.save that can be read: {first}"
 
 
-class _Walk:
+class _Converter:
     """Converts loaded objects to plain data; bounds nodes, repetitions and depth."""
 
     def __init__(self, called: str) -> None:
@@ -141,9 +141,9 @@ class _Walk:
         if self._nodes > _MOST_NODES or self._again > _MOST_AGAIN or depth > _DEEPEST:
             raise StoreError(f"{self._called} is not a checkpoint: what it holds is nested too deep, or without end")
         if isinstance(value, self._tensor):
-            return _pieces(value)
+            return _pieces_of_tensor(value)
         if isinstance(value, (np.ndarray, np.generic)):
-            return _array(np.asarray(value))
+            return _pieces_of_array(np.asarray(value))
         if isinstance(value, dict):
             return {key: self.plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -151,7 +151,7 @@ class _Walk:
         return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)[:200]
 
 
-def _array(array: NDArray[Any]) -> Pieces:
+def _pieces_of_array(array: NDArray[Any]) -> Pieces:
     """A numpy array as `Pieces`; with `unread` set where it holds neither booleans, integers, floats nor complex."""
     if array.dtype.kind not in "biufc":
         return Pieces(array.dtype.name, tuple(array.shape), lambda: (), "numpy's type is none of torch's")
@@ -160,7 +160,7 @@ def _array(array: NDArray[Any]) -> Pieces:
     return Pieces(array.dtype.name, tuple(array.shape), lambda: cut(flat))
 
 
-def _pieces(tensor: torch.Tensor) -> Pieces:
+def _pieces_of_tensor(tensor: torch.Tensor) -> Pieces:
     """A torch tensor as `Pieces`; with `unread` set where it is quantized, nested, sparse or on the meta device.
 
     Its elements are copied when the pieces are read.
@@ -178,12 +178,12 @@ def _pieces(tensor: torch.Tensor) -> Pieces:
         with torch.no_grad():
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
             for start in range(0, flat.numel(), PIECE):
-                yield _bits(flat[start : start + PIECE])
+                yield _as_numpy(flat[start : start + PIECE])
 
     return Pieces(dtype, shape, read)
 
 
-def _bits(flat: torch.Tensor) -> NDArray[Any]:
+def _as_numpy(flat: torch.Tensor) -> NDArray[Any]:
     """Elements, shape (n,), as a numpy array; as unsigned integers of the same bits where numpy lacks the type."""
     import torch
 

@@ -34,12 +34,12 @@ class UnusualTensors:
         Raises:
             Exception: whatever torch raises; the row may be there then, or not.
         """
-        with _by_torch(tensor):
+        with _run_by_torch(tensor):
             self._add(tensor)
 
-    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A detached copy of a tensor in host memory; waits for its device."""
-        with _by_torch(tensor):
+        with _run_by_torch(tensor):
             return tensor.detach().to("cpu", copy=True)
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -49,7 +49,7 @@ class UnusualTensors:
         """
         parts = parts_of(tensor)
         if parts.values is None:
-            self.unseen(parts)
+            self.add_unseen(parts)
             return
         slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
@@ -62,11 +62,11 @@ class UnusualTensors:
         if device.type == "cuda" and is_capturing():
             self.slots.notes.set_status(slot, Status.NOT_OBSERVED, CAPTURING)
         elif device.type == "cpu" or parts.bits or self.slots.sorted_stats:
-            self._on_cpu(self.slots.arena.row(slot), parts)
+            self._summarise_on_cpu(self.slots.arena.row(slot), parts)
         else:
             self.slots.devices.add(slot, parts.values, parts.runs)
 
-    def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
+    def _summarise_on_cpu(self, row: r.Rows, parts: Parts) -> None:
         """Summarise parts on the CPU, copied there if need be.
 
         Args:
@@ -92,14 +92,14 @@ class UnusualTensors:
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 
-    def unseen(self, parts: Parts) -> None:
+    def add_unseen(self, parts: Parts) -> None:
         """Add a row with status and text of parts without data."""
         slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self.slots.notes.set_status(slot, parts.status, values.shortened(values.masked(parts.text)))
 
 
 @contextlib.contextmanager
-def _by_torch(tensor: torch.Tensor) -> Iterator[None]:
+def _run_by_torch(tensor: torch.Tensor) -> Iterator[None]:
     """Run torch operations on a tensor, seen by no mode of the script's.
 
     Those on an ordinary tensor also start no threads that the script has not started.

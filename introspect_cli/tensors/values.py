@@ -47,22 +47,22 @@ def summarised(value: object) -> tuple[Layout, int, str]:
         Exception: whatever the value's own `__repr__` raises.
     """
     if type(value) is float:
-        return _summarised_once(value) if value else _summarised(value)
+        return _summarise_cached(value) if value else _summarise(value)
     if type(value) is int or type(value) is bool or (type(value) is str and len(value) <= TEXT_LIMIT):
-        return _summarised_once(value)
-    return _summarised(value)
+        return _summarise_cached(value)
+    return _summarise(value)
 
 
-def _summarised(value: object) -> tuple[Layout, int, str]:
+def _summarise(value: object) -> tuple[Layout, int, str]:
     """`summarised` without the cache."""
     dtype, text = describe(value)
     return Layout((), dtype), checksum.text_checksum(f"{dtype} {text}"), shortened(text)
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def _summarised_once(value: float | str) -> tuple[Layout, int, str]:
+def _summarise_cached(value: float | str) -> tuple[Layout, int, str]:
     """`_summarise`, cached for the last 256 values by type and value: the same rates come every step."""
-    return _summarised(value)
+    return _summarise(value)
 
 
 def describe(value: object) -> tuple[str, str]:

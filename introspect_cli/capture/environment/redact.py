@@ -116,7 +116,7 @@ def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
         text: the value.
         patterns: globs of further secret names.
     """
-    return REDACTED if is_secret_name(name, patterns) else looks(text)
+    return REDACTED if is_secret_name(name, patterns) else without_credentials(text)
 
 
 def plain(given: object, *, secret: bool) -> object:
@@ -132,31 +132,31 @@ def plain(given: object, *, secret: bool) -> object:
     if secret:
         return REDACTED
     if isinstance(given, str):
-        return looks(given)
+        return without_credentials(given)
     if type(given) in (bytes, set, frozenset):
         text = repr(given)
-        return given if looks(text) == text else REDACTED
+        return given if without_credentials(text) == text else REDACTED
     return given
 
 
-def looks(text: str) -> str:
+def without_credentials(text: str) -> str:
     """Text with each part that looks like a credential replaced, and each value after a secret name (`token=abc`)."""
-    return _looks_again(text) if len(text) <= _SHORT else _looks(text)
+    return _redact_text_cached(text) if len(text) <= _SHORT else _redact_text(text)
 
 
-def _looks(text: str) -> str:
+def _redact_text(text: str) -> str:
     """`without_credentials`, not cached."""
     if _NAME.fullmatch(text):
         return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
-    text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_forms(text))
+    text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_keys_and_logins(text))
     text = _TOKENS.sub(REDACTED, text)
     return _AFTER_OPTION.sub(_redacted_option, _PAIR.sub(_redacted_pair, text))
 
 
-_looks_again = functools.lru_cache(maxsize=256)(_looks)  # the same few texts come every step
+_redact_text_cached = functools.lru_cache(maxsize=256)(_redact_text)  # the same few texts come every step
 
 
-def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
+def _without_keys_and_logins(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
     """Text with private keys, webhook URLs, logins in URLs and authorization headers replaced.
 
     Args:
@@ -171,13 +171,13 @@ def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _:
     return _HEADER.sub(lambda match: match[1] + REDACTED if again(match) else match[0], text)
 
 
-def prose(text: str) -> str:
+def prose_without_credentials(text: str) -> str:
     """Text of a person or program with what is surely a credential replaced.
 
     Unlike `without_credentials` it leaves values after names, cookies and 40 hex digits, and in URLs and headers what
     has a brace or is letters only.
     """
-    return _PREFIXED_TOKENS.sub(REDACTED, _without_forms(text, _is_value))
+    return _PREFIXED_TOKENS.sub(REDACTED, _without_keys_and_logins(text, _is_value))
 
 
 def _is_value(match: re.Match[str]) -> bool:
@@ -214,7 +214,7 @@ def _redacted_pair(match: re.Match[str]) -> str:
     return f"{match['name']}{match['sign']}{REDACTED}"
 
 
-def nested(data: Any, patterns: tuple[str, ...] = ()) -> Any:
+def nested_without_secrets(data: Any, patterns: tuple[str, ...] = ()) -> Any:
     """Nested plain data with all values under a secret key replaced, and credentials in other texts; tuples as lists.
 
     Args:
@@ -223,20 +223,22 @@ def nested(data: Any, patterns: tuple[str, ...] = ()) -> Any:
     """
     if isinstance(data, dict):
         return {
-            key: _covered(item) if isinstance(key, str) and is_secret_name(key, patterns) else nested(item, patterns)
+            key: _redacted_leaves(item)
+            if isinstance(key, str) and is_secret_name(key, patterns)
+            else nested_without_secrets(item, patterns)
             for key, item in data.items()
         }
     if isinstance(data, (list, tuple)):
-        return [nested(item, patterns) for item in data]
-    return looks(data) if isinstance(data, str) else data
+        return [nested_without_secrets(item, patterns) for item in data]
+    return without_credentials(data) if isinstance(data, str) else data
 
 
-def _covered(data: Any) -> Any:
+def _redacted_leaves(data: Any) -> Any:
     """Data under a secret key: the same dicts and lists, with each value in them replaced but None and booleans."""
     if isinstance(data, dict):
-        return {key: _covered(item) for key, item in data.items()}
+        return {key: _redacted_leaves(item) for key, item in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_covered(item) for item in data]
+        return [_redacted_leaves(item) for item in data]
     return data if data is None or isinstance(data, bool) else REDACTED
 
 
@@ -268,5 +270,5 @@ def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
                 shown.append(f"{argument.partition('=')[0]}={REDACTED}")
                 continue
             secret_next = is_secret
-        shown.append(looks(argument))
+        shown.append(without_credentials(argument))
     return shown

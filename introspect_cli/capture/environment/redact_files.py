@@ -14,7 +14,12 @@ from __future__ import annotations
 
 import re
 
-from introspect_cli.capture.environment.redact import is_secret_name, is_strict_name, looks, prose
+from introspect_cli.capture.environment.redact import (
+    is_secret_name,
+    is_strict_name,
+    prose_without_credentials,
+    without_credentials,
+)
 from introspect_cli.store.files.folders import REDACTED
 
 _TEXTS = re.compile(
@@ -40,7 +45,7 @@ _OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|d
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
     """Text of a source file with secrets in strings and comments replaced; globs name further secret names."""
-    formed = prose(text) != text
+    formed = prose_without_credentials(text) != text
     pieces = []
     done = 0
     for match in _TEXTS.finditer(text):
@@ -65,8 +70,8 @@ def _redact_body(body: str, group: str, *, formed: bool) -> str:
     """
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
-        return looks(body)
-    return prose(body) if formed else body
+        return without_credentials(body)
+    return prose_without_credentials(body) if formed else body
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
@@ -128,7 +133,7 @@ _VALUE = re.compile(
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
     """Text of a configuration file, values under secret names and credentials replaced; globs name further names."""
     text = _ASSIGNED.sub(lambda match: _redacted_assignment(match, patterns), text)
-    return prose(_redact_below_names(_redact_brackets(text, patterns), patterns))
+    return prose_without_credentials(_redact_below_names(_redact_brackets(text, patterns), patterns))
 
 
 def _redact_brackets(text: str, patterns: tuple[str, ...]) -> str:

@@ -101,17 +101,17 @@ def switches() -> dict[str, Any]:
         "cudnn_deterministic": cudnn.deterministic,
         "cudnn_benchmark": cudnn.benchmark,
         # asked for by an old name after it was set by a new one, these raise
-        "cudnn_allow_tf32": _asked(lambda: cudnn.allow_tf32),
-        "matmul_allow_tf32": _asked(lambda: matmul.allow_tf32),
-        "matmul_fp32_precision": _asked(lambda: matmul.fp32_precision),  # torch >= 2.9
-        "float32_matmul_precision": _asked(torch.get_float32_matmul_precision),
-        "fp16_reduced_precision_reduction": _asked(lambda: matmul.allow_fp16_reduced_precision_reduction),
-        "bf16_reduced_precision_reduction": _asked(lambda: matmul.allow_bf16_reduced_precision_reduction),
-        "fp16_accumulation": _asked(lambda: matmul.allow_fp16_accumulation),
+        "cudnn_allow_tf32": _answer_of(lambda: cudnn.allow_tf32),
+        "matmul_allow_tf32": _answer_of(lambda: matmul.allow_tf32),
+        "matmul_fp32_precision": _answer_of(lambda: matmul.fp32_precision),  # torch >= 2.9
+        "float32_matmul_precision": _answer_of(torch.get_float32_matmul_precision),
+        "fp16_reduced_precision_reduction": _answer_of(lambda: matmul.allow_fp16_reduced_precision_reduction),
+        "bf16_reduced_precision_reduction": _answer_of(lambda: matmul.allow_bf16_reduced_precision_reduction),
+        "fp16_accumulation": _answer_of(lambda: matmul.allow_fp16_accumulation),
         "flash_sdp": cuda.flash_sdp_enabled(),
         "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
         "math_sdp": cuda.math_sdp_enabled(),
-        "cudnn_sdp": _asked(cuda.cudnn_sdp_enabled),
+        "cudnn_sdp": _answer_of(cuda.cudnn_sdp_enabled),
     }
 
 
@@ -123,7 +123,7 @@ def libraries() -> dict[str, Any]:
         "rocm": torch.version.hip,
         "driver": driver(),
         "cudnn": torch.backends.cudnn.version() if awake else None,
-        "nccl": _asked(lambda: ".".join(map(str, torch.cuda.nccl.version()))) if awake else None,
+        "nccl": _answer_of(lambda: ".".join(map(str, torch.cuda.nccl.version()))) if awake else None,
     }
 
 
@@ -150,7 +150,7 @@ def driver(source: Path = _DRIVER) -> str | None:
     return match[0] if match else None
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _answer_of(question: Callable[[], Any]) -> Any:
     """Answer of a question to torch: booleans, texts, integers as they are, others as text; None if refused."""
     try:
         answer = question()

@@ -68,8 +68,8 @@ def git(directory: str) -> dict[str, Any]:
     changed = [line[3:] for line in (ask("status", "--porcelain", "--untracked-files=no") or "").splitlines()]
     return {
         "commit": commit,
-        "branch": redact.looks(ask("rev-parse", "--abbrev-ref", "HEAD") or ""),
-        "subject": redact.looks(ask("log", "-1", "--format=%s") or ""),
+        "branch": redact.without_credentials(ask("rev-parse", "--abbrev-ref", "HEAD") or ""),
+        "subject": redact.without_credentials(ask("log", "-1", "--format=%s") or ""),
         "dirty": bool(changed),
         "changed": sorted(changed)[:200],
     }

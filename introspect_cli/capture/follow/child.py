@@ -76,7 +76,7 @@ class Follower:
         from introspect_cli.capture.start import Start
 
         options = json.loads(self._text)["options"]
-        self._note("started")
+        self._leave_note("started")
         self._start = Start(self.record, seed=options["seed"], deterministic=options["deterministic"])
         self._start.install()
 
@@ -88,16 +88,16 @@ class Follower:
             from introspect_cli.capture.ranks.launchers import forget_spawned
 
             if not self._everyone:
-                self._leave_no_trace()
-            self._session = session = self._claimed()
+                self._drop_order()
+            self._session = session = self._open_session()
             forget_spawned()
             session.join(self._start.states)
-            self._watch_the_end()
-            self._note("recording", run=str(session.path))
+            self._hook_end()
+            self._leave_note("recording", run=str(session.path))
         except Exception as error:
-            self._note("failed", said=[f"{type(error).__name__}: {error}"])
+            self._leave_note("failed", said=[f"{type(error).__name__}: {error}"])
 
-    def _leave_no_trace(self) -> None:
+    def _drop_order(self) -> None:
         """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
         paths = json.loads(self._text)["paths"]
         os.environ.pop(VARIABLE, None)
@@ -106,7 +106,7 @@ class Follower:
         else:
             os.environ["PYTHONPATH"] = paths
 
-    def _claimed(self) -> Session:
+    def _open_session(self) -> Session:
         """Make a session in the run's directory, else in the first free one of 999 below its children.
 
         Raises:
@@ -135,7 +135,7 @@ class Follower:
                 last = error
         raise last
 
-    def _watch_the_end(self) -> None:
+    def _hook_end(self) -> None:
         """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""
         from introspect_cli.script.ending import strip_frames
 
@@ -166,9 +166,9 @@ class Follower:
         else:
             session.finish(Ending(None, "ended"))
         said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]
-        self._note("finished", run=str(session.path), said=said, code=session.status)
+        self._leave_note("finished", run=str(session.path), said=said, code=session.status)
 
-    def _note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
+    def _leave_note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
         """Leave a note of this process, replacing its last one.
 
         Args:

@@ -57,9 +57,11 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     refuse_or_remove(path, force=options.force)
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
-        code = _run_command(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
+        code = _run_command(
+            command, followed_environment(replace(options, output=path, force=False), notes, tuple(launcher))
+        )
         left = notes_in(Path(notes))
-    _report(left, options, words)
+    _print_report(left, options, words)
     with contextlib.suppress(OSError):
         path.rmdir()  # made by us, and nobody wrote to it
     if code < 0:
@@ -68,7 +70,7 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     return code or max(asked, default=0)  # where the ranks of a run are compared, one of them says
 
 
-def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()) -> dict[str, str]:
+def followed_environment(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()) -> dict[str, str]:
     """The environment variables, all of them, of a process below which python processes are followed.
 
     Args:
@@ -92,14 +94,14 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
             process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
-        stack.enter_context(_signals_to(process))
+        stack.enter_context(_passing_signals_to(process))
         while True:
             with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the command too
                 return process.wait()
 
 
 @contextlib.contextmanager
-def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Pass signals of `_PASSED_ON` on to a process inside the `with`; their handlers are restored after it."""
 
     def pass_on(number: int, _frame: Any) -> None:
@@ -126,7 +128,7 @@ def _end_by_signal(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
+def _print_report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
     """Print what each process recorded, and what to do where none did; nothing with `--quiet`.
 
     Args:
@@ -166,5 +168,5 @@ def follow_children(options: CaptureOptions, path: Path) -> None:
         path: of the run, absolute.
     """
     notes = tempfile.mkdtemp(prefix="introspect-")
-    os.environ.update(followed(replace(options, output=path, force=False), notes))
+    os.environ.update(followed_environment(replace(options, output=path, force=False), notes))
     atexit.register(shutil.rmtree, notes, ignore_errors=True)

@@ -88,10 +88,10 @@ class Order:
         document = json.loads(text)
         launcher = tuple(document.get("launcher", ()))
         rest = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
-        return cls(_unpacked(document["options"]), *rest)
+        return cls(_options_from(document["options"]), *rest)
 
 
-def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
+def _options_from(packed: dict[str, Any]) -> CaptureOptions:
     """Capture options from the plain values that `Order.text` made of them."""
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Kind

@@ -148,7 +148,7 @@ class Calls:
                 return None
             scope = self._latest
             if scope.fqn is not state.fqn or scope.phase is not stack.phase:
-                scope = self._latest = self.scope(state.fqn, stack.phase, state.module_class, watched=True)
+                scope = self._latest = self.scope_of(state.fqn, stack.phase, state.module_class, watched=True)
         elif node is not None:
             self.between = Phase.OPTIMIZER
             origin = self._forward_call(node)
@@ -156,11 +156,11 @@ class Calls:
                 return None
             scope = self._latest
             if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
-                scope = self._latest = self.scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
+                scope = self._latest = self.scope_of(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
         else:
             if self._optimizers.stepping:
                 return None
-            scope = self.scope(SCRIPT, self.between, "", watched=None)
+            scope = self.scope_of(SCRIPT, self.between, "", watched=None)
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
                 self._hide_node()
                 return None
@@ -194,7 +194,7 @@ class Calls:
         """Note that the autograd node made last is of no recorded operator, so that its backward is not recorded."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
-    def origin(self, node: Any) -> OpCall | None:
+    def known_forward_call(self, node: Any) -> OpCall | None:
         """The recorded forward call that an autograd node was made for; None where none was seen."""
         return self.by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
@@ -224,7 +224,7 @@ class Calls:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
-    def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
+    def scope_of(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
         """The scope of a module in a phase, made at the first call.
 
         Args:

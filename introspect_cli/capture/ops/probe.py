@@ -64,7 +64,7 @@ class OpProbe(GuardedProbe):
             all_dtypes: whether results that are no floating point numbers are recorded too.
         """
         self.live = False
-        super().__init__(context, then=self._stop)
+        super().__init__(context, then=self._switch_off)
         self._all_dtypes = all_dtypes
         self.facts = Operators(globs, views=views)
         self._places = Places()
@@ -76,8 +76,8 @@ class OpProbe(GuardedProbe):
     def install(self) -> None:
         """Register optimizer hooks, and start to listen; operators are seen once a step begins."""
         before, after = (
-            register_optimizer_step_pre_hook(self._stepping),
-            register_optimizer_step_post_hook(self._stepped),
+            register_optimizer_step_pre_hook(self._leave_for_optimizer),
+            register_optimizer_step_post_hook(self._return_after_optimizer),
         )
         self._patches.hold(before, after)
         super().install()
@@ -88,7 +88,7 @@ class OpProbe(GuardedProbe):
         self.live = False
         self._mode.leave_stack()
 
-    def _stop(self) -> None:
+    def _switch_off(self) -> None:
         """Record nothing from now on: called after a failure."""
         self._guarded.on = self.live = False
 
@@ -98,13 +98,13 @@ class OpProbe(GuardedProbe):
         self.live = True
         self._mode.enter_stack()
 
-    def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pop the mode before an optimizer step without a closure: its operators are not recorded."""
         with self._guarded:
             if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
                 self._mode.leave_stack()
 
-    def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def _return_after_optimizer(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Push the mode again after an optimizer step, while the step of the capture goes on."""
         with self._guarded:
             if self._guarded.on and self.live:
@@ -194,9 +194,9 @@ class OpProbe(GuardedProbe):
                 site = self._new_site(call, path)
                 self.arguments.note(func, _site(call, path), facts.name, args, kwargs)
             if facts.each:
-                given = self._given(call, node, arguments_of_element(args, path), kwargs)
+                given = self._given_of(call, node, arguments_of_element(args, path), kwargs)
             elif given is None:
-                given = self._given(call, node, args, kwargs)
+                given = self._given_of(call, node, args, kwargs)
             self._recorder.emit(site, value, given)
             writers.set_writer(site, value)
 
@@ -212,7 +212,7 @@ class OpProbe(GuardedProbe):
         call.sites[path] = number
         return number
 
-    def _given(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
+    def _given_of(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
         """Sites that wrote the inputs, and the forward operator of a backward one; the last object while all is equal.
 
         Args:
@@ -222,7 +222,7 @@ class OpProbe(GuardedProbe):
             kwargs: the inputs by name.
         """
         sites = self._writers.writers_of(args if not kwargs else (*args, *kwargs.values()))
-        origin = None if node is None else self.calls.origin(node) or node.name()
+        origin = None if node is None else self.calls.known_forward_call(node) or node.name()
         if call.known != (sites, origin):
             call.known = (sites, origin)
             call.given = Given(tuple(sites), *_forward_operator(origin))

@@ -83,11 +83,11 @@ class FlatParts:
     def is_grouped(self) -> bool:
         """Whether this process is in a process group; cached until `ask_again`."""
         if self._is_grouped is None:
-            self._is_grouped = launchers.grouped()
+            self._is_grouped = launchers.is_grouped()
         return self._is_grouped
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether any model or optimizer has flat parameters, whose places are then known.
 
         The first call in a step looks for them, and may note what cannot be recorded.
@@ -100,12 +100,12 @@ class FlatParts:
                 return False
             self._looked, self._was_grouped = True, self._was_grouped or is_flat
             if is_flat:
-                self._look()
+                self._find_fsdp_places()
             if zero.is_loaded():
-                self._look_for_zero()
+                self._find_zero_places()
         return bool(self._stretches or self._pieces or self._turns)
 
-    def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
+    def turn_of(self, parameters: Sequence[torch.Tensor]) -> Turn:
         """Which groups of DeepSpeed's optimizer an inner one steps now.
 
         Args:
@@ -116,24 +116,24 @@ class FlatParts:
         """
         turns = (
             [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
-            if self.active
+            if self.is_active
             else []
         )
         if not turns:
             return ALL
         return Turn(turns[0].first, turns[-1].is_last)
 
-    def inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
+    def names_inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
         """Names of the parameters that a flat one consists of, on whatever rank; empty where they are not known.
 
         Returns:
             None for a parameter that is not flat.
         """
-        if not self.active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
+        if not self.is_active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
             return None
         return [name for name, _ in self._pieces.get(id(parameter), ())]
 
-    def each(
+    def placed_values(
         self,
         sites: Sequence[int],
         parameters: Sequence[torch.Tensor],
@@ -151,7 +151,7 @@ class FlatParts:
             values: parameters themselves, their gradients or a state of theirs.
             site_of: gives the number of the site of a parameter, from its name.
         """
-        if not self.active:
+        if not self.is_active:
             return sites, values
         placed_sites: list[int] = []
         placed: list[torch.Tensor] = []
@@ -159,14 +159,14 @@ class FlatParts:
             pieces = self._pieces.get(id(parameter))
             if pieces is None:
                 placed_sites.append(site)
-                placed.append(self.of(parameter, value))
+                placed.append(self.placed(parameter, value))
                 continue
             watched = [(name, piece) for name, piece in pieces if name.watched]
             placed_sites += [site_of(name) for name, _ in watched]
             placed += [_stretch(parameter, value, piece) for _, piece in watched]
         return placed_sites, placed
 
-    def states(
+    def split_state(
         self, parameter: torch.Tensor, state: dict[str, Any]
     ) -> list[tuple[ParameterName, dict[str, Any]]] | None:
         """An optimizer's state of a flat parameter, split among the watched parameters that it consists of.
@@ -185,16 +185,16 @@ class FlatParts:
             if name.watched
         ]
 
-    def of(self, parameter: torch.Tensor, value: Any) -> Any:
+    def placed(self, parameter: torch.Tensor, value: Any) -> Any:
         """A parameter's value, gradient or state as `Placed`, where the parameter is a piece of itself; else as it is.
 
         Args:
             parameter: the parameter.
             value: itself, its gradient or a state of it.
         """
-        if value is parameter and (shard := self.shard(parameter)) is not None:
+        if value is parameter and (shard := self.shard_of(parameter)) is not None:
             return shard
-        place = self._stretches.get(id(parameter)) if self.active else None
+        place = self._stretches.get(id(parameter)) if self.is_active else None
         if place is None or not isinstance(value, sys.modules["torch"].Tensor):
             return value
         shape, part = place
@@ -204,13 +204,13 @@ class FlatParts:
 
     def is_rounded(self, parameter: torch.Tensor) -> bool:
         """Whether a parameter is a copy, in another dtype, of what DeepSpeed's optimizer steps, set after each step."""
-        return self.active and id(parameter) in self._rounded
+        return self.is_active and id(parameter) in self._rounded
 
-    def shard(self, parameter: torch.Tensor) -> Placed | None:
+    def shard_of(self, parameter: torch.Tensor) -> Placed | None:
         """This rank's shard of a parameter that ZeRO-3 has emptied, with its place; None for any other."""
         return zero.shard_of(parameter) if self._turns and zero.is_away(parameter) else None
 
-    def _look(self) -> None:
+    def _find_fsdp_places(self) -> None:
         """Find the places of parameters in FSDP's flat tensors.
 
         Those without `use_orig_params` are no longer watched, which is noted.
@@ -233,7 +233,7 @@ class FlatParts:
                     name.watched = False
                     self._note(_FSDP)
 
-    def _look_for_zero(self) -> None:
+    def _find_zero_places(self) -> None:
         """Find the places of parameters in the flat tensors of DeepSpeed's optimizers; note unknown ones."""
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):

@@ -60,7 +60,7 @@ LAUNCHERS = (
 """Asked in this order: torchrun may itself have been started by srun."""
 
 
-def spawned(rank: int, world_size: int, job: str) -> dict[str, str]:
+def spawn_variables(rank: int, world_size: int, job: str) -> dict[str, str]:
     """Environment variables that tell a process which `torch.multiprocessing.spawn` starts what rank it is."""
     return {SPAWNED.rank: str(rank), SPAWNED.world_size: str(world_size), SPAWNED.job[0]: job}
 
@@ -81,36 +81,36 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         None where none does, and for a launch of one process.
     """
     for launcher in LAUNCHERS:
-        rank, size = _number(environment, launcher.rank), _number(environment, launcher.world_size)
+        rank, size = _number_in(environment, launcher.rank), _number_in(environment, launcher.world_size)
         if rank is None or size is None or not 0 <= rank < size:
             continue
         if size == 1:
             return None
-        attempt = _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0
-        job = _hash(_job(environment, launcher))
-        identity = _hash((job, str(size), str(attempt)))
-        return Launch(identity, job, rank, size, attempt, _number(environment, launcher.local_rank))
+        attempt = _number_in(environment, "TORCHELASTIC_RESTART_COUNT") or 0
+        job = _digest_of(_job_words(environment, launcher))
+        identity = _digest_of((job, str(size), str(attempt)))
+        return Launch(identity, job, rank, size, attempt, _number_in(environment, launcher.local_rank))
     return None
 
 
-def unlaunched() -> tuple[int, int] | None:
+def rank_and_size() -> tuple[int, int] | None:
     """Rank and world size of torch's process group; None without one or in a group of one.
 
     For processes that no launcher told it at their start, such as those of a script that starts its ranks itself.
     """
-    if not grouped():
+    if not is_grouped():
         return None
     home = sys.modules[_GROUPS]
     return (home.get_rank(), home.get_world_size()) if home.get_world_size() > 1 else None
 
 
-def grouped() -> bool:
+def is_grouped() -> bool:
     """Whether this process is in a process group of torch's; torch is not imported to find out."""
     home = sys.modules.get(_GROUPS)
     return home is not None and home.is_initialized()
 
 
-def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
+def _job_words(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
     """Words that tell one launch from another: torchelastic's run id where it is set, else the launcher's variables."""
     elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
     if launcher.rank == "RANK" and elastic != "none":
@@ -118,13 +118,13 @@ def _job(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
     return tuple(f"{name}={environment.get(name, '')}" for name in launcher.job)
 
 
-def _hash(words: tuple[str, ...]) -> str:
+def _digest_of(words: tuple[str, ...]) -> str:
     """Digest of words, 32 hex digits."""
     text = "\n".join(words).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def _number(environment: Mapping[str, str], name: str) -> int | None:
+def _number_in(environment: Mapping[str, str], name: str) -> int | None:
     """An environment variable as a number of 1 to 6 digits; None for any other text, or without it."""
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
@@ -142,10 +142,10 @@ def run_directory(target: Target | None, asked: Path | None, launch: Launch | No
     """
     if asked is not None:
         return asked
-    return new_run(target) if launch is None else _common_run(target, launch)
+    return new_run(target) if launch is None else _shared_run(target, launch)
 
 
-def _common_run(target: Target | None, launch: Launch) -> Path:
+def _shared_run(target: Target | None, launch: Launch) -> Path:
     """Path of a fresh run, the same for all ranks: the first rank to come writes its name into a marker file.
 
     A rank that has its directory in that run already takes the next marker: it captures another script.
@@ -154,7 +154,7 @@ def _common_run(target: Target | None, launch: Launch) -> Path:
     while True:
         marker = runs / (f".launch-{launch.job[:16]}" + (f"-{number}" if number > 1 else ""))
         try:
-            path = runs / _written_once(marker, fresh_run(target).name)
+            path = runs / _write_once(marker, fresh_run(target).name)
         except OSError:
             return fresh_run(target)  # whoever opens the store says what stands in the way
         attempt = path / f"attempt{launch.attempt}" if launch.attempt else path
@@ -163,7 +163,7 @@ def _common_run(target: Target | None, launch: Launch) -> Path:
         number += 1  # this rank has captured a script under this launcher before
 
 
-def _written_once(marker: Path, name: str) -> str:
+def _write_once(marker: Path, name: str) -> str:
     """Content of a marker file, which is written with `name` if there is none; safe among ranks that come at once."""
     marker.parent.mkdir(parents=True, exist_ok=True)
     temporary = marker.with_name(f"{marker.name}.{os.getpid()}")

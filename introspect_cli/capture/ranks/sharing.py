@@ -45,20 +45,20 @@ class DataParallel:
         self.broadcasts: bool | None = None
         self._seen: ById[bool] = ById()
 
-    def look(self, root: nn.Module) -> None:
+    def find_ranks(self, root: nn.Module) -> None:
         """Look for wrappers in an outermost module, once, and set the attributes; nothing once ranks are known."""
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
         modules = list(modules_in(root))
-        groups = next(filter(None, map(_groups, modules)), [])
+        groups = next(filter(None, map(_process_groups, modules)), [])
         self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
         if self.ranks:
-            self.copies = _copies(modules)
+            self.copies = _copy_ranks(modules)
             self.broadcasts = any(getattr(module, "broadcast_buffers", False) is True for module in modules)
 
 
-def _copies(modules: Iterable[nn.Module]) -> list[int]:
+def _copy_ranks(modules: Iterable[nn.Module]) -> list[int]:
     """Ranks that hold the same parameters as this one, itself included, by the DDP and FSDP wrappers among modules.
 
     Empty without wrappers, where they name different ranks, or where DDP was told to ignore parameters.
@@ -81,7 +81,7 @@ def _copies(modules: Iterable[nn.Module]) -> list[int]:
     return list(replicas.pop()) if len(replicas) == 1 else []
 
 
-def _groups(module: nn.Module) -> list[Any]:
+def _process_groups(module: nn.Module) -> list[Any]:
     """Process groups that a DDP or FSDP wrapper shares samples over; empty for any other module."""
     name = type(module).__name__
     if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
@@ -101,7 +101,7 @@ class _Order:
         """Whether the first step began in the middle, when nobody knew yet how often a microbatch calls a module."""
         self.seen: set[int] = set()
 
-    def number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
+    def next_number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
         """A microbatch's number within the step, and whether it follows the last one; call it for each, in order.
 
         Args:
@@ -136,14 +136,14 @@ class Pipelines:
         self.last: tuple[int, int] | None = None
         """Number of the stage that was called last, and how many there are."""
 
-    def meets(self, stage: Any, module: nn.Module) -> None:
+    def note_stage(self, stage: Any, module: nn.Module) -> None:
         """Note a stage as the last one called, and its module's FQN, which it has after the first call."""
         self.last = stage.stage_index, stage.num_stages
         state = self._names.find(unwrap(module))
         if state is not None:
             self._roots[stage.stage_index] = state.fqn
 
-    def forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
+    def number_forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
         """Before a stage's forward: have the calls of its modules counted on from where its microbatch belongs.
 
         Nothing where the microbatch is the next in order, so that the count is right already.
@@ -154,10 +154,10 @@ class Pipelines:
             module: the stage's.
             step: the step.
         """
-        self.meets(stage, module)
+        self.note_stage(stage, module)
         order = self._forwards.made(stage, _Order)
         done, before = (order.done, order.done_before) if order.step == step else (0, order.done)
-        number, follows = order.number(step, chunk, stage.chunks or 1)
+        number, follows = order.next_number(step, chunk, stage.chunks or 1)
         order.guessed |= not (follows or done or before)
         if follows and not order.guessed:
             return
@@ -174,9 +174,9 @@ class Pipelines:
                 self._each.set(state, each)
             state.count_from(step, Phase.FORWARD, number * each)
 
-    def loss(self, stage: Any, chunk: int, step: int) -> int:
+    def loss_number(self, stage: Any, chunk: int, step: int) -> int:
         """Number of a loss within the step, by its microbatch (`chunk`); call it once for each, in order."""
-        return self._losses.made(stage, _Order).number(step, chunk, stage.chunks or 1)[0]
+        return self._losses.made(stage, _Order).next_number(step, chunk, stage.chunks or 1)[0]
 
     @property
     def manifest(self) -> dict[str, Any] | None:

@@ -107,14 +107,14 @@ def optimizers_in(root: nn.Module) -> list[list[Flat]]:
     """Flat tensors of the groups of each DeepSpeed engine's optimizer in a model; those without any are left out."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
     optimizers = (
-        [_flats(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
+        [_flat_tensors(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
         if engine
         else []
     )
     return [flats for flats in optimizers if flats]
 
 
-def _flats(optimizer: Any) -> list[Flat]:
+def _flat_tensors(optimizer: Any) -> list[Flat]:
     """Flat tensors of a ZeRO optimizer's groups, by the first of `_LISTS` that it has; empty for any other."""
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
     for groups, flats, is_cut in _LISTS:
@@ -122,13 +122,13 @@ def _flats(optimizer: Any) -> list[Flat]:
             find = _shards if is_cut else _fragments
             every = kept.get(groups) or [()] * len(kept[flats])
             return [
-                Flat(flat, _within(flat, find(group)), not is_cut)
+                Flat(flat, _fragments_within(flat, find(group)), not is_cut)
                 for flat, group in zip(kept[flats], every, strict=False)
             ]
     return []
 
 
-def _within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
+def _fragments_within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
     """The fragments; None if any ends beyond the flat tensor: its values are elsewhere for a while."""
     needed = max((fragment.first + fragment.part.numel for _, fragment in fragments or ()), default=0)
     return fragments if needed <= flat.numel() else None

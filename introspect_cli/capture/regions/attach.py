@@ -80,7 +80,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("taps go on a model before it is scripted or traced: call attach first, then transform")
-    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks(module)):
+    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks_of(module)):
         raise UsageError("this model has taps already: detach first")
     root = name or type(model).__name__
     count = 0
@@ -108,7 +108,7 @@ def detach(model: nn.Module) -> None:
                 del registry[key]
 
 
-def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
+def _hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001 - as above
 
 
@@ -165,7 +165,7 @@ def hook(spec: Spec) -> Callable[..., Any]:
     name = _PREFIX + hexlify(json.dumps(asdict(spec)).encode()).decode()
     made = _MADE.get(name)
     if made is None:
-        made = _MADE[name] = _define(name, spec)
+        made = _MADE[name] = _define_hook(name, spec)
     return made
 
 
@@ -218,7 +218,7 @@ def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) 
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _define(name: str, spec: Spec) -> Callable[..., Any]:
+def _define_hook(name: str, spec: Spec) -> Callable[..., Any]:
     """Define the hook's function under `name`, its text in `linecache`, where `inspect` finds it."""
     inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
     if spec.kind == Kind.INPUT.value:

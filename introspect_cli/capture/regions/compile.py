@@ -132,11 +132,11 @@ class CompileProbe(GuardedProbe):
             if model is None:
                 return functools.partial(compile, **settings)
             with self._guarded:
-                self._compiling(model)
+                self._prepare_compiling(model)
             compiled = original(model, **settings)
             if isinstance(model, nn.Module) or self._mode == "eager":
                 return compiled
-            return self._tapping_at_first_call(model, compiled)
+            return self._tap_at_first_call(model, compiled)
 
         self._patches.replace(torch, "compile", compile)
         super().install()
@@ -148,7 +148,7 @@ class CompileProbe(GuardedProbe):
             torch.compiler.set_stance("default")
             self._stance = None
 
-    def _compiling(self, model: Any) -> None:
+    def _prepare_compiling(self, model: Any) -> None:
         """Before a model is compiled: switch torch to eager mode, or tap the modules it reaches, by `--compile`."""
         if self._mode == "eager":
             self._run_as_python()
@@ -165,7 +165,7 @@ class CompileProbe(GuardedProbe):
             self._stance = "force_eager"
             torch.compiler.set_stance("force_eager")
 
-    def _tapping_at_first_call(self, function: Any, compiled: Any) -> Any:
+    def _tap_at_first_call(self, function: Any, compiled: Any) -> Any:
         """Wrap a compiled function so that its first call taps the modules that it or its arguments reach by then.
 
         A function is often decorated before the model that it uses is made.
@@ -197,7 +197,7 @@ class CompileProbe(GuardedProbe):
             if id(module) in self._tapped or isinstance(module, torch.jit.ScriptModule):
                 continue
             self._tapped.add(id(module))
-            number = self._taps.number(module)
+            number = self._taps.module_number(module)
             self._patches.hold(module.register_forward_pre_hook(InputLook(number), with_kwargs=True))
             self._patches.hold(module.register_forward_hook(OutputLook(number), with_kwargs=True))
 

@@ -58,7 +58,7 @@ class TapProbe(GuardedProbe):
         """Empty `Sink`, so that taps report to nobody."""
         Sink.take = None
 
-    def number(self, module: nn.Module) -> str:
+    def module_number(self, module: nn.Module) -> str:
         """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""
         number = self._numbers.made(module, lambda: len(self._numbered))
         if number == len(self._numbered):

@@ -61,7 +61,7 @@ class Pending:
             self._copied = self._rows.copy(self._blocks, self._streams)
             self._sent = True
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `rows` may be called: the copy is queued, and no CUDA graph is being captured. Calls `send`."""
         self.send()
         return self._sent and not self._rows.is_capturing()

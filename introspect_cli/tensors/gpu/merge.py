@@ -67,7 +67,7 @@ def write_moments(real, apart, low, high, mean, m2, m3, m4):
 
 
 @triton.jit
-def _word(pointer, first, programs, at, lane, word, other):
+def _load_word(pointer, first, programs, at, lane, word, other):
     """Word number `word` of the rows of programs `at + lane`; `other` for those from `programs` on.
 
     `first` is the number of the tensor's first program: its programs' rows begin there, word by word. They are read
@@ -102,7 +102,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
         counts = tl.zeros((8, MERGED // 4), dtype=tl.int64)
         line = tl.arange(0, MERGED // 4)[None, :]
         for at in range(0, programs, MERGED // 4):
-            counts += _word(lines, first, programs, at, line, word[:, None], 0)
+            counts += _load_word(lines, first, programs, at, line, word[:, None], 0)
         totals = tl.sum(counts, axis=1)
         tl.store(out + word, totals, mask=word <= ZEROS)
         finite = tl.sum(tl.where(word == FINITE, totals, 0), axis=0)
@@ -111,26 +111,26 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
         small = low
         sizes = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            low = tl.minimum(low, _word(floats, first, programs, at, lane, MIN, float("inf")))
-            high = tl.maximum(high, _word(floats, first, programs, at, lane, MAX, float("-inf")))
-            small = tl.minimum(small, _word(floats, first, programs, at, lane, ABSMIN, float("inf")))
-            sizes += _word(floats, first, programs, at, lane, ABSSUM, 0.0)
+            low = tl.minimum(low, _load_word(floats, first, programs, at, lane, MIN, float("inf")))
+            high = tl.maximum(high, _load_word(floats, first, programs, at, lane, MAX, float("-inf")))
+            small = tl.minimum(small, _load_word(floats, first, programs, at, lane, ABSMIN, float("inf")))
+            sizes += _load_word(floats, first, programs, at, lane, ABSSUM, 0.0)
         share = inverse_of(tl.maximum(finite, 1), True)
         means = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            mean = _word(floats, first, programs, at, lane, MEAN, 0.0)
+            n = _load_word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            mean = _load_word(floats, first, programs, at, lane, MEAN, 0.0)
             means += tl.where(n > 0, n * share * mean, 0.0)
         mean_all, size = two_sums(means, sizes)
         s2 = tl.zeros((MERGED,), dtype=tl.float64)
         s3 = tl.zeros((MERGED,), dtype=tl.float64)
         s4 = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            d = tl.where(n > 0, _word(floats, first, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
-            m2 = _word(floats, first, programs, at, lane, M2, 0.0)
-            m3 = _word(floats, first, programs, at, lane, M3, 0.0)
-            m4 = _word(floats, first, programs, at, lane, M4, 0.0)
+            n = _load_word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            d = tl.where(n > 0, _load_word(floats, first, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
+            m2 = _load_word(floats, first, programs, at, lane, M2, 0.0)
+            m3 = _load_word(floats, first, programs, at, lane, M3, 0.0)
+            m4 = _load_word(floats, first, programs, at, lane, M4, 0.0)
             _, m2, m3, m4 = about_lower(n, 0.0, m2, m3, m4, d)
             s2 += m2
             s3 += m3
@@ -146,7 +146,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
     else:
         raw = tl.zeros((MERGED,), dtype=tl.int64)
         for at in range(0, programs, MERGED):
-            raw += _word(lines, first, programs, at, lane, 0, 0)
+            raw += _load_word(lines, first, programs, at, lane, 0, 0)
         tl.store(out, tl.sum(raw, axis=0))
         write_no_statistics(row)
     write_no_order(row)
@@ -155,7 +155,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
     if SKETCH:
         line = tl.arange(0, MERGED // 4)[None, :]
         for at in range(0, programs, MERGED // 4):
-            total += _word(floats, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
+            total += _load_word(floats, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
     tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=1))
 
 
