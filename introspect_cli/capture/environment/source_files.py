@@ -93,17 +93,17 @@ class SourceFiles:
         sentences = []
         if self._left_out:
             sentences.append(
-                f"the text of {_first_names(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
+                f"the text of {_head_of(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
                 f"file and {LIMIT_RUN >> 20} MB of all files"
             )
         if self._unread:
             sentences.append(
-                f"{_first_names(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it "
+                f"{_head_of(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it "
                 "was imported: whether it is the same in another run is not known"
             )
         if self._younger:
             sentences.append(
-                f"{_first_names(self._younger)} changed after the script began: what is recorded may not be what ran"
+                f"{_head_of(self._younger)} changed after the script began: what is recorded may not be what ran"
             )
         return sentences
 
@@ -127,7 +127,7 @@ class SourceFiles:
         self._bytes += len(data)
 
 
-def _first_names(names: list[str]) -> str:
+def _head_of(names: list[str]) -> str:
     """The first 3 names, then how many more there are: `a.py, b.py, c.py and 2 files more`."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
