@@ -207,7 +207,7 @@ class Part:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the part."""
         return math.prod(sum(length for _, length in ranges) for ranges in self.ranges)
 
 
@@ -231,7 +231,7 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the whole tensor."""
         count = 1
         for size in self.shape:
             count *= size

@@ -138,6 +138,6 @@ class StackedStep:
         self._ranks = np.array(ranks, np.int64)
 
     def ranks_of(self, rows: Array) -> list[int]:
-        """The numbers of the ranks that recorded some rows."""
+        """For each of some rows (positions in the block) the number of the rank that recorded it."""
         numbers: list[int] = self._ranks[self.rows.rank[rows]].tolist()
         return numbers

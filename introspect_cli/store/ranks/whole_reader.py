@@ -239,7 +239,7 @@ class WholeReader(WholeNames, Reader):
         return LayoutTables(self.readers)
 
     def _combiner(self, which: int, of: int) -> Combiner:
-        """The combiner of a slice; kept until another slice is asked for."""
+        """The combiner of slice `which` of `of`; the same one until another slice is asked for."""
         if self._last_combiner is None or self._last_combiner[0] != (which, of):
             combiner = Combiner(self._tables, self, self._lacking, complete=self._complete)
             self._last_combiner = (which, of), combiner
