@@ -168,7 +168,7 @@ class WholeReader(WholeNames, Reader):
         return sum(self._sizes[self._size_key(row)] for row in every)
 
     def _size_key(self, row: int) -> tuple[int, int]:
-        """A key that is equal only for steps with as many combined records: the combination of forms, else the position."""
+        """A key that is equal only for steps with as many combined records: the forms, else the position."""
         form = int(self._forms[row])
         return (form, -1) if form >= 0 else (-1, row)
 
