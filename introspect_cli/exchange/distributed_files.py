@@ -63,7 +63,7 @@ def parse_pickle(data: bytes) -> Any:
     """Decode a pickle without executing anything; calls become `Made`.
 
     Raises:
-        ValueError: it says it in a way that no metadata does.
+        ValueError: it has an opcode that `.metadata` files do not, or no end. Other damage raises what python does.
     """
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
@@ -143,14 +143,14 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
-    """The nested data that the metadata describes."""
+    """The nested data that the metadata describes; tensors as `Pieces`, read when asked for, other values at once."""
     places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
     for index, where in state["storage_data"].items():
         offset = index.state.get("offset")
         begins = None if offset is None else _sizes(offset)
         if where.state.get("transform_descriptors"):
             raise ValueError("its parts are compressed or encrypted, which is not read")
-        places[str(index.state["fqn"]), begins] = _checked(folder, where.state)
+        places[str(index.state["fqn"]), begins] = _place_of_part(folder, where.state)
     nested = state.get("planner_data") or {}
     tree: dict[Any, Any] = {}
     for name, about in state["state_dict_metadata"].items():
@@ -167,7 +167,11 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
 
 
 def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
-    """Set the value at a path of keys in nested dicts; list indices are keys too."""
+    """Set the value at a path of keys in nested dicts, made where missing; list indices are keys too.
+
+    Raises:
+        ValueError: a key on the way has a value that is no dict.
+    """
     for key in keys[:-1]:
         inside = tree.setdefault(key, {})
         if not isinstance(inside, dict):
@@ -177,15 +181,18 @@ def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
 
 
 def _sizes(made: Any) -> tuple[int, ...]:
-    """The sizes of a pickled `torch.Size`; ValueError for anything but non-negative integers."""
+    """The sizes of a `torch.Size`, as `parse_pickle` gives it; ValueError for anything but integers from 0 on."""
     sizes = tuple(made.given[0]) if made.given else ()
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("a size is no number")
     return sizes
 
 
-def _checked(folder: Path, where: dict[str, Any]) -> _Where:
-    """Where a part lies; ValueError unless it is inside a file beside the metadata."""
+def _place_of_part(folder: Path, where: dict[str, Any]) -> _Where:
+    """Where a part lies, by its entry `where` in the metadata.
+
+    ValueError unless it is inside a file beside the metadata.
+    """
     file, offset, length = where["relative_path"], where["offset"], where["length"]
     if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name
         raise ValueError(f"it names {str(file)[:80]!r}, which is no file beside it")
@@ -198,6 +205,7 @@ def _checked(folder: Path, where: dict[str, Any]) -> _Where:
 
 
 def _piece(folder: Path, where: _Where) -> io.BytesIO:
+    """The bytes of a stored part, as a file in memory."""
     with (folder / where.file).open("rb") as file:
         file.seek(where.offset)
         return io.BytesIO(file.read(where.length))
@@ -206,7 +214,17 @@ def _piece(folder: Path, where: _Where) -> io.BytesIO:
 def _tensor(
     folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Where]
 ) -> Pieces:
-    """A tensor that is assembled from its parts when read; they must cover all of it without overlap."""
+    """A tensor that is assembled from its parts when read.
+
+    Args:
+        folder: the checkpoint.
+        name: of the tensor.
+        about: its size, type and parts in the metadata.
+        places: where each part lies, by name and first indices; None for these where a file has one part.
+
+    Raises:
+        ValueError: the parts lie outside of it, or have not as many elements.
+    """
     dtype = about["properties"].other[0].name.rpartition(".")[2]
     shape = _sizes(about["size"])
     if dtype not in NUMPY:
@@ -225,6 +243,10 @@ def _tensor(
         raise ValueError(f"the parts of {name} are not all of it")
 
     def read() -> Iterator[NDArray[Any]]:
+        """Yield the elements in pieces, all parts being read at once.
+
+        StoreError where a part is another one, or parts overlap.
+        """
         whole = np.empty(shape, NUMPY[dtype])
         filled = np.zeros(shape if len(parts) > 1 else (), np.bool_)
         for begins, sizes, where in parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.answer.restored import head_of, together
+from introspect_cli.compare.answer.restored import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.step.structure import SHOWN, clause_of
 from introspect_cli.compare.terms.findings import Restored
@@ -68,7 +68,7 @@ def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
     if resumed is None:
         return []
     styles = {Restored.NO: "bad", Restored.YES: "", Restored.UNSEEN: ""}
-    by_state = {state: together([part for part in resumed.parts if part.state is state]) for state in styles}
+    by_state = {state: parts_words([part for part in resumed.parts if part.state is state]) for state in styles}
     lines = [
         line(clean(f"{state.value}: {'; '.join(parts)}"), styles[state], 2)
         for state, parts in by_state.items()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.answer.endings import raised
+from introspect_cli.compare.answer.endings import exception_of
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import StoreError, UsageError
@@ -298,7 +298,7 @@ def _capture_side(captures: Captures, side: str, revision: Revision, stops: tupl
     error = None
     if complete_run(done.run) is not None:
         with open_run(done.run) as opened:
-            error = raised(opened, "")
+            error = exception_of(opened, "")
     if error is None or side == "a":
         last = done.last_lines.rpartition(" / ")[2]
         why = f"exit code {done.exit_code} ({last})" if error is None else error.words

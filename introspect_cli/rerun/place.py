@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, copy_file, tracked_files
 from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.write.run_writer import ignored
+from introspect_cli.store.write.run_writer import add_gitignore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -297,7 +297,7 @@ def keep_out_of_git(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     runs = next((path for path in directory.parents if path.name == RUNS), directory if is_new else None)
     if runs is not None:
-        ignored(runs)
+        add_gitignore(runs)
 
 
 def link(path: Path, to: Path) -> None:

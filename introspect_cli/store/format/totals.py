@@ -99,7 +99,7 @@ class StepTotals:
         self._last: _Arrangement | None = None
 
     def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
-        """Set the layouts from number `counted` on."""
+        """Set the layouts numbered from `counted` on; those that had these numbers are forgotten."""
         places = np.array([part_hash(layout) for layout in layouts], np.uint64)
         heads = [0 if layout.part is None else header(layout.dtype, layout.shape) for layout in layouts]
         self._places = np.concatenate([self._places[:counted], places])
@@ -107,6 +107,8 @@ class StepTotals:
 
     def encoded(self, columns: dict[str, Any], keys: Array, kinds: Array) -> bytes:
         """The bytes of a step's TOTALS frame: its shares, and the total of each.
+
+        What belongs to which share is kept for the next step, and worked out again where its rows are others.
 
         Args:
             columns: of the step's records.
@@ -143,17 +145,17 @@ class StepTotals:
         shares = np.zeros(len(starts) + bool(len(settings)) + bool(len(mixed)), SHARE)
         seen = mix(keys[site] ^ mix(status.astype(np.uint64) + np.uint64(1)))
         for number, members in enumerate(np.split(order, starts[1:]) if len(order) else ()):
-            shares[number] = kind[members[0]], len(members), place[members[0]], _added(seen[members])
+            shares[number] = kind[members[0]], len(members), place[members[0]], _two_sums(seen[members])
         if len(settings):
-            shares[len(starts)] = SET, len(settings), 0, _added(seen[settings])
+            shares[len(starts)] = SET, len(settings), 0, _two_sums(seen[settings])
         if len(mixed):
-            shares[-1] = MIXED, len(mixed), 0, _added(seen[mixed])
+            shares[-1] = MIXED, len(mixed), 0, _two_sums(seen[mixed])
         factors, heads = site_factors(keys[site[order]]), self._heads[layout[order]]
         return _Arrangement(site, layout, status, order, starts, factors, heads, mixed, shares.tobytes())
 
 
-def _added(values: Array) -> tuple[int, int]:
-    """Two 64-bit sums over numbers, independent of their order."""
+def _two_sums(values: Array) -> tuple[int, int]:
+    """Two sums of numbers modulo 2**64, independent of their order: of the numbers, and of the numbers mixed."""
     return int(values.sum(dtype=np.uint64)), int(mix(values + _SECOND).sum(dtype=np.uint64))
 
 

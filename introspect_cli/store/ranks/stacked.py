@@ -126,11 +126,18 @@ class StackedStep:
     """
 
     def __init__(self, batches: list[StepBatch], ranks: Sequence[int], rows: Rows) -> None:
+        """Copy the ranks' batches into one block.
+
+        Args:
+            batches: of each rank.
+            ranks: their numbers.
+            rows: the rows of these batches.
+        """
         self.batches, self.rows = batches, rows
         self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
         self._ranks = np.array(ranks, np.int64)
 
     def ranks_of(self, rows: Array) -> list[int]:
-        """The numbers of the ranks that recorded some rows."""
+        """For each of some rows (positions in the block) the number of the rank that recorded it."""
         numbers: list[int] = self._ranks[self.rows.rank[rows]].tolist()
         return numbers

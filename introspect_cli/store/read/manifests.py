@@ -57,7 +57,10 @@ class Settings(Mapping[str, Any]):
 
     @classmethod
     def in_folder(cls, folder: Directory, run_id: object) -> Settings:
-        """The settings documents in `folder`, files named `<name>.yaml`."""
+        """The settings documents in `folder`, files named `<name>.yaml`.
+
+        It must stay open, since each is read when asked for.
+        """
         matches = [match[1] for match in map(SETTINGS_NAME.fullmatch, folder.names()) if match]
         return cls(folder.path, matches, lambda name: folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT), run_id)
 
@@ -93,7 +96,11 @@ class Settings(Mapping[str, Any]):
 
 
 def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
-    """The manifest of each rank in its log, by rank; a rank killed before it wrote one is left out."""
+    """The manifest of each rank in its log, by rank; a rank killed before it wrote one is left out.
+
+    Raises:
+        StoreError: one is damaged, belongs to another run, or a newer version wrote it.
+    """
     manifests = {}
     for reader in readers:
         if _NAME_OF_MANIFEST in reader.documents():
@@ -105,13 +112,16 @@ def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[i
 
 
 def rank_settings(reader: RankReader, run_id: object) -> Settings:
-    """The settings documents in a rank's log."""
+    """The settings documents in a rank's log, each read when asked for."""
     names = [name for name in reader.documents() if name != _NAME_OF_MANIFEST]
     return Settings(f"{reader.path}/{SETTINGS}", names, reader.document, run_id)
 
 
 def last_attempt(folder: Directory) -> Directory:
-    """The directory of the last `attemptN` that has a manifest; `folder` itself where there is none."""
+    """The directory of the last `attemptN` that has a manifest, `folder` being closed.
+
+    `folder` itself where there is none.
+    """
     attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
     for number in sorted(attempts, reverse=True):
         attempt = folder.folder(f"attempt{number}")
@@ -123,7 +133,7 @@ def last_attempt(folder: Directory) -> Directory:
 
 
 def only_launch(folder: Directory) -> Directory | None:
-    """The one child of a run that is a launch; None where there is none, or more than one."""
+    """The one child of a run that is a launch, opened; None where there is none, or more than one."""
     if CHILDREN not in folder:
         return None
     launches: list[Directory] = []
@@ -140,7 +150,12 @@ def only_launch(folder: Directory) -> Directory | None:
 
 
 def read_manifest(folder: Directory) -> dict[str, Any]:
-    """The manifest of the run in `folder`."""
+    """The manifest of the run in `folder`, checked and cleaned.
+
+    Raises:
+        DamageError: it is missing or was altered.
+        StoreError: a newer version wrote it.
+    """
     path = f"{folder.path}/{MANIFEST}"
     try:
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
@@ -253,8 +268,13 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
 
-    The exit code and exception are those of the rank that failed first; `steps` is the smallest number, and the status
-    is `complete` only where every rank is there and says so.
+    The exit code and exception are those of the rank that failed first; `steps` is the smallest number. The status is
+    the first other than `complete` that a rank has; `interrupted` where a rank is missing, `running` without any; else
+    `complete`.
+
+    Args:
+        launch_manifest: the run's own, which names the launch.
+        ranks: each rank's, by number.
     """
     if not ranks:
         return {**launch_manifest, "status": "running"}
@@ -305,8 +325,8 @@ def endings(
 
     Args:
         size: how many ranks there are.
-        last: the last step of each that is there.
-        ended: whether each ended by itself.
+        last: the last step of each rank that is there; None where it has no step.
+        ended: for each rank that is there, whether its writer closed its log.
         left_out: those that were to record nothing.
         unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
     """

@@ -76,7 +76,7 @@ class RemoteFolder(Directory):
             self._inside[name] = _folder(self._storage, place, catalogue)
 
     def folder(self, name: str) -> RemoteFolder:
-        """The directory `name` inside this one."""
+        """The directory `name` inside this one; its catalogue is read where it was not yet."""
         self.prefetch([name])
         if name not in self._inside:
             raise FileNotFoundError(name)
@@ -88,7 +88,10 @@ class RemoteFolder(Directory):
         return RemoteFolder(self._storage, place, self.sent, inside) if isinstance(inside, dict) else inside
 
     def file(self, name: str) -> Source:
-        """The file `name` inside this directory, for reading."""
+        """The file `name` inside this directory, for reading.
+
+        The lock file is an empty one, whose `is_locked` is the upload's.
+        """
         extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
         if not isinstance(extents, list) or self.sent is None:
             raise FileNotFoundError(name)
@@ -130,13 +133,25 @@ def open_remote(url: str) -> RemoteFolder | None:
 
 
 def _attempt(storage: Storage, name: str) -> RemoteFolder:
-    """The directory of another attempt of a launch; empty where it has no manifest yet."""
+    """The directory of another attempt of a launch, at the path `name`, listed now.
+
+    Empty where it has no manifest yet.
+    """
     entries = storage.entries(name) or {}
     return _launch(storage, name, entries) if MANIFEST in entries else RemoteFolder(storage, name, None, {})
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteFolder:
-    """The directory of a launch, with its manifest and a catalogue to read for each rank."""
+    """The directory of a launch, with its manifest, read now, and a catalogue to read later for each rank.
+
+    Args:
+        storage: of the run.
+        place: path of the directory below it; "" for the run itself.
+        entries: size by name of the directory's entries.
+
+    Raises:
+        StoreError: the manifest cannot be read.
+    """
     size = min(entries[MANIFEST], LIMIT_DOCUMENT)
     path = below(place, MANIFEST)
     [manifest] = storage.read([(path, 0, size)])
@@ -148,7 +163,10 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteF
 
 
 def _shared(storage: Storage, place: str) -> RemoteFolder:
-    """The directory of files that ranks share, each file an object of its own."""
+    """The directory of files that ranks share, at the path `place`, each file an object of its own.
+
+    It is listed now.
+    """
     entries = storage.entries(place) or {}
     sent = SentFolder(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
     inside = {name: [Extent(at, 0, size)] for at, (name, size) in enumerate(entries.items())}
@@ -156,7 +174,7 @@ def _shared(storage: Storage, place: str) -> RemoteFolder:
 
 
 def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> RemoteFolder:
-    """The directory that a catalogue describes; empty where that is None."""
+    """The directory at the path `place` that a catalogue describes; empty where that is None."""
     if catalogue is None:
         return RemoteFolder(storage, place, None, {})
     inside: dict[str, Any] = {}
@@ -172,8 +190,16 @@ def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> Remote
 def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
     """Read the catalogues of some places concurrently; None for a place without one.
 
-    One that fails its check may be about to be replaced, where storage does not replace an object at once: all are
-    read again, up to `attempts` times in all.
+    One that fails its check may be about to be replaced, where storage does not replace an object at once: after a
+    pause all are read again.
+
+    Args:
+        storage: of the run.
+        places: paths of the directories.
+        attempts: how often to read, at most.
+
+    Raises:
+        StoreError: one cannot be read, or fails its check each time.
     """
     names = [below(place, CATALOGUE) for place in places]
     read: list[Catalogue | None] = []
@@ -190,8 +216,8 @@ def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> lis
     return read
 
 
-def copy_of(folder: RemoteFolder, target: Path) -> None:
-    """Fetch all files of a run into a directory."""
+def fetch_files(folder: RemoteFolder, target: Path) -> None:
+    """Fetch all files of a run into the directory `target`."""
     for name, file in folder.files():
         out = target / name
         out.parent.mkdir(parents=True, exist_ok=True)

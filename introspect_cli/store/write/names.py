@@ -33,6 +33,12 @@ class Interner(Generic[Row]):
     """
 
     def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
+        """Start without rows.
+
+        Args:
+            schema: the columns of the table.
+            encoder: makes these columns of rows.
+        """
         self._schema = schema
         self._encoder = encoder
         self._numbers: dict[Hashable, int] = {}
@@ -61,7 +67,11 @@ class Interner(Generic[Row]):
         return bool(self._waiting)
 
     def rest(self, written: int) -> tuple[bytes, int]:
-        """The encoded rows from number `written` on, and how many; StoreError beyond LIMIT_NAMES bytes in all."""
+        """The encoded rows from number `written` on, and how many there are; rows below `written` are let go.
+
+        Raises:
+            StoreError: the table would have more than LIMIT_NAMES bytes.
+        """
         with self._lock:
             for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]
@@ -95,7 +105,7 @@ _WHOLE = Part((), "", 1, "")
 
 
 def encode_layouts(rows: Sequence[Layout]) -> Encoded:
-    """The columns of layouts."""
+    """The columns of layouts, as `schemas.LAYOUT_COLUMNS` has them."""
     parts = [row.part or _WHOLE for row in rows]
     values = {
         **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
@@ -106,7 +116,7 @@ def encode_layouts(rows: Sequence[Layout]) -> Encoded:
 
 
 def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
-    """The columns of modules."""
+    """The columns of modules, as `schemas.MODULE_COLUMNS` has them."""
     values = {
         **{name: [getattr(row, name) for row in rows] for name in ModuleInfo.__dataclass_fields__},
         "attribute_names": [[name for name, _ in row.attributes] for row in rows],

@@ -56,6 +56,16 @@ class RankWriter:
     """
 
     def __init__(self, log: LogWriter, schema: Schema, *, totals: bool = False) -> None:
+        """Write the description of the columns to the log.
+
+        Args:
+            log: the rank's.
+            schema: the columns of records.
+            totals: whether each step gets its totals, as several ranks of a run need.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
         self.failure: str | None = None
         self.digest = b""
         self.compiled: Any = None
@@ -96,7 +106,7 @@ class RankWriter:
         return self._log.written.length
 
     def site(self, site: Site, info: SiteInfo) -> int:
-        """The number of a site; `info` of its first call is kept."""
+        """The number of a site; a new one gets the next and keeps `info`, a known one keeps its first `info`."""
         return self._sites.intern(site, (site, info))
 
     def layout(self, layout: Layout) -> int:
@@ -109,7 +119,7 @@ class RankWriter:
             self._modules.intern(module, module)
 
     def message(self, rows: int) -> Message:
-        """A body for a step of `rows` records, to be filled in, and reused for the next step."""
+        """A new body for a step of `rows` records; fill it in, and again for each later step of as many records."""
         return Message(self._schema, rows)
 
     def append(self, step: int, batch: StepBatch | Message, labels: Labels | None = None) -> None:
@@ -136,7 +146,13 @@ class RankWriter:
             raise
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
-        """Write names not yet written, labels, totals and the step in one commit."""
+        """Write names not yet written, labels, totals and the step in one commit, and set `digest`.
+
+        Raises:
+            ValueError: the batch names a site or layout by a number that was not given out.
+            OSError: it cannot be written.
+            StoreError: the step or the names are too large, or the log refuses.
+        """
         self._log.undo_uncounted()
         frames = self._take_names()
         rows = dict(zip(NAMED, self._log.written.names, strict=True))
@@ -182,7 +198,10 @@ class RankWriter:
             self._log.drop(dropped, why)
 
     def _take_names(self) -> list[Frame]:
-        """Frames of the sites, layouts and modules that were not written yet."""
+        """Frames of the sites, layouts and modules that were not written yet.
+
+        They count as written once the frames do.
+        """
         written = dict(zip(NAMED, self._log.written.names, strict=True))
         taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.has_unwritten}
         return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
@@ -204,10 +223,10 @@ class RankWriter:
         raise StoreError(self.failure)
 
     def close(self) -> None:
-        """Mark the end of the rank's records; again is harmless.
+        """Write the names that are left and mark the end of the rank's records; again is harmless.
 
         Raises:
-            StoreError: the mark could not be written.
+            StoreError: they could not be written.
         """
         if self.failure is not None:
             return
@@ -218,7 +237,10 @@ class RankWriter:
             self._fail(reason(error))
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-        """Encode sites, and keep their keys and kinds for digests and totals."""
+        """Encode sites, and keep their keys, kinds and settings by number for digests and totals.
+
+        Those of numbers that do not count as written are replaced: an append that failed had encoded them.
+        """
         encoded = encode_sites(rows)
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
         kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
@@ -228,7 +250,7 @@ class RankWriter:
         return encoded
 
     def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
-        """Encode layouts, and keep them for totals."""
+        """Encode layouts, and hand them to the totals, if any, for numbers from those that count as written on."""
         if self._totals is not None:
             self._totals.name_layouts(self._log.written.names[1], list(rows))
         return encode_layouts(rows)

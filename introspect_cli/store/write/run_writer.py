@@ -58,6 +58,15 @@ class StoreWriter(Closing):
     def __init__(
         self, path: Path, folder: Folder, lock: Handle | LogWriter, run_id: str, *, durable: bool = False
     ) -> None:
+        """Keep what `create` has opened; use that to make a writer.
+
+        Args:
+            path: the directory, absolute.
+            folder: the same, opened.
+            lock: the lock file, held; of a rank of several its log.
+            run_id: 32 hex digits.
+            durable: as `create` takes it.
+        """
         self.path = path
         self.id = run_id
         self._folder = folder
@@ -88,7 +97,7 @@ class StoreWriter(Closing):
         try:
             if path.parent.name == RUNS:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                ignored(path.parent)
+                add_gitignore(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
             place = join_launch(path, launch, force=force)
@@ -98,7 +107,19 @@ class StoreWriter(Closing):
 
     @classmethod
     def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
-        """Lock a new directory at `path`, the run's or that of `rank`; an old run is removed after that."""
+        """Make and lock a directory, write a manifest of status `running`, then delete the run that was there.
+
+        Args:
+            path: the run's directory, or that of `rank`.
+            run_id: 32 hex digits.
+            force: as `create` takes it.
+            durable: as `create` takes it.
+            rank: number of this process, whose log is the lock; None for a run of one process.
+
+        Raises:
+            StoreError: a run is there (without `force`), is being written, or something else is there.
+            OSError: it cannot be made.
+        """
         if path.is_symlink():
             path = path.resolve()
         old = set_aside(path, force=force)
@@ -152,7 +173,11 @@ class StoreWriter(Closing):
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
     def save_source(self, digest: str, data: bytes) -> None:
-        """Keep the text of a source file under the digest of what it held, once, readable by its owner only.
+        """Keep the text of a source file, unless it is kept already, readable by its owner only.
+
+        Args:
+            digest: of what the file held.
+            data: its text, without secrets.
 
         Raises:
             StoreError: it cannot be written.
@@ -174,7 +199,7 @@ class StoreWriter(Closing):
             raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
 
     def _locked(self) -> Folder:
-        """The run's directory; locks it again where the script closed the lock's descriptor."""
+        """The run's directory; first opened and locked again where the script closed its descriptor or the lock's."""
         folder = self._folder.reopen_if_closed()
         if isinstance(self._lock, Handle) and not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
@@ -182,7 +207,12 @@ class StoreWriter(Closing):
         return folder
 
     def _write_document(self, name: str, value: object) -> None:
-        """Write a document as the file `name` in the run, or into the log where several processes write the run."""
+        """Write a document as the file `name` in the run, or into the log where several processes write the run.
+
+        Raises:
+            DocumentTooLargeError: it has over LIMIT_DOCUMENT bytes.
+            StoreError: it cannot be written.
+        """
         data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
@@ -197,7 +227,17 @@ class StoreWriter(Closing):
                 folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
-        """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already."""
+        """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already.
+
+        Args:
+            checksum: the tensor's.
+            array: its elements, row-major.
+            dtype: torch's name without the prefix.
+            shape: its sizes.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         if checksum in self._stored:
             return 0
         self._stored.add(checksum)
@@ -216,7 +256,7 @@ class StoreWriter(Closing):
         return written
 
     def drop_tensors(self, checksums: Iterable[int]) -> None:
-        """Delete stored tensors by checksum; those that cannot be deleted stay."""
+        """Delete tensors that this writer stored, by checksum; others, and those that cannot be deleted, stay."""
         for checksum in checksums:
             name = f"{checksum:016x}.safetensors"
             with suppress(OSError):
@@ -227,7 +267,15 @@ class StoreWriter(Closing):
                     self.tensor_bytes -= size
 
     def rank(self, rank: int, **kept: Any) -> RankWriter:
-        """Open the writer of a rank; `kept` selects its columns, see `schemas.record_columns`."""
+        """Make the log of a rank and open its writer, which is closed with the run.
+
+        Args:
+            rank: its number.
+            kept: which columns it has, see `schemas.record_columns`.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
         from introspect_cli.store.format.schemas import record_columns
         from introspect_cli.store.write.log_writer import LogWriter
         from introspect_cli.store.write.rank_writer import RankWriter
@@ -279,7 +327,7 @@ class StoreWriter(Closing):
             self._lock.close()
 
 
-def ignored(runs: Path) -> None:
-    """Put a `.gitignore` of `*` into the default directory of runs, where there is none."""
+def add_gitignore(runs: Path) -> None:
+    """Put a `.gitignore` of `*` into the default directory of runs, where there is none and one can be written."""
     with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("# made by introspect\n*\n")
