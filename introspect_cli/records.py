@@ -120,7 +120,7 @@ class Joined(int, Enum):
     GATHERED = 2
     """Different values together: no tensor has its shape."""
     OWED = 3
-    """Sums that are still owed, added up."""
+    """Sums or means that the ranks have not reduced yet, added up."""
     COPIES = 4
     """Copies that ought to be equal and are not."""
     ALIKE = 5

@@ -76,7 +76,7 @@ class BeginningProbe(GuardedProbe):
         """Watch `torch.load`, and, if random states are recorded, what draws from generators."""
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
-            self._generators.look(())
+            self._generators.watch(())
             self._watch_draws()
         super().install()
 
@@ -265,7 +265,7 @@ class BeginningProbe(GuardedProbe):
         generators = self._generators
         if generators is None or not (whole or generators.moved()):
             return []
-        return generators.take(whole=whole)
+        return generators.take_moved(whole=whole)
 
 
 class _EarlyCalls(threading.local):

@@ -70,7 +70,7 @@ class UnheldParameters:
         [] also where parameters lie in flat tensors. Cached until a name changes.
         """
         names = self._context.names.parameters
-        if Kind.PARAM not in self._context.kinds or self._context.parts.active:
+        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
             return []
         if self._as_of != names.changes:
             held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]

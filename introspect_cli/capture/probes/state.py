@@ -345,7 +345,7 @@ class StateProbe(GuardedProbe):
             tensors: what to record.
             site_of: gives the site for the name of a piece.
         """
-        self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
+        self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
         self._fingerprints.remember(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
@@ -369,7 +369,7 @@ class StateProbe(GuardedProbe):
         """
         parts = self._context.parts
         if is_lazy(tensor) or (
-            zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
+            zero.is_loaded() and zero.is_away(tensor) and not (parts.is_active and parts.shard_of(tensor))
         ):
             return None
         name = self._context.names.parameters.name_of(tensor)

@@ -53,8 +53,8 @@ class LayoutTables:
         local_numel: int64, elements that the rank holds.
         shape: int64, a number for each different shape of a whole.
         unplaced: bool, whether a rank holds some of it, and where is not known.
-        unreduced: bool, whether it is a sum (or mean) that is still owed.
-        header: uint64, what a whole's checksum has beside its elements.
+        unreduced: bool, whether it is a sum (or mean) that the ranks have not reduced yet.
+        header: uint64, `sums.header` of dtype and whole shape, which a checksum has beside its elements.
     """
 
     def __init__(self, readers: Sequence[RankReader]) -> None:

@@ -168,7 +168,7 @@ class WholeReader(WholeNames, Reader):
         return sum(self._sizes[self._size_key(row)] for row in every)
 
     def _size_key(self, row: int) -> tuple[int, int]:
-        """What tells steps of as many combined records: the ranks' forms of totals, or the position without these."""
+        """A key that is equal only for steps with as many combined records: the forms, else the position."""
         form = int(self._forms[row])
         return (form, -1) if form >= 0 else (-1, row)
 
