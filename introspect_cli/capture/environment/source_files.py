@@ -148,7 +148,7 @@ def _decoded(data: bytes) -> tuple[str | None, str]:
 
 
 def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
-    """Status and bytes of a regular file of at most 8 MiB, never waiting; None for what is not known."""
+    """Status and bytes of a regular file of at most 8 MiB, never waiting; None for either that cannot be had."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):

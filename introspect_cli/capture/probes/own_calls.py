@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.environment.sources import has_forward_call, file_of
+from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
