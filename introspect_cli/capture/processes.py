@@ -76,7 +76,7 @@ _VALUED = "WX"
 
 
 def described(words: Sequence[str]) -> Process:
-    """Role and script, module or code of a process, from its command line.
+    """Role, and script, module or code, of a python process by its command line alone; an interactive one is a HELPER.
 
     Args:
         words: its command line, as in `sys.orig_argv`: the interpreter, its options, what it runs.
@@ -124,7 +124,9 @@ def _role_of_script(script: str) -> Role:
 
 
 def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[str] | None:
-    """Command line to run as a followed process; None for a python script, which this process runs itself.
+    """Command line to run as a process that is followed; None where this process runs the python script itself.
+
+    None also where there is no such file and no such command.
 
     Args:
         words: what was given to `capture`: a script or command with its arguments, or a module with its.
@@ -138,7 +140,7 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
     if path.is_file() or (path / "__main__.py").exists():
         if not path.is_file() or path.suffix in {".py", ".pyc", ".pyz", ".zip"}:
             return None
-        shell = _shell(path)
+        shell = _interpreter_of(path)
         launcher = _role_of_script(first) is Role.LAUNCHER
         if not shell and not launcher:
             return None
@@ -147,8 +149,8 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
     return [executable, *words[1:]] if executable else None
 
 
-def _shell(path: Path) -> list[str]:
-    """Interpreter of a script by `#!` or suffix, the path itself for a binary; empty for python."""
+def _interpreter_of(path: Path) -> list[str]:
+    """Words to put before a file to run it: its `#!` line, `sh` by suffix, its path for a binary; [] for python's."""
     try:
         with path.open("rb") as file:
             line = file.readline(256)

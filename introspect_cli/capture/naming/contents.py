@@ -61,7 +61,12 @@ what is another where another module holds one of them, or under another name.""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """Parameters and buffers of modules, each tensor once; `kinds` selects PARAM, BUFFER or both."""
+    """Parameters and buffers of modules, each tensor once, in the order met.
+
+    Args:
+        holders: the modules; one that is gone is passed over.
+        kinds: PARAM, BUFFER or both.
+    """
     tensors: dict[int, torch.Tensor] = {}
     of: list[Kind] = []
     places: list[object] = []
@@ -78,27 +83,27 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters of a module tree; a shared one comes again."""
+    """Parameters of a module and all below it; one that several modules share comes several times."""
     for module in modules_in(root):
         yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper, None for a module that wraps nothing."""
+    """The module that a wrapper (`WRAPPED_BY`) holds; None for a module of any other class."""
     attribute = WRAPPED_BY.get(type(module).__name__)
     inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
     return inner if isinstance(inner, nn.Module) else None
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The innermost module under any wrappers."""
+    """The module inside all wrappers; the module itself where it is no wrapper."""
     while (inner := wrapped(module)) is not None:
         module = inner
     return module
 
 
 def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether any top-level argument is a fake tensor: a call that computes nothing (export, shape tracing)."""
+    """Whether any argument itself (not nested) is a fake tensor, so that the call computes nothing (export, shapes)."""
     fake = private_api.FAKE_TENSOR
     for value in args:  # no generators: this runs for every call of every module
         if issubclass(type(value), fake):
@@ -121,7 +126,7 @@ def is_unfinished(module: nn.Module) -> bool:
 
 
 def has_own_call(cls: type[nn.Module]) -> bool:
-    """Whether a class or a base below `nn.Module` defines `__call__`."""
+    """Whether a class, or a base of it other than `nn.Module`, defines `__call__`."""
     return next(base for base in cls.__mro__ if "__call__" in vars(base)) is not nn.Module
 
 
@@ -134,7 +139,7 @@ def is_plain_call(module: nn.Module) -> bool:
 
 
 def how_hidden(module: nn.Module) -> str:
-    """`fused`, `scripted` or `compiled`."""
+    """How a module hides what runs inside it: `fused`, `scripted`, else `compiled`."""
     if isinstance(module, nn.TransformerEncoderLayer):
         return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
