@@ -125,7 +125,10 @@ class OwnCalls:
         )  # fmt: skip
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Call the original through the probe, unless the call is traced or made by a class below."""
+            """Call `called`.
+
+            The original alone while compiled or off, and where a class below calls it by `super()`.
+            """
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
