@@ -79,7 +79,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
 def _with_resumption(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
     """The sentence `agreed` of runs that agree, with one on what the resumed run restored.
 
-    Before it, after it if UNDECIDED.
+    That one comes first, or after `agreed` where the verdict is UNDECIDED.
     """
     if verdict is Verdict.UNDECIDED:
         return f"{agreed} {head_of(resumed)}"

@@ -158,6 +158,7 @@ class _SourceTexts:
         tops = {name.partition("/")[0] for name in wanted}
 
         def distance(name: str) -> tuple[bool, bool]:
+            """Sort key: names that are wanted, then those in their top directories, then others."""
             name = renamed.get(name, name)
             return name not in wanted, "/" in name and name.partition("/")[0] not in tops
 

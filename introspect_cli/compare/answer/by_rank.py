@@ -203,7 +203,8 @@ def compare_ranks(
     Args:
         pair: the runs.
         ranks: numbers of ranks that both runs have.
-        options: how to compare. With more than MANY ranks, only the one that diverges first lists all divergences.
+        options: how to compare. With `whole_step` and more than MANY ranks, only the rank that diverges first, which is
+            compared a second time, lists divergences.
         work: runs tasks in other processes; None to compare here.
     """
     many = len(ranks) > MANY
@@ -308,8 +309,8 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
     """How many training steps a run has after the last common one, and the tensor that a last step changed untrained.
 
-    A single last step counts 0 if it changes no tensor and only evaluates, saves or begins. The tensor is in words; ""
-    for none.
+    A single last step that only evaluates, saves or begins, or has no loss, gradient or update while the one before
+    has, counts only if it changes a tensor. The tensor is in words; "" for none.
 
     Args:
         reader: the rank of the run.

@@ -64,7 +64,7 @@ def weighed_by_code(
     def weighed(change: SettingChange) -> SettingChange:
         """The setting with the weight of its file's nearest statement.
 
-        As it is if it is no source file that explains.
+        Unchanged if it is no source file that explains.
         """
         nearest = best.get(change.name) if change.source == "sources" else None
         if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):

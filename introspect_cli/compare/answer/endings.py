@@ -55,9 +55,9 @@ class Raised:
 
 
 def exception_of(run: Run, side: str) -> Raised | None:
-    """The exception that ended a run, as its manifest notes it.
+    """The exception that ended a run, as its manifest notes it; None where none did.
 
-    None where none did. `side` is what the run is called.
+    `side` is what the run is called in words: `a`, `b` or "".
     """
     manifest = run.manifest
     text = manifest.get("exception")

@@ -53,7 +53,7 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
     Args:
         answer: of the comparison by names.
         runs: a and b.
-        options: `rtol`, if above 0, says how close values have to be.
+        options: `rtol` says how close values have to be; `CLOSE` where it is 0 or None.
         outcome: of the rank to read.
     """
     a, b = (run.rank(outcome.rank) for run in runs)

@@ -176,7 +176,7 @@ class Reader:
         return self.make("starred", node, self.value(node.value, env))
 
     def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
-        """`not` twice is a `truth`."""
+        """A `not`, `truth` for `not not`, else a value of the operator's kind."""
         value = self.value(node.operand, env)
         if isinstance(node.op, ast.Not) and value.kind == "not":
             return self.make("truth", node, value.parts[0])
@@ -718,7 +718,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     pending: list[tuple[Value, Value, tuple[Value, Value]]] = []
 
     def add_difference(difference: Difference) -> None:
-        """Add a difference to `found`, if none of the same values and lines is there."""
+        """Add a difference to `found`, if none of the same values at the same lines is there."""
         one, two = difference.a, difference.b
         spots = [(part.key, part.file, getattr(part.node, "lineno", 0)) if part else None for part in (one, two)]
         found.setdefault((spots[0], spots[1]), difference)
@@ -768,7 +768,12 @@ _WRITTEN = frozenset({"constant", "import", "name"})
 def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
     """Whether two values that differ are both computed elsewhere too, so that the choice between them differs.
 
-    False if both are constants, imports or names, or if one is part of the other and nothing else uses that one.
+    False if both are constants, imports or names, or if one contains the other and is itself used only once.
+
+    Args:
+        one: a value of a that also occurs in b.
+        two: a value of b that also occurs in a.
+        uses: numbers of `_parent_counts`.
     """
     if {one.kind, two.kind} <= _WRITTEN:
         return False

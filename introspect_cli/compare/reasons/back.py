@@ -61,7 +61,8 @@ def excluded_handling(at: View) -> frozenset[Handling]:
     None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
     gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
     where no factor maps a's gradient to b's, or where at most one optimizer steps and another gradient is equal and not
-    zero; `ZERO_GRAD` where the difference holds nothing of the previous step's gradient.
+    zero. `ZERO_GRAD` is where the difference holds nothing of the previous step's gradient, or where such an equal
+    gradient was not zero in the previous step either (or there is none, at step 0).
     """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
@@ -167,9 +168,9 @@ def left_in_backward(at: View) -> Iterator[str]:
 def gradient_cause(step: Step, position: int) -> Cause | None:
     """Cause `gradient` of a parameter's gradient at an optimizer step; None where something that goes into it differs.
 
-    That is an earlier record of the forward or backward pass or of the start, a random state, or a parameter as the
-    step finds it. None also without an FQN. Where the values show a stale gradient (`stale_share`), evidence that was
-    not observed is not needed.
+    That is an earlier record of the forward or backward pass or of the start, a random state at the start, or a
+    parameter as the step finds it. None also without an FQN. Where the values show a stale gradient (`stale_share`),
+    evidence that was not observed is not needed.
     """
     site, order = step.sites[position], step.order_at(position)
     upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params

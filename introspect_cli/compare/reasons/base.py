@@ -35,7 +35,9 @@ Applies = Callable[["Step", int], "Cause | None"]
 
 
 def anything_before(step: Step, position: int) -> bool:
-    """Whether anything differs before a divergence: an earlier record of its step, a start value, or a random state.
+    """Whether anything differs before a divergence: an earlier record, a tensor or a random state at the step's start.
+
+    Saved files do not count.
 
     Args:
         step: the step.

@@ -227,8 +227,8 @@ def find_one_sided_draw(at: View) -> Iterator[Finding]:
 def random_state_cause(step: Step, position: int) -> Cause | None:
     """Cause `rng` of a random state that differs; None where it differs as a consequence.
 
-    At the start of a step that is where it differed in an earlier step already; later in the step, where any random
-    state or any earlier record of the step differs.
+    At the start of a step that is where it differed in an earlier step already. Later in the step, it is where a random
+    state differs at the start, or any earlier record does.
     """
     site = step.sites[position]
     if site.phase is Phase.START:
@@ -250,8 +250,8 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     """Findings on what set the state, or drew from it, in one run alone or otherwise.
 
     At the start of the first step: the first seeding or draw before it that differs, and models that one run ran first;
-    none for resumed runs. Else calls that set the state. Without any, the first one-sided draw: of this step, or, for a
-    state at its start, of the previous step.
+    nothing for resumed runs. Else calls that set the state. Without any, the first one-sided draw: of this step, or,
+    for a state at its start, of the previous step.
     """
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:

@@ -93,7 +93,8 @@ def _start_if_fed_equally(step: Step, site: Site, order: float) -> float | None:
 def _call_is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
     """Whether something that goes into a call differs before `order`.
 
-    That is an input of the call, a record inside the module from `start` on, a tensor of the module, or a random state.
+    That is an input of the call, a record inside the module from `start` on, a tensor of the module, or a random state
+    at the start of the step.
 
     Args:
         step: the step.
@@ -378,10 +379,7 @@ def script_cause(step: Step, position: int) -> Cause | None:
 
 @finds("script", "loss")
 def find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs another number of times in b's step.
-
-    None for reason `structure`, which tells it itself.
-    """
+    """Finding where a module runs a different number of times in b's step; nothing for reason `structure`."""
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
         yield found("calls", module=name, a=often(one), b=often(two))

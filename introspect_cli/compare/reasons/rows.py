@@ -20,7 +20,10 @@ def _name_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _left_in_gap(at: View) -> Iterator[str]:
-    """Remaining causes of the reason that would apply if all were recorded, and `not-recorded`."""
+    """Codes of the causes that the reason leaves which would apply if all were recorded, and of what was not.
+
+    After the causes come `not-recorded`, and `steps-between` where steps before this one were not recorded.
+    """
     for reason in ROWS:
         if reason.word == at.cause.instead:
             yield from (*reason.remaining(at), "not-recorded")

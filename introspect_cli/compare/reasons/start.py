@@ -55,7 +55,7 @@ def find_child_processes(at: View) -> Iterator[Finding]:
 def find_initial_draw(at: View) -> Iterator[Finding]:
     """Findings on what filled a tensor before the first step in another way; of a buffer also its module's attributes.
 
-    None where recording began late, dtype or shape differ, or the distance is rounding.
+    Nothing where recording began late, dtype or shape differ, or the distance is rounding.
     """
     if not at.is_first_step or is_recorded_late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
         return

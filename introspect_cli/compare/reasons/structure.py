@@ -189,7 +189,7 @@ def _is_name_missing(at: View, name: str = "") -> bool:
 
 
 def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Findings where a module runs another number of times in b, or where optimizers step in another order.
+    """Findings where a module runs a different number of times in b, or where optimizers step in another order.
 
     Also that batches are accumulated, where a root module runs as often as there are losses.
     """

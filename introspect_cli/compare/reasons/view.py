@@ -153,9 +153,9 @@ class View:
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:
-        """(FQN, calls in a, calls in b) of the outermost module that both runs call in the step, in another number.
+        """(FQN, calls in a, calls in b) of the outermost module that both runs call, a different number of times.
 
-        Counted are calls in the forward pass; None where there is no such module.
+        Counted are calls in the step's forward pass; None where there is no such module.
         """
         alignment = self.table.alignment
         called: dict[str, tuple[set[int], set[int]]] = {}

@@ -127,8 +127,8 @@ def partings(runs: tuple[Run, Run], rank: int) -> list[Parting]:
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collection[str]) -> bool:
     """Whether the events number `place` have equal seed, function, state and name.
 
-    After a draw by an unknown function the next states must agree too, unless a seeding comes next. Names may differ if
-    the lines agree and `both` has not both of them.
+    After a draw by an unknown function the next states must agree too, unless a seeding comes next. Names may differ
+    where the lines agree, and either a name is "" or neither is in `both`.
 
     Args:
         a: events of a.

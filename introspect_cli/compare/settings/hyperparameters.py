@@ -157,7 +157,7 @@ class Optimizers:
 
 
 def learning_rates(settings: Any) -> Iterator[float]:
-    """`lr` and `initial_lr` of all parameters in a settings document, none over 1e6, which larger ones become."""
+    """`lr` and `initial_lr` of all parameters in a settings document; more than 1e6 is given as 1e6."""
     for held in _optimizers_by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
@@ -187,7 +187,7 @@ def _values_by_parameter(groups: Any) -> _Hyperparameters:
 
 
 def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of hyper-parameters that differ.
+    """(name, value in a, value in b) of hyper-parameters that differ; None where one run lacks it.
 
     `initial_lr` is left out where `lr` differs too, or where one run has no scheduler and so no `initial_lr`.
     """
