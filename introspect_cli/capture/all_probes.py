@@ -175,7 +175,7 @@ class Probes:
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)
-        self.names.step_over()
+        self.names.free_gone_names()
 
     def install(self) -> None:
         """Install every probe in order, and have Dynamo skip the code of introspect."""
@@ -224,7 +224,7 @@ class Probes:
         self.summarizer.close()
         self.names.clear()
 
-    def forked(self) -> None:
+    def stop_in_child(self) -> None:
         """Stop recording in a forked child, and remove the patches there; the parent's stay."""
         self.recorder.stop()
         self.remove()

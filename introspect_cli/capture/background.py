@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.processes import VARIABLE
-from introspect_cli.capture.steps.labels import TRAINERS, running
+from introspect_cli.capture.steps.labels import TRAINERS, running_self
 from introspect_cli.store.files.handles import Handle
 from introspect_cli.store.remote.objects import is_remote
 
@@ -187,15 +187,15 @@ def _outcome_sentences(places: list[str], said: bytes, ended: bool) -> list[str]
 
 
 def logger_places() -> list[str]:
-    """Places that a running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
+    """Places that the running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
 
     What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
-    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run
-    beside, in the same project and grouped with the other.
+    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is another
+    run in the same project, grouped with the first.
     """
     places: list[str] = []
     for modules, function, _ in TRAINERS:
-        trainer = running(modules, function)
+        trainer = running_self(modules, function)
         if trainer is not None:
             handler = getattr(trainer, "callback_handler", None)
             for logger in getattr(trainer, "loggers", None) or getattr(handler, "callbacks", None) or ():

@@ -29,7 +29,7 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 
 @functools.lru_cache(maxsize=1024)
 def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
-    """The one shared tuple equal to `key`, which thousands of modules hold: each is work for the garbage collector."""
+    """A tuple equal to `key`, the same object at each call, since thousands of modules hold it."""
     return key
 
 
@@ -97,9 +97,9 @@ class Context:
         return number
 
     def copies(self) -> list[int]:
-        """Ranks that hold the same values as this one, itself included; empty where unknown.
+        """Ranks that hold the same values as this one, itself included; [] where that is unknown.
 
-        With ZeroRedundancyOptimizer, empty: each rank has the state of some parameters alone.
+        Also [] with ZeroRedundancyOptimizer, where each rank has the state of some parameters alone.
         """
         is_cut = any(
             type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self.clock.trained.optimizers()
@@ -107,7 +107,7 @@ class Context:
         return [] if is_cut else self.data_parallel.copies
 
     def line(self) -> str:
-        """`file:line` of the innermost frame of the user's; "" where there is none."""
+        """`file:line` of the innermost frame in the user's files, among callers of this; "" where there is none."""
         return self._places.line(inspect.currentframe())
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:

@@ -53,7 +53,7 @@ class Draws:
 
     @property
     def complete(self) -> bool:
-        """Whether every draw from a default generator was noticed, and by the right module."""
+        """Whether so far every draw from a default generator was noticed, and in the thread that began the step."""
         return self._generators.is_complete and not self._shared
 
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
@@ -131,7 +131,7 @@ def generator_words(name: str, generator: Any) -> str:
 
 
 def state_of(generator: object) -> int:
-    """State of a CPU `torch.Generator` as a 64-bit digest; 0 for any other object."""
+    """State of a CPU `torch.Generator` as a digest of 64 bits; 0 for any other object."""
     return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
 
 

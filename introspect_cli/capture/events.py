@@ -247,7 +247,7 @@ class Patches:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            """Call the original between the handler and what that returned."""
+            """Call the original between the handler and what the handler returned."""
             leaving: Callable[[Any], None] | None = None
             if not is_traced() and guarded.on and group not in inside:
                 with guarded:
@@ -312,7 +312,10 @@ def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> C
     is_traced = sys.modules["torch"].compiler.is_compiling if compilers else _never
 
     def hooked(*given: Any) -> Any:
-        """Call the method, unless a compiler traces this or the probe is off."""
+        """Call the method inside the guard.
+
+        None, with nothing called, where a compiler traces this or the probe is off.
+        """
         if not is_traced() and guarded.on:
             with guarded:
                 return method(*given)

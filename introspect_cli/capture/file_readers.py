@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
         @property
         def is_on(self) -> bool:
-            """Whether the script is running, and no code of introspect."""
+            """Whether a file that is opened now is the script's doing, and watched."""
 
         def note_path(self, frame: FrameType, path: object) -> None:
             """Note a file that a library has opened by path."""

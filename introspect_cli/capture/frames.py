@@ -95,7 +95,10 @@ PAUSE = Pause()
 
 
 def pass_by() -> None:
-    """Have Dynamo skip the code of all loaded modules of introspect, each once, and pause in guarded sections."""
+    """Have Dynamo skip the code of all loaded modules of introspect, and let `PAUSE` take its callback off.
+
+    Each module's code is marked once. Imports torch.
+    """
     from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
     if private_api.compiler_callback is not None and private_api.set_compiler_callback is not None:

@@ -45,7 +45,7 @@ def uncounted(function: Function) -> Function:
     return function
 
 
-def stands_in(frame: FrameType) -> bool:
+def is_stand_in(frame: FrameType) -> bool:
     """Whether `uncounted` has marked the function of a frame."""
     return frame.f_code.co_filename.endswith(_UNCOUNTED)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
-from introspect_cli.capture.guard import stands_in
+from introspect_cli.capture.guard import is_stand_in
 from introspect_cli.script.ending import PACKAGE, DeferredHandler
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Interpreter:
         def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
             """Frames and lines of a traceback without introspect's."""
             entries = list(walk(tb))
-            if entries and is_introspects(entries[-1][0]) and not stands_in(entries[-1][0]):
+            if entries and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0]):
                 return iter(entries)
             return iter([entry for entry in entries if not is_introspects(entry[0])])
 

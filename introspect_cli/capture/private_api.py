@@ -148,7 +148,7 @@ graph break."""
 
 
 def _by_exchange() -> Any:
-    """Dynamo's callback in older versions of torch: take it off and put it back."""
+    """Dynamo's callback of this thread, None without one, by taking it off and putting it back: for older torch."""
     callback = set_compiler_callback(None)
     if callback is not None:
         set_compiler_callback(callback)

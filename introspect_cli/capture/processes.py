@@ -53,7 +53,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Module, file name of the script, or `python -c`."""
+        """What it runs, for messages: module, file name of the script, or `python -c`."""
         return self.module or (os.path.basename(self.script) if self.script else "python -c")  # noqa: PTH119 - text
 
 
@@ -102,7 +102,7 @@ def described(words: Sequence[str]) -> Process:
 
 
 def _role_of_code(code: str) -> Role:
-    """HELPER or WORKER for `multiprocessing`'s and compilers' own `-c` code, else SCRIPT."""
+    """Role by what follows `-c`: HELPER for trackers and compilers, WORKER for `multiprocessing`'s, else SCRIPT."""
     if _HELPER_CODE.search(code):
         return Role.HELPER
     return Role.WORKER if _OWN_CODE.search(code) else Role.SCRIPT

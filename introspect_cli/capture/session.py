@@ -60,7 +60,7 @@ def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path],
     if ready is not None:
         ready(session.path)
     ending = run(target, started=session.start, ended=session.finish)
-    session.last_word()
+    session.print_last_words()
     leave(session.exit_code(ending))
 
 
@@ -137,7 +137,7 @@ class Session:
 
         def in_child() -> None:
             if (alive := reference()) is not None:
-                alive.forked()
+                alive.stop_in_child()
 
         os.register_at_fork(after_in_child=in_child)
         self._install(Interpreter(self._guard))
@@ -197,7 +197,7 @@ class Session:
         )
 
     def _tell(self, sentence: str) -> None:
-        """Print a sentence, or keep it for `last_word` once the script is over."""
+        """Print a sentence, or keep it for `print_last_words` once the script is over."""
         if self._closed:
             self.words.append(sentence)
         else:
@@ -304,14 +304,14 @@ class Session:
                 self._store.write_manifest(self._manifest | {"kept_around": box.written})
                 self._store.close()
 
-    def last_word(self) -> None:
+    def print_last_words(self) -> None:
         """Print `words` and empty them; on ranks above 0 only where the store was lost, else what was not published."""
         # Of many ranks, one says where the run is, and each what it could not send.
         for sentence in self.words if not self.rank or self._store_lost else self._unsent:
             self._terminal.say(sentence)
         self.words = []
 
-    def forked(self) -> None:
+    def stop_in_child(self) -> None:
         """Switch everything off in a forked child without closing the parent's store."""
         self._closed = True
         self.words = []
@@ -320,7 +320,7 @@ class Session:
         if self._documents.files is not None:
             self._documents.files.remove()
         if self.probes is not None:
-            self.probes.forked()
+            self.probes.stop_in_child()
         self._store.abandon()
 
     def _note_lost(self, error: StoreError) -> None:

@@ -49,7 +49,10 @@ def numpy_state() -> bytes | None:
 
 
 def numpy_owner() -> object:
-    """Numpy's global generator; None before numpy is loaded, or where the script has replaced it."""
+    """Numpy's global generator, an object to tell it by.
+
+    None before numpy is loaded, or where the script replaced it.
+    """
     return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
 
 
@@ -110,7 +113,7 @@ class Start:
         self._imports.install()
 
     def remove(self) -> None:
-        """Watch no more imports."""
+        """Watch no more imports; seeds and flags that were set stay."""
         self._imports.remove()
 
     def _numpy_imported(self) -> None:
@@ -162,7 +165,7 @@ class ImportWatch:
                 self._callbacks.pop(name)()
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Watch no more imports; callbacks not called yet never are."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

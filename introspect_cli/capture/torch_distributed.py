@@ -91,9 +91,9 @@ def reduction_asked(given: Iterable[Any]) -> str:
 
 
 def on_its_way(value: Any) -> bool:
-    """Whether a tensor is an unfinished result of a functional collective, which must not be read.
+    """Whether a tensor is a result of a functional collective that nobody has waited for, and so must not be read.
 
-    Without it, what goes on into another collective may be recorded before it is there.
+    Where torch lacks this, what goes on into another collective may be recorded before it is there.
     """
     functions = sys.modules.get("torch.distributed._functional_collectives")
     return isinstance(value, getattr(functions, "AsyncCollectiveTensor", ()))
@@ -182,7 +182,7 @@ def is_cut(module: Any) -> bool:
 
 
 def _cut_together(module: Any) -> list[Any]:
-    """The sets of parameters that `fully_shard` cuts together: one for each mesh; none where it was not called.
+    """The sets of parameters that `fully_shard` cuts together, one for each mesh; [] where it was not called.
 
     Older torch has one set at most. Newer torch has a list, and raises where the one is asked for and there are more.
     """

@@ -51,7 +51,7 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def holders_in(root: nn.Module) -> list[nn.Module]:
-    """Modules with own parameters or buffers in a tree, each once, parents before children."""
+    """Modules of a tree that have parameters or buffers of their own, each once, parents before children."""
     return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
 
 
@@ -112,7 +112,7 @@ def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def hides(module: nn.Module) -> bool:
-    """Whether calls inside a module are not seen: it is scripted or compiled."""
+    """Whether what runs inside a module's calls is not seen, as it is scripted or compiled."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
@@ -131,7 +131,10 @@ def has_own_call(cls: type[nn.Module]) -> bool:
 
 
 def is_plain_call(module: nn.Module) -> bool:
-    """Whether calling a module is an ordinary call: no own `__call__`, wrapper, graph, script or compiled region."""
+    """Whether a call of a module is only that: no own `__call__`, wrapper, graph, script or compiled region.
+
+    False for a `TransformerEncoderLayer`, which torch may fuse, and for the list of a parametrization.
+    """
     if has_own_call(type(module)):
         return False
     special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)

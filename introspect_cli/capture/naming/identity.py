@@ -27,7 +27,7 @@ class Keyed(weakref.ref[Thing]):
 
 
 def keyed(thing: Thing, forget: Callable[[Keyed[Thing]], None]) -> Keyed[Thing]:
-    """A weak reference keyed by `id(thing)`; `forget` is called with it when the object goes."""
+    """A weak reference to a thing with `key` set to its `id`; `forget(reference)` is called when the thing goes."""
     reference = Keyed(thing, cast("Callable[[weakref.ref[Thing]], None]", forget))
     reference.key = id(thing)
     return reference
@@ -72,7 +72,7 @@ class ById(Generic[Value]):
             del self.entries[id(thing)]
 
     def objects(self) -> list[Any]:
-        """Live objects that have a value, in the order of setting."""
+        """Live objects that have a value, in the order in which they first got one."""
         return [thing for reference, _ in list(self.entries.values()) if (thing := reference()) is not None]
 
     def clear(self) -> None:

@@ -36,7 +36,7 @@ _PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
 
 
 def class_name(module: nn.Module) -> str:
-    """Name of the author's class, also for a scripted, traced or `fully_shard`ed module."""
+    """Name of the class as its author wrote it, also for a scripted, traced or `fully_shard`ed module."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     cls = type(module)
@@ -235,7 +235,7 @@ class Names:
             with self._lock:
                 self._name_below(root, state.fqn)
 
-    def step_over(self) -> None:
+    def free_gone_names(self) -> None:
         """As a step ends, free the names of models that are gone."""
         self._free.free_resting()
 
@@ -335,7 +335,7 @@ class Names:
         return forget
 
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
-        """A module's row of the tree, without its attributes."""
+        """A module's row of the tree, without attributes; it is not written here."""
         return ModuleInfo(
             fqn=state.fqn,
             module_class=state.module_class,

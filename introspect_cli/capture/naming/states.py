@@ -142,7 +142,7 @@ class ParameterName(Named):
         return False
 
     def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
-        """The module that holds the tensor, and its attribute; None where no module does."""
+        """A weak reference to the module that holds the tensor, and the attribute; None where no module does."""
         return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
 
     @property
@@ -176,7 +176,7 @@ class Holder:
 
     @property
     def place(self) -> tuple[weakref.ref[Any], str] | None:
-        """The module and the attribute; None where the owner is an optimizer."""
+        """A weak reference to the module, and the attribute; None where the owner is an optimizer."""
         return (self._owner, self._place) if isinstance(self._place, str) else None
 
     def same_owner(self, other: Holder) -> bool:
@@ -215,7 +215,7 @@ class Keeper(Holder):
         super().__init__(owner, "sharded_param")
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the shard is still that tensor."""
+        """Whether the shard that is kept is this very tensor."""
         return getattr(self._owner(), "sharded_param", None) is tensor
 
 
@@ -302,7 +302,7 @@ class ParameterNames(dict[int, ParameterName]):
                     del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
-        """`attribute=name` for each parameter of a module that has its name from another place."""
+        """`attribute=name` for each parameter of a module whose name is another than `<fqn>.<attribute>`."""
         aliases = []
         for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
             name = None if tensor is None else self.name_of(tensor)

@@ -186,7 +186,7 @@ class CaptureOptions:
 
     @property
     def measures(self) -> bool:
-        """Whether any statistic beyond shape and dtype is kept."""
+        """Whether any statistic other than shape and dtype is kept."""
         return any(name not in LAYOUT_STATS for name in self.stats)
 
     @property

@@ -112,7 +112,7 @@ class AttributeProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and drop the snapshots."""
+        """Stop listening, and drop the snapshots."""
         super().remove()
         self._watched.clear()
         self._context.names.made_on_the_fly = lambda _module: None
@@ -222,7 +222,7 @@ class AttributeProbe(GuardedProbe):
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all below it, each once; not the inside of a scripted one."""
+    """A module and all below it, each once; nothing below a scripted one."""
     waiting, seen = [root], {id(root)}
     while waiting:
         module = waiting.pop()
@@ -266,7 +266,11 @@ def _text(value: object) -> str:
 
 
 def _hooks(registry: Any) -> list[Any]:
-    """Hooks in a registry of a module that are not introspect's."""
+    """Hooks in a registry of a module, without introspect's; [] for what is no registry.
+
+    Args:
+        registry: such as `module._forward_hooks`; may be None.
+    """
     if registry is None or not hasattr(registry, "values"):
         return []
     return [hook for hook in registry.values() if not called(hook, in_full=True).startswith(_PACKAGE)]

@@ -37,7 +37,7 @@ class GuardedProbe:
     first = False
 
     def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
-        """Watch nothing yet; `then` is called once the probe has failed."""
+        """Watch nothing before `install`; `then()` is called when the probe has failed."""
         self._context = context
         self._recorder = context.recorder
         self._guarded = context.guard.around(self.name, self.lost, then)

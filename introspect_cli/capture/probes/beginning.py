@@ -209,7 +209,7 @@ class BeginningProbe(GuardedProbe):
             frame = call.frame.f_back
 
         def made(_: object) -> None:
-            """Note the seed, if code of the user's has made the generator."""
+            """Note the seed and the line, if code of the user's has made the generator."""
             if frame is not None and is_users(frame.f_code.co_filename):
                 by = "random.Random" if is_pythons else "numpy.random.default_rng"
                 seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)

@@ -45,7 +45,7 @@ class ChildrenProbe(GuardedProbe):
         """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
-        """Watch the functions that start processes."""
+        """Watch `Process.start`; `mp.spawn`, too, if child processes are recorded."""
         if self._followed:
             self._put("spawned")
         super().install()

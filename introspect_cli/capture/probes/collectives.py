@@ -151,7 +151,7 @@ class CollectiveProbe(GuardedProbe):
         """
 
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            """Record what goes in, run the operator, and expect what comes out."""
+            """Record the inputs, run the operator, and remember what it will fill."""
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
             if self._guarded.on and self._recorder.wanted and _FUNCTIONAL not in self._guarded.inside:
@@ -357,7 +357,7 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:
-    """`float32 [16, 16]` of the first tensor, and ` and 3 more` where there are others."""
+    """Dtype and shape of the first tensor, `float32 [16, 16]`, followed by ` and 3 more` if there are others."""
     first = tensors[0]
     text = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
     return text if len(tensors) == 1 else f"{text} and {len(tensors) - 1} more"

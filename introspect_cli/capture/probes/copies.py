@@ -139,13 +139,16 @@ def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
 
 
 def _name(path: ObjectPath) -> str:
-    """Python expression of a path: `ema['weights'].shadow`, 80 characters at most."""
+    """A path as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
     text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
     return clean(text[1:], 80)
 
 
 def _scopes() -> dict[CodeType | str, Any]:
-    """Globals by module name and frames by code object, `__main__` first, then the outermost frame to the innermost."""
+    """Where variables are: by module name its globals, by code object the frame that runs it.
+
+    `__main__` comes first, then the script's frames from the outermost to the innermost.
+    """
     scopes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
         scopes[str(frame.f_globals.get("__name__"))] = frame.f_globals

@@ -29,7 +29,7 @@ class _Source:
     __slots__ = ("__weakref__", "class_name", "number", "settings")
 
     def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
-        """Set the loader's number, class and settings."""
+        """Keep what is told of a loader: its number, its class and its settings."""
         self.number = number
         self.class_name = class_name
         self.settings = settings

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
-    """Whether the hook is registered on this leaf tensor."""
+    """Whether a leaf tensor has this very hook; looked up by the number it was registered under."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
 
@@ -104,7 +104,10 @@ class GradientProbe(GuardedProbe):
             return
 
         def recorded(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            """Record the gradient as the part that it is, or whole where its size is not that of the part."""
+            """Record the gradient as the part that it is.
+
+            As a tensor of its own where its size is not that of the part.
+            """
             gradient = gradients[at]
             if self._guarded.on and self._recorder.wanted and gradient is not None:
                 with self._guarded:

@@ -40,7 +40,12 @@ class ParameterSites:
     """Names of an optimizer's parameters, and sites of their gradients and state."""
 
     def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
-        """Set the names in the order of the parameters, and `ParameterNames.replaced` at the time."""
+        """Keep the names; sites are looked up later.
+
+        Args:
+            names: in the order of the parameters.
+            replaced: `ParameterNames.replaced` at the time; where that has changed, these names are out of date.
+        """
         self.names = names
         self.replaced = replaced
         self._gradients: dict[int, Sequence[int]] = {}

@@ -332,5 +332,5 @@ def _with_closure(
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `step` was given a closure; `args` begins with the optimizer itself."""
+    """Whether `step` was given a closure, by name or as the first argument after the optimizer (`args[0]`)."""
     return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))

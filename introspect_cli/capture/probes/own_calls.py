@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.environment.sources import calls_forward, file_of
+from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
@@ -95,7 +95,7 @@ class OwnCalls:
             if has_own_call(cls):
                 for name in ("__call__", "forward"):
                     self._replace(cls, name, self._called)
-            elif any(calls_forward(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
+            elif any(has_forward_call(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
                 self.see_forward(cls)
 
     def see_forward(self, cls: type[nn.Module]) -> None:
@@ -125,7 +125,10 @@ class OwnCalls:
         )  # fmt: skip
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Call the original through the probe, unless the call is traced or made by a class below."""
+            """Call `called`.
+
+            The original alone while compiled or off, and where a class below calls it by `super()`.
+            """
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`

@@ -45,7 +45,7 @@ class RngProbe(GuardedProbe):
         self._backends = _backends()
 
     def remove(self) -> None:
-        """Stop listening."""
+        """Stop listening; draws within steps are not looked for either."""
         super().remove()
         self._context.draws.stop()
 
@@ -92,11 +92,15 @@ class RngProbe(GuardedProbe):
         return latest[1]
 
     def _new_site(self, name: str) -> int:
+        """Number of the site of a generator's state at the start of a step; `_site` caches it."""
         return self._recorder.site(Site(Phase.START, Kind.RNG, name))
 
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
-    """Functions that list the generators of each accelerator that torch is built for, without initialising it."""
+    """For each kind of accelerator that torch is built for, a function that lists its generators.
+
+    Neither the list nor the functions initialise a device.
+    """
     there = {"cuda": torch.backends.cuda.is_built(), "xpu": hasattr(torch, "xpu"), "mps": torch.backends.mps.is_built()}
     return [functools.partial(_generators_of, name) for name, is_built in there.items() if is_built]
 

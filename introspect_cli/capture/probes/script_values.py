@@ -52,13 +52,13 @@ class ProductProbe(GuardedProbe):
         self._imports = ImportWatch({"safetensors.torch": lambda: self._put("saved files")})
 
     def install(self) -> None:
-        """Watch `torch.save`, and `safetensors.torch.save_file` once imported."""
+        """Watch `torch.save` now, and `safetensors.torch.save_file` when the script has imported it."""
         super().install()
         if Kind.PRODUCT in self._context.kinds:
             self._imports.install()
 
     def remove(self) -> None:
-        """Put the functions back."""
+        """Put `torch.save` and the others back."""
         self._imports.remove()
         super().remove()
 
@@ -125,7 +125,7 @@ def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:
-    """Whether a uint8 tensor is a generator's state, by shape (5056,) or by a path such as `rng_state`."""
+    """Whether a tensor is a generator's state: uint8, and of shape (5056,) or at a path such as `rng_state`."""
     return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
 
 
@@ -165,9 +165,9 @@ class ScriptCallsProbe(GuardedProbe):
             self._context.clock.manual_tick()
 
     def enter_phase(self, name: str) -> None:
-        """Begin a phase, or end it with `""`.
+        """Begin a phase of the script's, or end it with "".
 
-        Its name prefixes values, and while it lasts forward passes without gradients are recorded.
+        Until it ends, `PHASE/` is put before names of values, and forward passes without gradients are recorded.
         """
         if self._guarded.on:
             with self._guarded:

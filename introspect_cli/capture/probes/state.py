@@ -369,7 +369,7 @@ class StateProbe(GuardedProbe):
         """
         parts = self._context.parts
         if is_lazy(tensor) or (
-            zero.is_loaded() and zero.is_away(tensor) and not (parts.is_active and parts.shard_of(tensor))
+            zero.is_loaded() and zero.is_emptied(tensor) and not (parts.is_active and parts.shard_of(tensor))
         ):
             return None
         name = self._context.names.parameters.name_of(tensor)

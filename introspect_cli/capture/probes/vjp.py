@@ -53,12 +53,12 @@ class VjpProbe(GuardedProbe):
         super().install()
 
     def remove(self) -> None:
-        """Stop, and drop the step's values."""
+        """Stop, and drop the values that wait for the later one of their pair."""
         super().remove()
         self._earlier.clear()
 
     def on_tick(self) -> None:
-        """Drop the step's values."""
+        """As a step ends, drop the values that wait for the later one of their pair."""
         self._earlier.clear()
 
     def _hear_value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:

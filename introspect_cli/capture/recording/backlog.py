@@ -108,7 +108,7 @@ class Backlog:
         if not self.open:
             return
         ended, policy = block.ended, self._policy
-        records = self._records(block) if policy.looks else None
+        records = self._records(block) if policy.wants_values else None
         expiry = policy.keep(ended.step, records)
         if expiry == NEVER:
             return
@@ -121,7 +121,7 @@ class Backlog:
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
                 policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
-            if policy.drops:
+            if policy.may_drop:
                 policy.note_written(ended.step, expiry, saved)
         except StoreError as error:
             self._lost(error)
@@ -133,7 +133,7 @@ class Backlog:
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
     def _append(self, block: StepBlock) -> None:
-        """Append a step to the rank's stream, after any layouts that are new."""
+        """Append a step to the rank's stream, after those layouts that the store has not got yet."""
         message = block.complete()
         # Those that records have are only ever added to, so the store gives them the same numbers.
         while self._layouts <= message.largest("layout"):

@@ -152,7 +152,7 @@ class BlackBox:
         self._taken = 0
 
     def clear(self) -> None:
-        """Drop all held tensors."""
+        """Drop all tensors that are held or set aside."""
         self._steps.clear()
         self._aside = []
         self._taken = 0

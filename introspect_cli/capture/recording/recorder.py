@@ -104,7 +104,7 @@ class Recorder:
 
     @property
     def steps_written(self) -> int:
-        """Steps that have been written so far."""
+        """How many steps have been written so far; ended steps may still wait."""
         return self._backlog.written
 
     @property
@@ -211,9 +211,9 @@ class Recorder:
                 self._lose(error)
 
     def tick(self) -> None:
-        """End the step and begin the next; writes the steps before it, and this one unless a device still computes.
+        """End the step and begin the next; write the ended steps whose summaries are there.
 
-        What a device still computes is not waited for: that step is written when the next one has ended.
+        The last step is not waited for if a device still computes it: it is written when the next one has ended.
         """
         with self._lock:
             was_wanted = self.wanted

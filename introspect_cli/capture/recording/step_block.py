@@ -156,7 +156,7 @@ class StepBlock:
 
 
 def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
-    """Store a host tensor of any dtype whole, named by its checksum."""
+    """Store all elements of a CPU tensor of any dtype in a file named by the checksum."""
     dtype = str(value.dtype).removeprefix("torch.")
     data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
     store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

@@ -87,7 +87,7 @@ class Records(NamedTuple):
         rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
         return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
 
-    def values(self, before: deque[float]) -> dict[str, float]:
+    def take_values(self, before: deque[float]) -> dict[str, float]:
         """Values that a condition may name, as far as they are known; appends the step's loss to `before`.
 
         Args:
@@ -168,12 +168,12 @@ class StepPolicy:
         return not self._is_among or (bool(copies) and self._number != min(copies))
 
     @property
-    def drops(self) -> bool:
+    def may_drop(self) -> bool:
         """Whether steps that were written may be dropped later, by a rule such as `last(50)`."""
         return self._rule.forgets
 
     @property
-    def looks(self) -> bool:
+    def wants_values(self) -> bool:
         """Whether a step's values are needed when it ends: by a condition, `--until-nan`, or an open black box."""
         return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
 
@@ -188,11 +188,11 @@ class StepPolicy:
 
         Args:
             step: its number.
-            records: its values; None where `looks` is False.
+            records: its values; None where `wants_values` is False.
         """
         values = {"step": float(step)}
         if records is not None and self._rule.names:
-            values |= records.values(self._losses)
+            values |= records.take_values(self._losses)
         expiry = NEVER if self.left_out else self._rule.expiry(step, values)
         if records is not None and self._until_nan and self.nan_at is None and records.has_nan():
             self.nan_at, expiry = step, ALWAYS

@@ -97,7 +97,12 @@ class StepRows:
     """
 
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
-        """Start with none; `numbering` numbers sites, under the recorder's lock."""
+        """Start without rows.
+
+        Args:
+            numbering: gives numbers to sites.
+            lock: the recorder's.
+        """
         self.sites, self.slots = new_numbers(), new_numbers()
         self.times: Any = KERNELS.times()
         self.given: dict[int, Given] = {}

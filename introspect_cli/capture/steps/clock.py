@@ -183,7 +183,7 @@ class StepClock(Moments):
         if not self.has_optimizer:
             self._step_without_optimizer(module)
         else:
-            self.look_for_unseen_step()
+            self.end_unseen_step()
         self.tell(self.on_forward, module)
         self.begin()
         if self._recorder.wanted:
@@ -237,8 +237,8 @@ class StepClock(Moments):
         if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
             self.auto_tick()
 
-    def look_for_unseen_step(self) -> None:
-        """End the step if no optimizer was ever seen to step, but the first parameter of any was written to.
+    def end_unseen_step(self) -> None:
+        """End the step if the first parameter of an optimizer was written to, though none was ever seen to step.
 
         A compiled optimizer step runs no hooks; without this, the whole run would be one step.
         """
@@ -264,7 +264,7 @@ class StepClock(Moments):
             if self._backwards and not self._forwards:
                 self.auto_tick()  # no module runs: a step is from one backward pass to the next
             self._backwards += 1
-        self.look_for_unseen_step()
+        self.end_unseen_step()
         self.begin()
         if self._recorder.wanted:
             self.labels.read()

@@ -60,7 +60,7 @@ class Trained:
         self._roots.clear()
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer was added."""
+        """Whether `add` was called with an optimizer."""
         return any(reference() is optimizer for reference in self._optimizers)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -145,7 +145,7 @@ def _is_in_train_mode(module: nn.Module) -> bool:
 
 
 def _is_in_function() -> bool:
-    """Whether the forward of an `autograd.Function` is running, within 100 frames.
+    """Whether any of the 100 innermost frames runs the forward of an `autograd.Function`.
 
     Known by the code of its frame: since torch 2.15 `apply` is not written in Python and leaves no frame.
     """

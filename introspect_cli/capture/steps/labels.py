@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Facts = dict[str, "Label"]
 
 
-def running(modules: tuple[str, ...], function: str) -> Any:
+def running_self(modules: tuple[str, ...], function: str) -> Any:
     """`self` of the innermost call under way of a method in this thread; None where it is not running.
 
     Args:
@@ -109,12 +109,12 @@ _ACCELERATE = "accelerate.state"
 _HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules))
 
 
-def ask() -> Facts:
+def current_labels() -> Facts:
     """Labels that the running framework has for the step now; {} where no known framework trains."""
     if sys.modules.keys().isdisjoint(_HOMES):
         return {}
     for modules, function, read in TRAINERS:
-        trainer = running(modules, function)
+        trainer = running_self(modules, function)
         if trainer is not None:
             return read(trainer)
     module = sys.modules.get(_ACCELERATE)
@@ -137,7 +137,7 @@ class StepLabels:
         if not self._guarded.on:
             return
         with self._guarded:
-            labels = ask()
+            labels = current_labels()
             if labels:
                 self._first = self._first or labels
                 self._last = labels
