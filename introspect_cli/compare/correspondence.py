@@ -130,7 +130,7 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
-    """As `correspond`, for two runs of one rank each whose root modules have no name in common; None for other runs.
+    """`correspond` for two runs of one rank whose root modules have no name in common; None for all other runs.
 
     None too where either run recorded no parameter.
     """

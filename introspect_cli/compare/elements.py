@@ -261,8 +261,13 @@ def _largest_differences(
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
     """(bins, their dtype): how many finite elements differ by how many ULPs of the coarser dtype.
 
-    Bins hold 1, 2, 3 to 4, 5 to 8 ULPs and so on; each is (its lowest number, elements), and empty ones are left out.
-    ((), "") where either dtype is no float.
+    Bins hold 1, 2, 3 to 4, 5 to 8 ULPs and so on. Each is (the lowest number of ULPs in it, number of elements); empty
+    ones are left out. ((), "") where either dtype is no float.
+
+    Args:
+        a: tensor of run a.
+        b: tensor of run b.
+        dtypes: what a and b were recorded as; bfloat16 comes as float32.
     """
     if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
         return (), ""

@@ -392,9 +392,9 @@ _COMPUTED = (
 
 
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark gathered values WITHIN that agree, and learn their factors (`Gathered.compare`).
+    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`Gathered.compare`).
 
-    Else nothing to do.
+    Unchanged where no ranks or calls are put together.
     """
     gathered = comparison.gathered
     if gathered is None or not len(table.differing):
@@ -444,10 +444,10 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
-    """The rtol of each DIFFERENT row, float64 (rows,).
+    """The rtol of each DIFFERENT row, float64 (rows,): `rtol_fine` before anything coarse, `rtol` from then on.
 
-    With `rtol_fine`, that is the one of rows before the first bfloat16 or float16 value of both runs, in this step and
-    all before it. Evaluation in such a precision does not make training coarse.
+    Coarse is the first bfloat16 or float16 value of both runs, in this step or an earlier one; one of evaluation counts
+    for evaluation alone. Without `rtol_fine`, `rtol` throughout.
     """
     options, rows = comparison.options, table.differing
     out = np.full(len(rows), options.rtol)
@@ -989,6 +989,7 @@ def _saved_elsewhere(table: Table) -> Mask:
 
 
 Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
+"""(table, what was learned, comparison) to (new table, what is learned then); changes none of its arguments."""
 
 PASSES: tuple[Pass, ...] = (
     drop_unrecorded,  # first, since no later pass may take what a run could not have recorded for a divergence

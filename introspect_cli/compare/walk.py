@@ -540,10 +540,15 @@ class Walk:
         return before, carried
 
     def _add_causes(self, place: int, table: Table) -> bool:
-        """Add the step's causes to the structure; returns whether it has causes and nothing else differs.
+        """Add the step's causes to the structure; returns whether it has any and nothing but causes differs.
 
-        In that case sets `began` and `new_values`, and where results do not agree `one_sided`, or `unrecorded` of the
+        In that case also sets, as far as unset, `began` and `new_values`. Before the first divergence, where results do
+        not show that nothing changed, it sets `one_sided`, or without any results on record `unrecorded` of the
         outcome.
+
+        Args:
+            place: index of the step among the common ones.
+            table: its table, with only what was selected diverging.
         """
         causes = table.keeping(table.cause)
         if self.comparison.causes is None or not causes.diverged:

@@ -246,8 +246,9 @@ OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
 def checkpoint_options(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
     """Options for comparing two checkpoints: strict, with all divergences listed and no map.
 
-    Where names are not given (`rename`), at most a third of the names is shared and changing a prefix makes it half,
-    that is added as `rename`; the numbers are of the checkpoint with fewer names.
+    If the user gave no `rename`, and allows matching by value, one is added that changes a prefix of all names: where
+    at most a third of the names is shared as they are, and at least half after the change. Both are counted in the
+    checkpoint with fewer names.
     """
     options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
     names = [_names(run) for run in (a, b)]

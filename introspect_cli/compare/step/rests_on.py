@@ -40,7 +40,15 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
 
 
 def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
-    """FQNs of the parameters, or buffers, of these modules alone; a tied tensor under the name it is recorded by."""
+    """FQNs of the parameters (or buffers) that these modules themselves hold, in either run.
+
+    A tied tensor is under the name that it is recorded by.
+
+    Args:
+        step: the step, whose module trees count.
+        owners: FQNs of modules.
+        kind: PARAM or BUFFER.
+    """
     names: set[str] = set()
     for owner in owners:
         for module in (tree[owner] for tree in step.modules if owner in tree):
@@ -147,6 +155,7 @@ class Place(NamedTuple):
 
 
 Edge = Callable[[Step, Place], list[Evidence]]
+"""Looks up one thing that a record rests on: what is known of it at a place of the step, as any number of facts."""
 
 
 def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
@@ -350,7 +359,13 @@ def calls_left_out(step: Step, fqn: str) -> bool:
 
 
 def _is_left_out(step: Step, state: Known, order: float) -> bool:
-    """Whether the joint `state` agrees, a capture left modules out, and no root output before `order` was seen."""
+    """Whether no root output before `order` was seen, because modules were left out, though what was seen agrees.
+
+    Args:
+        step: the step.
+        state: joint state of the outputs seen; one other than EQUAL and WITHIN gives False.
+        order: position in run a's sequence.
+    """
     if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.leaves_modules_out:
         return False
     sites = step.of(Kind.OUTPUT, FORWARD)

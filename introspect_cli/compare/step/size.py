@@ -81,10 +81,15 @@ def size_of(
 
 
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
-    """Number of terms of the sum that gives run a's value `a` at `site`; 0 where unknown.
+    """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
 
     Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
     input gradient: the largest fan-in of its module's parameters.
+
+    Args:
+        step: the step of the record.
+        site: what was recorded.
+        a: run a's record of it; None gives 0.
     """
     if a is None or not a.layout.shape:
         return 0

@@ -196,9 +196,10 @@ def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask
 
 
 def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
-    """A relative distance in roundings: (how many, of which dtype); None where it is more, or no dtype has any.
+    """A relative distance in roundings: (how many, of which dtype); None where it is too far for that.
 
-    Up to 64 of the coarser dtype count. Above, 0.2 to 1.2 of bfloat16 do, if both dtypes are finer.
+    At most 64 roundings of the coarser dtype. For a larger distance 0.2 to 1.2 roundings of bfloat16, if both dtypes
+    are finer: something was computed in it. None too for a distance of 0, or if neither dtype is a float.
     """
     units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
     if not units or rel <= 0:
