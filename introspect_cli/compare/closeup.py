@@ -46,7 +46,7 @@ class Closeup:
     given: tuple[Given, ...] = ()
 
 
-def comparable(divergence: Divergence) -> bool:
+def is_comparable(divergence: Divergence) -> bool:
     """Whether both runs have a tensor of the same shape at the divergence; False for random states and plain values."""
     a, b = divergence.a, divergence.b
     if a is None or b is None or divergence.site.kind is Kind.RNG:
@@ -65,7 +65,7 @@ def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Di
     """
     if result.first is None:
         return ()
-    listed = [each for each in result.divergences if comparable(each)]
+    listed = [each for each in result.divergences if is_comparable(each)]
     wanted = [result.first, *listed[:1]]
     if also is not None:
         wanted += [each for each in listed if (each.step, each.rank, each.site) == (also.step, also.rank, also.site)]

@@ -198,7 +198,7 @@ def matched_by_value(
     back = {new: old for old, new in roots.items()}
 
     def in_a(name: str) -> str:
-        """`name` with its root as a calls it: undoes `roots`."""
+        """A name under which `roots` have been applied, with its root as a calls it."""
         head, dot, rest = name.partition(".")
         return back.get(head, head) + dot + rest
 
@@ -284,11 +284,11 @@ class Side:
 
     @cached_property
     def _of_tensors(self) -> Mask:
-        """Mask of sites of parameters and buffers."""
+        """Mask of all sites that are of parameters and buffers."""
         return of_kinds(self.sites.kind, TENSORS)
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
-        """Those of `names` that are parameters or buffers."""
+        """Those of `names` that are names of parameters or buffers; sets the cached answer of `sites_of`."""
         return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
 
     def sites_of(self, names: AbstractSet[str]) -> Mask:
@@ -354,7 +354,10 @@ class Held:
 
     @cached_property
     def codes(self) -> Any:
-        """Hash of (step, kind, phase, call, checksum) of each record, uint64 (n,): equal codes mean equal features."""
+        """Hash of each record's step, kind, phase, call and checksum, uint64 (n,).
+
+        Equal codes are taken for equal features.
+        """
         step, kind, phase, call = (column.astype(np.uint64) for column in self.places)
         code = ((step * np.uint64(1 << 6) + kind) * np.uint64(1 << 4) + phase) * np.uint64(1 << 40) + call
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -514,7 +517,7 @@ def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
 
 
 def _likeness(old: str, new: str) -> int:
-    """Number of equal leading components of two dotted names, plus twice that of trailing ones."""
+    """How alike two dotted names are: equal components at their beginnings, plus twice those at their ends."""
     one, two = old.split("."), new.split(".")
     return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
 
@@ -655,7 +658,10 @@ class Search:
 
 
 def _parent_pairs(old: str, new: str) -> list[NamePair]:
-    """Pairs of parents while the last components are equal: (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`)."""
+    """Pairs of parents, innermost first, for as long as what is cut off is equal and the names are not.
+
+    (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`).
+    """
     pairs: list[NamePair] = []
     while True:
         old, dot, end = old.rpartition(".")

@@ -451,9 +451,7 @@ def _nonfinite_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str
 
 
 def _constant_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
-    """Clause where only signs of zeros differ, or one tensor has a single value there and the other has several.
-
-    "" otherwise.
+    """Clause where all pairs are equal numbers (only signs of zeros differ), or one tensor alone is constant; else "".
 
     Args:
         one: the differing elements of a.
@@ -493,7 +491,10 @@ def _proportion_clause(one: NDArray[np.float64], two: NDArray[np.float64], dtype
 
 
 def _precision_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
-    """Clause where one float32 tensor is the other rounded to bfloat16 or float16, bit for bit; "" otherwise."""
+    """Clause where one float32 tensor is the other rounded to bfloat16 or float16, bit for bit; "" otherwise.
+
+    Whole tensors are compared, not only elements that differ.
+    """
     for name in ("bfloat16", "float16") if a.dtype == b.dtype == np.float32 else ():
         if not differing(rounded(a, name), b).any():
             return f"b is a rounded to {name}"

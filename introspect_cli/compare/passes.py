@@ -98,7 +98,7 @@ from introspect_cli.compare.terms.table import (
     Table,
     unseen,
 )
-from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
+from introspect_cli.compare.terms.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
@@ -131,7 +131,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     alignment = comparison.alignment
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
     batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
-    listing = [lists(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
+    listing = [is_list(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
     if listing[0] != listing[1] and comparison.gathered is None:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
@@ -139,7 +139,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     if comparison.gathered is None and len(batches[0]) != len(batches[1]):
         batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
-    in_order = [ordered(manifest) for manifest in comparison.manifests]
+    in_order = [is_ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
     return replace(table, chosen=comparison.chosen[table.site], left=left)
@@ -319,7 +319,7 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
         (ONLY_B, manifests[1], table.a, table.sites_a, comparison.covered[1]),
     ):
         alone = table.state == state
-        if lists(manifest):
+        if is_list(manifest):
             table = table.marked(alone, NOT_SEEN, Because.LISTED)
             continue
         table = table.marked(alone & ~counts[table.site], ABSENT)
@@ -358,7 +358,7 @@ def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_site
 
 
 def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
-    """Root names of the sites of these kinds."""
+    """Root names of those of `sites` (union numbers) that are of any of `kinds`."""
     return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 

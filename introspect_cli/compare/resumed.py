@@ -81,7 +81,10 @@ class Carried:
         return Carried(params, buffers, within=within, diverged=self.diverged)
 
     def after(self, table: Table, recorded: frozenset[str]) -> Carried:
-        """What differs as the step after `table` begins; nothing is added where only causes (`Table.cause`) diverge.
+        """What differs as the step after `table` begins.
+
+        What lasts (`lasting`), what differs in the step unless only causes (`Table.cause`) diverge, and what is within
+        the tolerance.
 
         Args:
             table: the step.
@@ -306,7 +309,7 @@ class ResumePoint:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """Kinds that both captures recorded; a manifest that names none counts as all."""
+        """Kinds that both captures were told to record; a manifest that does not say counts as all."""
         every = {kind.value for kind in Kind}
         one, two = (observed_kinds(manifest) or every for manifest in self.sides.manifests)
         return frozenset(one & two)
@@ -315,7 +318,7 @@ class ResumePoint:
 
     @property
     def firsts(self) -> tuple[At, At]:
-        """(first step of the resumed run, corresponding step of the other)."""
+        """(first step of the resumed run, step of the other run that it is compared with)."""
         return self.begins, self.there
 
     def steps(self) -> Iterator[tuple[At, At]]:
@@ -479,7 +482,7 @@ def _read_more(sides: Sides, late: str) -> list[str]:
 
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
-    """Step number of a minus that of b, where both have one `global_step`; 0 for none.
+    """Step number of a minus that of b, for steps with an equal label `global_step`; 0 where they have no such label.
 
     0 too where, in either run, `global_step` minus the step number is not the same in all steps.
 
@@ -534,9 +537,7 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
 
 
 def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
-    """(number of the step that begins with most of `start`, number of tensors that are equal).
-
-    None where none stands out.
+    """(number of the step that begins with most of `start`, number of equal tensors); None where none stands out.
 
     Looked for among the ends of steps, then among start values.
 

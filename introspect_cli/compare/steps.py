@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.terms.sites import columns
-from introspect_cli.compare.terms.watched import lists
+from introspect_cli.compare.terms.watched import is_list
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
     wanted = options.wants_step if options.steps else None
     paired = pair_steps(sides.a, sides.b, offset, wanted, sides.ends)
     asked_a, asked_b = (manifest.get("options", {}).get("steps") for manifest in sides.manifests)
-    lists_a, lists_b = map(lists, sides.manifests)
+    lists_a, lists_b = map(is_list, sides.manifests)
     return replace(
         paired,
         tail_a=0 if lists_b else _count_wanted(paired.only_a[len(paired.only_a) - paired.tail_a :], asked_b, offset),

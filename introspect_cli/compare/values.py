@@ -218,7 +218,7 @@ class Value:
 
     @property
     def owner(self) -> str:
-        """FQN of the module that holds a parameter."""
+        """FQN of the module of a parameter or buffer; "" for a name without a dot."""
         return self.site.fqn.rpartition(".")[0]
 
 
@@ -603,7 +603,7 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
 
 
 def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
-    """Values by (kind, FQN, call)."""
+    """Values by (kind, FQN, call), each in the order given."""
     by_call: dict[tuple[Kind, str, int], list[Value]] = defaultdict(list)
     for value in values:
         by_call[value.site.kind, value.site.fqn, value.site.call].append(value)

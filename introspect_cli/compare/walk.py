@@ -448,7 +448,7 @@ class Walk:
             outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
         if outcome.results is not None and not is_training(table):
             return
-        if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
+        if self.comparison.is_entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or has_updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
@@ -487,8 +487,8 @@ class Walk:
             structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
-        chosen = table if comparison.entire else table.keeping(table.chosen)
-        if comparison.entire and outcome.agreed != frozenset():
+        chosen = table if comparison.is_entire else table.keeping(table.chosen)
+        if comparison.is_entire and outcome.agreed != frozenset():
             kinds = agreed_kinds(table) - outcome.hidden
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
@@ -565,7 +565,13 @@ class Walk:
     def _append_divergence(self, step: Step, position: int, cause: Cause | None = None) -> None:
         """Add one divergence to the outcome's list, judged here unless `cause` is given.
 
-        If it is the first, sets `first`, `cause` and `step` of the outcome too.
+        If it is the first, also sets `first`, `cause` and `step` of the outcome, and `step.resumed` to False after
+        judging.
+
+        Args:
+            step: the step in which it lies.
+            position: its place among the step's divergences.
+            cause: its cause; None to judge it.
         """
         outcome = self.outcome
         cause = cause or judge(step, position)

@@ -195,7 +195,7 @@ class Calls:
         return repeated
 
     def _hide_node(self) -> None:
-        """Note that the autograd node made last is of no recorded operator, so that its backward is not recorded."""
+        """Note, if nothing is noted yet, that the last autograd node is of no recorded operator, nor its backward."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
     def known_forward_call(self, node: Any) -> OpCall | None:

@@ -115,7 +115,10 @@ class OpProbe(GuardedProbe):
         self.calls.between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """Stop recording until the next step begins, and forget the step's nodes and writers."""
+        """Stop recording until the next step begins, and forget the step's nodes and writers.
+
+        Pops the mode too if the recorder does not want what comes next.
+        """
         self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins

@@ -121,7 +121,7 @@ class Comparison(Sides):
         return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
 
     @property
-    def entire(self) -> bool:
+    def is_entire(self) -> bool:
         """Whether the options select everything: no kinds, modules or evaluation given."""
         return not (self.options.kinds or self.options.modules) and self.options.evaluation is None
 
@@ -207,7 +207,7 @@ class Comparison(Sides):
 
     @cached_property
     def resumption(self) -> Resumption | None:
-        """What the resumed run restored; None where neither run is resumed."""
+        """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""
         if self.resume_point is None:
             return None
         bits = " in bits" if self.options.tolerant or self.floors else ""
@@ -227,13 +227,13 @@ class Comparison(Sides):
         return frozenset(of_each[0] & of_each[1])
 
     @cached_property
-    def modules_chosen(self) -> bool:
+    def leaves_modules_out(self) -> bool:
         """Whether either capture, or both, was told to leave modules out."""
         return any(map(chooses_modules, self.manifests))
 
     @cached_property
     def draws_recorded(self) -> bool:
-        """Whether both captures recorded draws within a step, at the same moments."""
+        """Whether both captures recorded draws within steps, and at the same moments, so that they can be compared."""
         return (
             all(map(draws_recorded, self.manifests))
             and not draws_at_other_moments(self.alignment, *self.manifests).any()
@@ -241,7 +241,7 @@ class Comparison(Sides):
 
     @cached_property
     def notices_all_draws(self) -> bool:
-        """Whether both captures recorded every draw from a default generator."""
+        """Whether both captures recorded every draw from a default generator (`watched.notices_all_draws`)."""
         return all(map(notices_all_draws, self.manifests))
 
     def ran_unseen(self, phase: Phase) -> list[str]:

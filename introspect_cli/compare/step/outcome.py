@@ -190,7 +190,7 @@ def _is_result(alignment: Alignment, unions: Ids) -> Mask:
 
 
 def agreeing_sites(table: Table) -> Ids:
-    """Sites whose rows are EQUAL or WITHIN."""
+    """Union numbers of the sites of all rows that are EQUAL or WITHIN."""
     return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
 
 

@@ -52,7 +52,7 @@ def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
 
 
 def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
-    """Whether any site of this FQN is of this kind."""
+    """Whether any site with this FQN, in either run and any step, is of this kind."""
     return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
 
 
@@ -255,7 +255,7 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
     site = place.site
     sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     present = [number for number in sites if step.state[number]]
-    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.modules_chosen
+    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.leaves_modules_out
     return [] if none else [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
 
 
@@ -342,7 +342,7 @@ def calls_left_out(step: Step, fqn: str) -> bool:
 
     True if the module has a parent, or another root has submodules.
     """
-    if not step.comparison.modules_chosen:
+    if not step.comparison.leaves_modules_out:
         return False
     root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
     others = {name for name in names if "." not in name and name != root}
@@ -351,7 +351,7 @@ def calls_left_out(step: Step, fqn: str) -> bool:
 
 def _is_left_out(step: Step, state: Known, order: float) -> bool:
     """Whether the joint `state` agrees, a capture left modules out, and no root output before `order` was seen."""
-    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
+    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.leaves_modules_out:
         return False
     sites = step.of(Kind.OUTPUT, FORWARD)
     roots = [

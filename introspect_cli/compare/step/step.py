@@ -196,7 +196,7 @@ class Step:
         )
 
     @cached_property
-    def without_modules(self) -> bool:
+    def has_no_modules(self) -> bool:
         """Whether no module is seen at all: none in either tree or among the sites, though modules were recorded.
 
         False where operators were recorded.
@@ -243,18 +243,18 @@ class Step:
         return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
 
     def rng_differs(self) -> bool:
-        """Whether a random state differs at the start of the step."""
+        """Whether any random state differs at the start of the step."""
         return (Phase.START, Kind.RNG) in self._first
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
-        """Whether any path of this phase, kind, FQN and call differs."""
+        """Whether any divergence of the step has this phase, kind, FQN and call, whatever its path."""
         return (phase, kind, fqn, call) in self._differing
 
     def differing(self, kind: Kind, fqn: str) -> list[int]:
-        """Positions of divergences of a kind and FQN, in order."""
+        """Positions of the divergences with this kind and FQN, in order; [] for none."""
         return self._by_kind.get((kind, fqn), [])
 
-    def inside(self, fqn: str, low: float, high: float) -> bool:
+    def differs_inside(self, fqn: str, low: float, high: float) -> bool:
         """Whether a forward record other than the module's own differs from `low` to `high`, both inclusive.
 
         All records from a call's start to its end count as inside it; with ranks put together, those of modules below

@@ -89,7 +89,7 @@ class Structure:
         return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
 
     def sites(self) -> list[Site]:
-        """Sites of all random states and one-sided records so far."""
+        """Sites of what was collected: differing random states (as in the phase `start`), then one-sided records."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
         return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 

@@ -67,7 +67,7 @@ class At:
         return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
 
     def to(self, step: int) -> At:
-        """The same rank at another step."""
+        """The same rank at step `step`, as the run numbers it."""
         return replace(self, step=step)
 
     @property

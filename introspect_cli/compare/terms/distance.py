@@ -263,7 +263,7 @@ Held = tuple[int, int]
 
 
 def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two values have incompatible shapes (`other_shapes`)."""
+    """Whether two records cannot be of one tensor, by their shapes (`other_shapes`)."""
     return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
 
 
@@ -275,8 +275,8 @@ def is_shapeless(summary: Summary) -> bool:
 def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
     """Whether two values cannot be one tensor, by their shapes.
 
-    If either is gathered, numbers of elements decide. Otherwise shapes do, but that equal values on all ranks may be
-    parts of the other (`_may_be_parts`).
+    If either is gathered: whether they have other numbers of elements. Else whether their shapes differ, except where
+    one is a value equal on all ranks that may be a part of the other (`_may_be_parts`).
 
     Args:
         layouts: of a's value and of b's.

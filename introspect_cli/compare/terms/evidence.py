@@ -103,7 +103,7 @@ def joint_known(states: Codes, *, every: bool = False) -> Known:
 
 
 def worst_of(answers: Sequence[Known]) -> Known:
-    """The worst of several states, in the order DIFFERS, UNSEEN, FORM, WITHIN, EQUAL; EQUAL for none."""
+    """The first of DIFFERS, UNSEEN, FORM and WITHIN that is among the states; EQUAL for none of these."""
     return next(
         (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
     )
@@ -134,7 +134,7 @@ class Cause:
     instead: str = ""
 
     @property
-    def grown(self) -> bool:
+    def has_grown(self) -> bool:
         """Whether any evidence is WITHIN: then the divergence may have grown from a tolerated difference."""
         return bool(with_state(self.evidence, Known.WITHIN))
 

@@ -156,7 +156,7 @@ class Alignment(Columns):
 
     @cached_property
     def in_both(self) -> Mask:
-        """Mask of sites that both runs have in any step."""
+        """Mask of sites that both runs have, each in any step."""
         shared = np.zeros(self.size, dtype=np.bool_)
         shared[self.b_ids[self.b_ids < len(self.a)]] = True
         return shared
@@ -175,7 +175,10 @@ class Alignment(Columns):
         return {}
 
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
-        """Union numbers of one call's sites of a kind, over all paths; cached per module."""
+        """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none.
+
+        The first question about an FQN builds its cache.
+        """
         calls = self._by_call.get(fqn)
         if calls is None:
             calls = self._by_call[fqn] = {}
@@ -201,7 +204,10 @@ class Alignment(Columns):
 
     @cached_property
     def b_class(self) -> dict[int, str]:
-        """Class in b by union number, where it differs from the class in a."""
+        """Of sites that both runs have under different classes, by union number: the class in b.
+
+        `module_class` has a's.
+        """
         classes = {}
         for index, union in enumerate(self.b_ids):
             if union < len(self.a) and self.b.module_class[index] != self.a.module_class[union]:

@@ -157,7 +157,7 @@ class Table:
 
     @property
     def diverged(self) -> int:
-        """Number of diverging rows."""
+        """Number of rows that are DIFFERENT, ONLY_A or ONLY_B."""
         return int(self.diverging.sum())
 
     @cached_property

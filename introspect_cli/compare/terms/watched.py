@@ -45,17 +45,17 @@ def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
 
 
 def chooses_modules(manifest: dict[str, Any]) -> bool:
-    """Whether a capture was limited to some modules (`modules`, `exclude`, `max_depth`)."""
+    """Whether a capture was told to leave modules out, by `modules`, `exclude` or `max_depth`."""
     options = manifest.get("options", {})
     return any(options.get(name) not in (None, []) for name in _FILTERS)
 
 
-def lists(manifest: dict[str, Any]) -> bool:
+def is_list(manifest: dict[str, Any]) -> bool:
     """Whether a run was made of a list of values written elsewhere: what it lacks proves nothing."""
     return manifest.get("listed") is True
 
 
-def ordered(manifest: dict[str, Any]) -> bool:
+def is_ordered(manifest: dict[str, Any]) -> bool:
     """Whether a run's records are in the order in which they were computed; True unless its manifest says False."""
     return manifest.get("ordered") is not False
 
@@ -90,7 +90,7 @@ def stopped_within(manifest: dict[str, Any]) -> bool:
     return manifest.get("remainder") is True and (how == "interrupt" or failure)
 
 
-def failed(manifest: dict[str, Any]) -> bool:
+def has_failed(manifest: dict[str, Any]) -> bool:
     """Whether part of the capture failed, by its manifest."""
     return bool(manifest.get("failures"))
 
@@ -130,8 +130,8 @@ def covered(
         same_start: whether the first steps of both runs correspond.
     """
     masks = []
-    broken = failed(manifest_a) or failed(manifest_b)
-    listing = lists(manifest_a) or lists(manifest_b)
+    broken = has_failed(manifest_a) or has_failed(manifest_b)
+    listing = is_list(manifest_a) or is_list(manifest_b)
     for other in (manifest_b, manifest_a):
         # what has failed may have named modules and parameters, so that the other run's sites have no partner either
         meaningful = np.full(alignment.size, not broken and not listing)
@@ -212,7 +212,7 @@ def _accelerator_rng(alignment: Alignment) -> Mask:
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """Notes on what options of the captures leave uncompared; where a run is a list, on that alone."""
-    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if lists(manifest)]
+    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if is_list(manifest)]
     if listing:
         text = "lists values that were written elsewhere: what it does not list is not compared."
         return [f"Run {name} {text}" for name in listing]

@@ -192,7 +192,7 @@ def _operator(site: Site) -> str:
 
 
 def named(site: Site, module_class: str) -> str:
-    """`GPT.head (Linear)`; the name alone without a class or where both are equal."""
+    """A module's name with its class, `GPT.head (Linear)`; the name alone where the class is "" or equal to it."""
     return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
 
 
