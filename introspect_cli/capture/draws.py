@@ -122,7 +122,7 @@ def generator_words(name: str, generator: Any) -> str:
 
     Args:
         name: class and variable, as in `script_generators`.
-        generator: it.
+        generator: of torch, python or numpy, on the CPU.
     """
     label, _, variable = name.partition(" ")
     with unobserved():

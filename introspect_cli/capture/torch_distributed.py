@@ -305,7 +305,7 @@ def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | N
     """An input or output with its place in the DTensor that it is one rank's share of; None for a whole tensor.
 
     Args:
-        value: it.
+        value: the tensor that goes in or comes out.
         path: where it is among the inputs or outputs, `[0]`.
         styles: what the module takes its inputs for, or makes its outputs, see `styles_of`.
     """

@@ -282,7 +282,7 @@ class ParameterNames(dict[int, ParameterName]):
         """Name a tensor `<fqn of state>.<attribute>`, in place of any earlier name.
 
         Args:
-            tensor: it.
+            tensor: to name.
             state: of the module.
             attribute: of the module.
             holders: who holds the tensor.

@@ -59,7 +59,7 @@ class AttributeSnapshot(NamedTuple):
     """Snapshot of a module's attributes, quicker to compare than to read again.
 
     Attributes:
-        module: which.
+        module: that it is of, referred to weakly.
         length: how many attributes it has.
         plain: those that are plain, by name.
         sizes: how many hooks and children it has.

@@ -179,7 +179,7 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
 
     Args:
         state: of the module.
-        module: it.
+        module: that is called.
         args: of the call, looked at for tensors from `to_local`.
     """
     if state.styles is None:

@@ -107,10 +107,10 @@ class Stepping:
     """An optimizer during one step.
 
     Attributes:
-        optimizer: it.
+        optimizer: that steps.
         parameters: what it was given, group after group.
         turn: which of its groups these are.
-        key: what is known of them is kept by it: the optimizer, or one of the tensors that it steps in turn.
+        key: object by which `known` is found again: the optimizer, or its first parameter where groups step one by one.
         known: what is known of them; None before they were looked at.
     """
 
@@ -328,7 +328,7 @@ class OptimizerSettings:
 
         Args:
             name: its name.
-            optimizer: it.
+            optimizer: whose groups they are.
             fqns: for each of its parameters its name, or the names of those that lie in it if it is flat.
             first: number of the first of these groups; those before stay as they were.
             in_turn: whether another optimizer may have it step its groups one after the other, so that the others have

@@ -89,7 +89,7 @@ class VjpProbe(GuardedProbe):
         A gap, too, where autograd has no graph. Nothing else is recorded meanwhile.
 
         Args:
-            pair: which.
+            pair: that both values belong to.
             later: the value whose Jacobian it is.
             earlier: the value that it is with respect to.
             state: of the module that made the later one.

@@ -166,7 +166,7 @@ class StepRows:
         """Copies of rows at other sites; the rows of the step are not changed.
 
         Args:
-            rows: which.
+            rows: to copy.
             change: gives for a site the fields that differ, {} for none; None leaves the row out.
         """
         sites, changes = self._numbering, [(row, change(self._numbering.of[row.site])) for row in rows]

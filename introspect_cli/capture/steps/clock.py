@@ -74,7 +74,7 @@ class Moments:
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
         on_tick: told when a step has ended.
-        on_restart: told when steps are counted anew, and which one is the first, None where none is.
+        on_restart: told when steps start from 0 again, and which step becomes step 0, None where none does.
         on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
         on_look: told where the script saves what it has, or is over: what models hold then is what came of it all.
     """
