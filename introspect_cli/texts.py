@@ -99,7 +99,10 @@ def group_label(ranks: list[int]) -> str:
 
 
 def group_size(label: str) -> int | None:
-    """Number of ranks in a group by the name that `group_label` gives it, also with ` #2` behind; else None."""
+    """Number of ranks in a group, by the name that `group_label` gives it, also with ` #2` behind.
+
+    None for any other text, and for a range whose stride is 0.
+    """
     match = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
     if match is None:
         return None

@@ -321,10 +321,13 @@ def from_call(value: Any) -> Placed | None:
 
 
 def _placed_by_style(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
-    """A tensor with its place in the whole by a module's style; None for a DTensor, or where it is the whole.
+    """A tensor with its place in the whole, worked out from the style of the module that made it.
+
+    None for a DTensor, which knows its own place; where the share is the whole; and where its size is not the one that
+    the placements give this rank.
 
     Args:
-        value: this rank's share; the whole is larger by the mesh in the dimensions that `placements` shard.
+        value: this rank's share; the whole is taken to be larger by the mesh's size in each dimension that is sharded.
         mesh: over which.
         placements: one for each dimension of the mesh.
     """

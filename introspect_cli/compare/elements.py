@@ -439,11 +439,14 @@ def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tu
 
 
 def _nonfinite_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
-    """Clause on NaNs and infinities of one tensor where the other has none; "" without any.
+    """Clause such as `a is NaN in 3 of them`, for elements that are NaN (infinite) in one run and not in the other.
+
+    Elements are taken one by one: a tensor with NaNs in both runs has a clause too, if they are at different places. ""
+    if there are none.
 
     Args:
         one: the differing elements of a.
-        two: the same of b.
+        two: the same elements of b.
     """
     clauses = []
     for name, side, other in (("a", one, two), ("b", two, one)):

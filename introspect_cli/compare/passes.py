@@ -968,9 +968,11 @@ def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int,
 
 
 def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: set `Table.cause` for diverging rows of random states, and for one-sided rows by their name or value.
+    """Pass: mark in `Table.cause` the rows that diverge but are not counted as divergences.
 
-    Nothing with `strict`.
+    These are random states that differ, and rows of one run alone whose kind or name the other run may lack
+    (`Comparison.causes`), or whose saved tensor the other run saves in this step under another name. With `strict` none
+    is marked.
     """
     if comparison.causes is None:
         return table, learned

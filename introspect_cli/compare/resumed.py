@@ -352,8 +352,10 @@ class ResumePoint:
     def had(self) -> Mapping[Tensor, int | None] | None:
         """Checksums that the other run had when the corresponding step began; None where none are on record.
 
-        A tensor whose value is unknown is None. Those after earlier optimizer steps; beside them, what was recorded at
-        the run's start, unless the run recorded changes between steps. At its first step the start values alone.
+        A tensor has that of the last optimizer step before; it is None where a step on the way was not recorded.
+        Tensors without one within MAX_STEPS have the checksum at the run's start, but for optimizer states, and unless
+        the run recorded changes between steps. If the step before is not on record, the start values of this step are
+        all.
         """
         before, sites = self.there.to(self.at - 1), self.there.sites
         if not before.recorded:

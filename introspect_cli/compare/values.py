@@ -111,7 +111,11 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
 
 def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
-    """Moments of a record; None without the statistics, or if it has NaNs or infinities."""
+    """Moments of a record.
+
+    None where the run has not all five statistics, where this record lacks one of them, and where the tensor has NaNs
+    or infinities.
+    """
     names = ("min", "max", "absmin", "mean", "var")
     if any(name not in batch.floats for name in names):
         return None

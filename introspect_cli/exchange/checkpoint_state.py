@@ -161,7 +161,10 @@ def _dotted_leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
-    """Put a model's tensors as parameters and buffers, below the name `part`."""
+    """Put a model's tensors into `state` below the name `part` ("" for none): batch norms' buffers as buffers.
+
+    Nothing in a file tells other buffers from parameters, so all other tensors are put as parameters.
+    """
     buffers = _batchnorm_buffers(tensors)
     for name, value in tensors.items():
         state.put(Kind.BUFFER if name in buffers else Kind.PARAM, f"{part}.{name}" if part else name, value)

@@ -130,7 +130,7 @@ class Gathered:
     ranks: Ranks
 
     def step(self, now: AlignedStep) -> None:
-        """Add the next step; does nothing in the base."""
+        """Take in the next step that all ranks have; called for each, in order. Does nothing in the base."""
 
 
 T = TypeVar("T", bound=Gathered)

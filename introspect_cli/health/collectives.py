@@ -72,7 +72,11 @@ class Collectives(Gathered):
         self.mismatched: dict[str, Hit] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the collectives of a step: sets `calls`, and `mismatched` for a group that was not in it yet."""
+        """Compare the collectives of a step between the ranks of each group.
+
+        Sets `calls` to those of this step. Adds to `mismatched` a group's first mismatch; later ones of that group are
+        dropped. Sends and receives between two ranks are not compared.
+        """
         self.calls = {rank: {} for rank in now.batches}
         for number in now.of(Kind.COLLECTIVE):
             site = now.sites[number]

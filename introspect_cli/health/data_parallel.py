@@ -49,7 +49,11 @@ class RankInputs(Gathered):
         self.averaged: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare batches and inputs of each two ranks, and gradients with what the backward passes gave; notes all."""
+        """Compare batches and outermost inputs of each two ranks, and gradients with what the backward passes gave.
+
+        Adds to `batches` and `inputs`; sets `sizes` once. Adds to `summed` and `averaged` only where ranks train on
+        other samples in parallel, and all ranks of the launch have the step.
+        """
         inputs = [number for number in now.of(Kind.INPUT, Phase.FORWARD) if "." not in now.sites[number].fqn]
         for pairs, numbers in ((self.batches, now.of(Kind.BATCH, Phase.DATA)), (self.inputs, inputs)):
             for number in numbers:

@@ -68,7 +68,11 @@ class Equal(Gathered):
         self.unsound: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the sites of each of `ROWS` between ranks; fills `ledgers` and sets the attributes of the step."""
+        """Compare the sites of each of `ROWS` between ranks; fills `ledgers` and sets the attributes of the step.
+
+        A site that only one rank has is not compared. Of outputs, none is compared after the first that differs: what
+        follows rests on it.
+        """
         outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
         self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
         self.unsound = self._unsound_modules(now)
@@ -625,31 +629,35 @@ class Parts(Gathered):
 
     Attributes:
         wrong: what is wrong with the parts of a parameter, by FQN.
-        untied: parameters that begin equal on two ranks under two names that neither has both of, by rank and name of
-            both: the step after which they are equal no more, None while they are.
+        ties: parameters that begin equal on two ranks under two names that neither has both of, by rank and name of
+            both: the step after which they first differ, None while they are equal.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         """Begin with nothing found; `step` looks."""
         super().__init__(ranks)
         self.wrong: dict[str, str] = {}
-        self.untied: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
+        self.ties: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Check parts and find ties in the first step; note in every step in `untied` which ties end."""
+        """Check parts and find ties in the first step; in every step, note the ties that end in it.
+
+        Sets `wrong`, only where every rank of the launch was recorded, and adds to `ties` the pairs that begin equal. A
+        tie's value is None while it holds, else the step after which its two parameters differ for the first time.
+        """
         if now.step == self.ranks.steps[0]:
             self._find_ties(now)
             for number in now.of(Kind.PARAM, Phase.START):
                 if len(self.ranks.numbers) >= self.ranks.run.world_size and (wrong := self._fault(now, number)):
                     self.wrong[now.sites[number].fqn] = wrong
-        if None in self.untied.values():
+        if None in self.ties.values():
             numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
             after = {
                 (at[0], now.sites[number].fqn): now.checksum(*at) for number in numbers for at in _held(now, number)
             }
-            for (one, two), step in self.untied.items():
+            for (one, two), step in self.ties.items():
                 if step is None and one in after and two in after and after[one] != after[two]:
-                    self.untied[one, two] = now.step
+                    self.ties[one, two] = now.step
 
     def _fault(self, now: AlignedStep, number: int) -> str:
         """What is wrong with the parts of a site, as a clause; "" where nothing is known to be.
@@ -680,7 +688,7 @@ class Parts(Gathered):
         return ""
 
     def _find_ties(self, now: AlignedStep) -> None:
-        """Add to `untied` parameters of different names that start equal on two ranks, of which none has both names."""
+        """Add to `ties` parameters of different names that start equal on two ranks, of which none has both names."""
         holders: dict[object, list[tuple[int, str]]] = {}
         for number in now.of(Kind.PARAM, Phase.START):
             for rank, row in _held(now, number):
@@ -692,7 +700,7 @@ class Parts(Gathered):
         for one, *others in holders.values():
             for two in others:
                 if one[0] != two[0] and (two[0], one[1]) not in names and (one[0], two[1]) not in names:
-                    self.untied[one, two] = None
+                    self.ties[one, two] = None
 
 
 @rule(Level.ERROR, over_ranks=True)
@@ -715,8 +723,8 @@ def tied_weights(ranks: Ranks) -> Iterator[Hit]:
     When: parameters that begin equal on two ranks, under two names, differ after a step
     Cause: an embedding and a head on two stages whose gradients are not all-reduced
     """
-    untied = require(ranks.of(Parts).untied, "parameters that begin equal under different names on two ranks")
-    for ((rank, one), (other, two)), step in untied.items():
+    ties = require(ranks.of(Parts).ties, "parameters that begin equal under different names on two ranks")
+    for ((rank, one), (other, two)), step in ties.items():
         if step is not None:
             evidence = (
                 f"{one} of rank {rank} and {two} of rank {other} begin equal, as tied weights do, and differ after "

@@ -128,7 +128,15 @@ class _Part:
         return out
 
     def series_of(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
-        """The series of a site, and the rows that `keep` must add for them; `runs` has the site's number by run."""
+        """What a page needs of one site: (its series by statistic, the new rows that they refer to).
+
+        A series has an entry for each run: -1 for one without values, a float where the value never changes, else the
+        number of a row. Runs with equal rows share one. Numbers go on from the rows kept so far, so give the new ones
+        to `keep` before the next call. A statistic without any values is left out.
+
+        Args:
+            runs: by run, the number of the site in its table; a run without the site is missing.
+        """
         series: Series = {}
         rows: list[NDArray[np.float32]] = []
         for stat in _SERIES:

@@ -46,9 +46,10 @@ _LACKING = "totals of each step, which a launch keeps since this version"
 
 
 def shares_of(task: Task) -> Array:
-    """What each rank of a task has, as `_HELD`: per share, one number for its totals in all steps up to `task.given`.
+    """Each rank's shares of parameters, gradients and optimizer states, as `_HELD`, with one number for each.
 
-    Nothing of ranks without totals.
+    Ranks with an equal share hold copies of one thing; these are equal in all steps up to `task.given` if their numbers
+    are. A rank without totals has no row.
     """
     with task.opened() as [run]:
         return np.concatenate([np.zeros(0, _HELD), *(_totals_of(run.rank(rank), task.given) for rank in run.ranks)])

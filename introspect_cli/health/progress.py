@@ -40,7 +40,12 @@ class Progress(Gathered):
         return [hit for hit in (self.losses, self.unmoved) if hit is not None]
 
     def step(self, now: AlignedStep) -> None:
-        """Compare losses, gradients and updates of the ranks, and note the first differences."""
+        """Compare losses, gradients and updates of the ranks; of each kind the first difference is kept.
+
+        Sets `losses` where ranks that have ever had a loss have another number of them, `unmoved` where parameters with
+        a gradient changed on some ranks alone, and adds to `missing` the parameters that have a gradient on only some
+        of the ranks that have any.
+        """
         self._note_missing(now)
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
         self.computing |= times.keys()

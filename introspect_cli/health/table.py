@@ -223,7 +223,13 @@ class Table:
         return l2_norm(mean, var, self.numel[self.many.layout[:, places]] * (1 - np.nan_to_num(bad)))
 
     def total_norm(self, sites: Sequence[int]) -> NDArray[np.float64]:
-        """L2 norm (T,) over all elements of sites in `many`; what was not measured counts as zero."""
+        """float64 (T,), L2 norm over the finite elements of all these sites, by step.
+
+        NaNs and infinities are left out (see `norms`), as are sites that were not measured in a step.
+
+        Args:
+            sites: numbers of sites, each in `many`.
+        """
         total: NDArray[np.float64] = np.sqrt(np.nansum(self.norms(sites) ** 2, axis=1))
         return total
 

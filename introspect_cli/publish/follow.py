@@ -54,7 +54,10 @@ def follow(
     taken = [-1]
 
     def look(run: Run) -> tuple[int, RunState]:
-        """Hand on the steps after the last one taken; returns how many were taken in all, and the run's state."""
+        """Hand on the steps after the last one taken, none where no rank is there yet.
+
+        Returns how many were taken in all looks, and the run's state.
+        """
         reader = run.rank(run.ranks[0]) if run.ranks else None
         for step in reader.entries["step"].tolist() if reader is not None else ():
             if step > taken[-1]:
@@ -121,7 +124,10 @@ def numbers_of(
 
 
 def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | None:
-    """The L2 norm over all elements of the records at `rows`; None where none of these has mean and variance."""
+    """The L2 norm over all elements of the records at `rows`; records without mean and variance are left out.
+
+    None where that leaves none.
+    """
     if not rows or not {"mean", "var"} <= batch.floats.keys():
         return None
     mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))

@@ -138,7 +138,11 @@ def compare_live(
     is_waiting = is_reported = False  # for a full comparison; to `first`
 
     def look(run: Run) -> DiffResult | None:
-        """Compare new steps and call `first` or `agreed`; the result where a full comparison was made, else None."""
+        """Look at the run once: compare new steps by digest, and in full once they differ, or when the run is over.
+
+        Calls `first` once, with the first full result that is DIVERGED; before that, `agreed` whenever the last common
+        step is another. Returns the result of a full comparison, None where none was made; the last look makes one.
+        """
         nonlocal last, is_waiting, is_reported
         is_waiting = (digests.compare_new(against.reference(), run) or is_waiting) and not is_reported
         is_over = run.state is not RunState.RUNNING

@@ -46,7 +46,10 @@ def git(directory: str) -> dict[str, Any]:
         return {}
 
     def ask(*arguments: str) -> str | None:
-        """Output of a git command; None where it fails or takes more than 10 seconds."""
+        """Output of a git command without its last line breaks.
+
+        None where git cannot be started, fails, or takes more than 10 seconds.
+        """
         try:
             answer = subprocess.run(  # noqa: S603 - the user's own git with fixed arguments, no shell
                 [program, "-C", directory, *arguments],

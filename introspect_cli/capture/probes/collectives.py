@@ -201,9 +201,11 @@ class CollectiveProbe(GuardedProbe):
         pending[key] = weakref.ref(work, forget), results
 
     def _watch_functional(self, signature: inspect.Signature, word: str, call: Call) -> Callable[[object], None] | None:
-        """Record a functional collective's inputs before it runs, None in an unrecorded step.
+        """Record a functional collective's inputs before it runs.
 
-        Operators in it are not recorded.
+        Returns:
+            A function that does nothing; while the collective runs, its presence keeps the operators and collectives
+            inside it from being recorded. None in an unrecorded step.
 
         Args:
             signature: of the function.

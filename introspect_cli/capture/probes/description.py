@@ -210,7 +210,8 @@ def _is_plain(value: object) -> bool:
 def length_of(value: object) -> int | None:
     """Number of samples in a torch, torchvision or `datasets` data set.
 
-    None for others, so that no script's code runs.
+    None for a class that has its `__len__` from elsewhere, so that no script's code runs; for one of torchvision or
+    `datasets` that wraps a `dataset`; and where what it holds tells no length.
     """
     asked = next((vars(cls)["__len__"] for cls in type(value).__mro__ if "__len__" in vars(cls)), None)
     home = f"{asked.__module__}." if type(asked) is FunctionType else ""

@@ -186,11 +186,14 @@ class FlatParts:
         ]
 
     def placed(self, parameter: torch.Tensor, value: Any) -> Any:
-        """A parameter's value, gradient or state as `Placed`, where the parameter is a piece of itself; else as it is.
+        """`value` with its place in the whole, where this rank holds only a piece of the parameter; else as it is.
+
+        A parameter that ZeRO-3 has emptied becomes this rank's shard in its place. A state of another size than the
+        piece, such as a count of steps, is returned as it is.
 
         Args:
             parameter: the parameter.
-            value: itself, its gradient or a state of it.
+            value: the parameter itself, its gradient or an optimizer state of it.
         """
         if value is parameter and (shard := self.shard_of(parameter)) is not None:
             return shard

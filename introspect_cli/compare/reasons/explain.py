@@ -152,10 +152,12 @@ def _count_lines(at: View) -> Iterator[str]:
 
 
 def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
-    """Lines of evidence under the answer.
+    """Lines of evidence under the answer, in this order.
 
-    What first passed by tolerance, evidence by its state, counts, call counts, one-sided draws and the script's
-    seedings; findings whose text is in `story` are left out.
+    What first passed by tolerance; evidence that is equal, within tolerance, in another form, or not observed (none
+    that differs); counts; modules called another number of times; draws of one run alone, unless the reason is `rng`;
+    the script's seedings, in the first step and for reasons that may rest on them. Of the last three, findings whose
+    text is in `story` are left out.
     """
     clauses = [told("first-tolerated", first=at.tolerated)] if at.tolerated else []
     states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)

@@ -179,7 +179,11 @@ def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, _Copy]:
 
 
 def _copy_of_rank(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
-    """A rank's copy of a site in a step; None where it was not observed, or where the rank holds only a part."""
+    """A rank's copy of a site in a step, as `_Copy`.
+
+    None where the rank has no such site or step, no record of it or one that was not observed, and where the rank holds
+    only a part.
+    """
     reader = run.rank(rank)
     numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
     number = next((candidate for candidate in numbers if reader.sites[candidate][0] == site), None)

@@ -121,7 +121,11 @@ def split_finding(step: Step, position: int) -> Finding | None:
 
 
 def _batch_dependence_finding(step: Step, position: int) -> Finding | None:
-    """Finding where a module's value depends on the cut: batch statistics, or random numbers drawn; None otherwise."""
+    """Finding where a module's value depends on how a batch is cut: batch statistics, or random numbers drawn.
+
+    Of an input, only numbers drawn before the module is called count. None where neither is known of the module, or
+    neither run has it in its module tree.
+    """
     site = step.sites[position]
     drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
     if site.kind is Kind.INPUT:

@@ -147,7 +147,11 @@ def left_outside(at: View) -> Iterator[str]:
 
 
 def gap_cause(step: Step, position: int) -> Cause | None:
-    """Cause `gap` of a tensor at the start of a step where steps before it were not recorded; None otherwise."""
+    """Cause `gap` of a tensor or optimizer state that differs at a step's start, after steps that were not recorded.
+
+    None where no step before it is missing, where no earlier value is on record in both runs, and where anything
+    diverged before or a random state differs at the start.
+    """
     site = step.sites[position]
     if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
         return None

@@ -282,10 +282,11 @@ def _buffers_overwritten(step: Step) -> tuple[bool, bool]:
 
 
 def buffer_cause(step: Step, position: int) -> Cause | None:
-    """Cause `buffer` of a buffer; None where something that its module begins with or draws differs.
+    """Cause `buffer` of a buffer's first divergence: what its module's call rests on is equal, and it is not.
 
-    That is the module's input, another tensor of it, a record inside it, a random state that it draws from, or this
-    buffer before. None also for values at the start.
+    None where any of that differs: the module's input (where that was not observed, any earlier record of the forward
+    pass), another tensor of it, a record inside it, or a random state that it draws from. None also for values at the
+    start, for a buffer that is known to differ as the step begins, and for a later divergence of the same buffer.
     """
     site, order = step.sites[position], step.order_at(position)
     owner = owner_of(site.fqn)

@@ -197,9 +197,10 @@ class View:
         return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
     def attributes(self, name: str) -> list[tuple[str, str | None, str | None]]:
-        """(attribute, value in a, value in b) where a module's attributes differ; None for a missing one.
+        """(attribute, value in a, value in b) where a module's attributes differ, `training` first.
 
-        Where the sources differ, attributes of one run alone are left out, but for `training`.
+        A value is None where it is missing. [] also where a run has no such module, or none of its attributes on
+        record. Where the sources differ, attributes of one run alone are left out, except `training`.
         """
         one, two = (tree.get(name) for tree in self.step.modules)
         if one is None or two is None or not (one.attributes and two.attributes):

@@ -288,7 +288,11 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
 
 
 def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
-    """Seedings and draws of one generator, of all for "", in their order; None where they were not recorded."""
+    """Seedings and draws of one generator, of all for "", in their order.
+
+    Lines that are neither are passed over. None where the rank's beginning was not recorded, [] where it was and
+    nothing happened.
+    """
     document = run.settings_of(rank).document(DOCUMENT)
     if not isinstance(document.get("events"), list):
         return None

@@ -324,9 +324,10 @@ class Step:
         return same[0] if len(same) == 1 else ""
 
     def repeats_last(self, union: int, side: str) -> bool | None:
-        """Whether the checksum of run `side` at site `union` is that of its last earlier record.
+        """Whether the checksum of run `side` at site `union` is that of the record before it (`last`).
 
-        None where either is missing.
+        That is the last one of the same kind, FQN and path, of any phase and call, in this step or an earlier one. None
+        where either of the two is missing.
         """
         now, found = self.table.checksum(union, side), self.last(union, side)
         return None if now is None or found is None else int(found[0].checksum[found[1]]) == now

@@ -219,10 +219,16 @@ def encode_labels(labels: Labels) -> bytes:
 
 
 def decode_labels(data: bytes, path: str) -> dict[str, Label]:
-    """The labels of a step.
+    """The labels of a step, by name; only those in `NAMES`, in that order.
+
+    A label whose value no capture could have written is left out.
+
+    Args:
+        data: JSON.
+        path: of the file, for the error.
 
     Raises:
-        DamageError: they are not what a writer writes.
+        DamageError: it is no JSON object.
     """
     try:
         document = json.loads(data)

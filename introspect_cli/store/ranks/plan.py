@@ -277,7 +277,12 @@ def covering(parts: Sequence[Part]) -> Covering | None:
 
 
 def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers of the cells between neighbouring `lines` that lie in any of the `ranges` (start, size)."""
+    """Numbers of the cells that `ranges` cover; cell i goes from lines[i] to lines[i + 1].
+
+    Args:
+        lines: ascending; both ends of every range are among them.
+        ranges: (start, size) of each; cells of ranges that overlap are given twice.
+    """
     return [
         cell
         for start, size in ranges

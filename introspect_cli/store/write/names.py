@@ -67,7 +67,11 @@ class Interner(Generic[Row]):
         return bool(self._waiting)
 
     def rest(self, written: int) -> tuple[bytes, int]:
-        """The encoded rows from number `written` on, and how many there are; rows below `written` are let go.
+        """The encoded rows from number `written` on, and how many there are; rows below `written` are let go for good.
+
+        Args:
+            written: 0 at first; later that of the last call, to have its rows again, or that plus the number it
+                returned.
 
         Raises:
             StoreError: the table would have more than LIMIT_NAMES bytes.
