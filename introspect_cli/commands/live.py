@@ -34,7 +34,7 @@ def main() -> NoReturn:
     run = Path(asked["run"])
 
     def first(result: DiffResult) -> None:
-        """Answer with the first divergence, and start the command of `--on-divergence`."""
+        """Answer with the step and place of the first divergence."""
         step = result.first.step_b if result.first is not None else None
         _answer(first=step, place=_place(result), said=result.sentence)
 
