@@ -81,7 +81,7 @@ def capturing(
     for name in ("output", "compile", "deterministic", "seed", "children"):
         if name in given:
             raise UsageError(f"{name} is for `introspect capture`, which is there before the script")
-    runs = {name: _runs(given[name]) for name in ("against", "noise") if given.get(name)}
+    runs = {name: _chosen_runs(given[name]) for name in ("against", "noise") if given.get(name)}
     session = Session(target, options_of({"quiet": True, **given, **runs, "output": Path(path)}), launch)
     _active.append(session.path)
     ending = Ending(0, "returned")
@@ -98,8 +98,8 @@ def capturing(
         session.last_word()
 
 
-def _runs(named: Any) -> Any:
-    """Paths of runs that are given by path, number or label: one, or a list or tuple of them."""
+def _chosen_runs(named: Any) -> Any:
+    """Paths of runs given by path, number (`@1`) or label: a list for a list or tuple of them, else one path."""
     from introspect_cli.inspect.runs import chosen
 
     return [chosen(run) for run in named] if isinstance(named, (list, tuple)) else chosen(named)
@@ -189,7 +189,13 @@ def compare_transformed(
     record = CaptureOptions().record
 
     def run(what: Any, path: Path, only: frozenset[Site] | None = None) -> frozenset[Site]:
-        """Capture one pass of a model into `path`; returns the sites that were observed."""
+        """Capture one pass of a model into a new run at `path`; returns the sites that were observed.
+
+        Args:
+            what: the model or function to run.
+            path: directory of the run to be made.
+            only: the sites to record; None for all.
+        """
         asked = CaptureOptions(
             output=path,
             record=record | {Kind.OP_OUTPUT} if level == "op" else record,
@@ -219,11 +225,11 @@ def compare_transformed(
             run(transformed, two, sites)
         with opened(one) as a, opened(two) as b:
             result = compare_runs(a, b, counted)
-    return replace(result, a="model", b="transformed", notes=(*result.notes, *_lost(lost)))
+    return replace(result, a="model", b="transformed", notes=(*result.notes, *_lost_note(lost)))
 
 
-def _lost(lost: frozenset[Site]) -> tuple[str, ...]:
-    """A note with up to 6 names of modules whose values only the reference has; empty where there are none."""
+def _lost_note(lost: frozenset[Site]) -> tuple[str, ...]:
+    """One note with the first 6 modules of which only the reference has values, then `and n more`; () without any."""
     if not lost:
         return ()
     from introspect_cli.compare.terms.words import some

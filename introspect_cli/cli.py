@@ -101,7 +101,7 @@ def command_of(verb: str) -> click.Command:
 
 
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    """Print the versions of `_REPORTED`, python and the platform, and exit."""
+    """Print the versions of introspect, python, `_REPORTED` and the platform, and exit; nothing where not `asked`."""
     if not asked or ctx.resilient_parsing:
         return
     import platform
@@ -112,7 +112,7 @@ def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None
 
 
 def _version(distribution: str) -> str:
-    """`torch 2.7.0`, or `torch not installed`."""
+    """A distribution's name and installed version, such as `torch 2.7.0`; `torch not installed` where it is missing."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -146,8 +146,8 @@ def introspect() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit."""
-    outcome = _exit_code_of(_verb)
+    """Run the command line of this process and exit with the verb's code, or as of SIGINT after an interrupt."""
+    outcome = _exit_code_of(_run_verb)
     if callable(outcome):
         outcome = _exit_code_of(outcome)
     if outcome == -signal.SIGINT:
@@ -157,13 +157,17 @@ def main() -> NoReturn:
     sys.exit(outcome)
 
 
-def _verb() -> int | Work:
-    """Run the verb: its exit code, or the work to do once click is out of the way."""
+def _run_verb() -> int | Work:
+    """Run the verb named on the command line; returns its exit code, or a function to call once click has returned.
+
+    The function (of `capture`) does the work and returns the exit code. Where a shell asks for completions, print
+    those.
+    """
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
         return shell_complete(introspect, {}, "introspect", _COMPLETE, os.environ[_COMPLETE])
-    with _any_text(), _few_collections(), introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
+    with _escape_output(), _collect_less(), introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
         outcome: Any = introspect.invoke(ctx)
     if sys.stdout is not None:  # as it is where a shell has closed it
         sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends
@@ -171,8 +175,8 @@ def _verb() -> int | Work:
 
 
 @contextmanager
-def _any_text() -> Iterator[None]:
-    """Escape undecodable bytes on standard output for a block, unless a script has replaced the stream."""
+def _escape_output() -> Iterator[None]:
+    """Write what standard output cannot encode as escapes during a block; nothing changes if a script replaced it."""
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
         yield
@@ -186,8 +190,8 @@ def _any_text() -> Iterator[None]:
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Collect garbage less often during a block: imported objects stay, and scanning them is slow."""
+def _collect_less() -> Iterator[None]:
+    """Raise the garbage collector's threshold during a block: imported objects stay, and scanning them is slow."""
     before = gc.get_threshold()
     gc.set_threshold(500_000, *before[1:])
     try:
@@ -197,15 +201,20 @@ def _few_collections() -> Iterator[None]:
 
 
 def _exit_code_of(work: Callable[[], Any]) -> Any:
-    """The result of `work`; if it raises, the exit code after the error was printed, -SIGINT for an interrupt."""
+    """Call `work` and return its result; where it raises, say so on stderr and return an exit code.
+
+    Nothing is said, and the code is -SIGINT, after an interrupt; nothing, and UNDECIDED, where the reader of standard
+    output has gone. Standard output that takes no more becomes `/dev/null`, so that nothing is flushed to it at the
+    end.
+    """
     try:
         return work()
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except IntrospectError as error:
-        return _tell(str(error), error.exit_code)
+        return _print_error(str(error), error.exit_code)
     except click.ClickException as error:
-        return _tell(_sentence(error), UNDECIDED)
+        return _print_error(_message_of(error), UNDECIDED)
     except (KeyboardInterrupt, click.Abort):
         return -signal.SIGINT
     except BrokenPipeError:
@@ -214,30 +223,34 @@ def _exit_code_of(work: Callable[[], Any]) -> Any:
         return UNDECIDED
     except OSError as error:
         if isinstance(error.filename, (str, os.PathLike)) and not scarcity(error):
-            return _tell(f"{os.fspath(error.filename)!r} cannot be used: {error.strerror}", UNDECIDED)
+            return _print_error(f"{os.fspath(error.filename)!r} cannot be used: {error.strerror}", UNDECIDED)
         if error.errno not in _FULL:
-            return _mistake(error)
+            return _report_bug(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _tell(f"the answer cannot be written: {error.strerror}", UNDECIDED)
+        return _print_error(f"the answer cannot be written: {error.strerror}", UNDECIDED)
     except Exception as error:
-        return _mistake(error)
+        return _report_bug(error)
 
 
-def _mistake(error: Exception) -> int:
-    """Print the traceback of an unforeseen exception; for exhausted memory, files or threads only a sentence."""
+def _report_bug(error: Exception) -> int:
+    """Print an unforeseen exception as a bug, with its traceback; where memory, files or threads ran out, a sentence.
+
+    Returns:
+        UNDECIDED.
+    """
     lacking = scarcity(error)
     if lacking:
-        return _tell(f"this could not be finished: {lacking}", UNDECIDED)
+        return _print_error(f"this could not be finished: {lacking}", UNDECIDED)
     import traceback
 
     traceback.print_exc()
-    return _tell(
+    return _print_error(
         "this is a bug in introspect: please report it with the lines above and `introspect --version`", UNDECIDED
     )
 
 
-def _sentence(error: click.ClickException) -> str:
-    """Message of a click error on one line, with a hint at the verb's `--help`."""
+def _message_of(error: click.ClickException) -> str:
+    """Message of a click error on one line, followed by a hint at the `--help` of the verb where one was named."""
     message = " ".join(map(str.strip, error.format_message().strip().splitlines()))
     context = getattr(error, "ctx", None)
     if context is None or context.command is introspect:
@@ -245,8 +258,8 @@ def _sentence(error: click.ClickException) -> str:
     return f"{message.rstrip('.')} (`{context.command_path} --help` tells more)"
 
 
-def _tell(sentence: str, code: int) -> int:
-    """Print a sentence to stderr; returns the code."""
+def _print_error(sentence: str, code: int) -> int:
+    """Print `introspect: <sentence>`, abridged, to stderr; returns `code`."""
     from introspect_cli.commands.shared import say
 
     say(f"introspect: {abridged(sentence)}", err=True)

@@ -34,11 +34,11 @@ class Engine:
 
     @property
     def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
-        """`run` of another engine; None where work runs in this process, which has read the runs already."""
+        """The method `run` where work runs in other processes; None where it runs here, where runs are open already."""
         return None if type(self) is Engine else self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """The result of each task, in order.
+        """The result of `work` for each task, in the order of the tasks; here each is worked out when it is asked for.
 
         Raises:
             StoreError: a task could not read what it was to read, or its worker was killed.
@@ -46,26 +46,26 @@ class Engine:
         return map(work, tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """Sum of all results, at least one, by `add`, which takes two or more in any order.
+        """All results, at least one, made one by `add(result, result)`, which must be associative.
 
         Raises:
-            StoreError: as above.
+            StoreError: as `run`.
         """
         return reduce(add, self.run(work, tasks))
 
     def __enter__(self) -> Self:
-        """Take what is needed."""
+        """Connect with what runs the tasks; nothing to do for this process."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back."""
+        """End or leave what runs the tasks; nothing to do for this process."""
 
 
 def engine_of(text: str) -> Engine:
-    """The engine for `here`, `processes:N` or `dask:ADDRESS`.
+    """The engine for `here`, `processes:N` (N from 1 to 9999) or `dask:ADDRESS`; nothing is started or connected yet.
 
     Raises:
-        UsageError: none is.
+        UsageError: the text is none of these.
     """
     match = _PROCESSES.fullmatch(text)
     if text == HERE:
@@ -81,17 +81,18 @@ class Processes(Engine):
     """A pool of processes on this machine, started by the first task."""
 
     def __init__(self, number: int) -> None:
+        """Prepare a pool of `number` processes; the first task starts them."""
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
         self._pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"))
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Results in order, from the pool of processes."""
+        """Submit all tasks to the pool now; the iterator waits for each result, in the order of the tasks."""
         return self._results(self._pool.map(work, tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
-        """The results; a StoreError if a process was killed."""
+        """Yield what `done` yields; StoreError where a process of the pool was killed."""
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -110,25 +111,26 @@ class Dask(Engine):
     """A cluster of Dask, by the address of its scheduler."""
 
     def __init__(self, address: str) -> None:
+        """Keep the scheduler's address; `__enter__` connects."""
         self._address = address
         self._client: Any = None
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Results in order, from the cluster."""
+        """Submit all tasks to the cluster now; the iterator waits for each result, in the order of the tasks."""
         futures = self._client.map(work, tasks, pure=False)
-        return (self._gathered(futures.pop(0)) for _ in tasks)
+        return (self._result_of(futures.pop(0)) for _ in tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """Sum of all results as a tree, in which no worker holds more than 8."""
+        """All results made one on the cluster, as a tree in which one task adds up at most 8; waits for the last."""
         futures = self._client.map(work, tasks, pure=False)
         while len(futures) > 1:
             groups = [futures[at : at + _TOGETHER] for at in range(0, len(futures), _TOGETHER)]
             futures = [self._client.submit(reduce, add, group, pure=False) for group in groups]
-        total: Result = self._gathered(futures[0])
+        total: Result = self._result_of(futures[0])
         return total
 
-    def _gathered(self, future: Any) -> Any:
-        """Result of a future; a StoreError if its workers were killed."""
+    def _result_of(self, future: Any) -> Any:
+        """Wait for a future and return its result; StoreError if its workers were killed again and again."""
         from distributed import KilledWorker
 
         try:
@@ -137,7 +139,11 @@ class Dask(Engine):
             raise StoreError(f"the workers of {self._address} were killed again and again: {error}") from None
 
     def __enter__(self) -> Self:
-        """Connect with the scheduler."""
+        """Connect with the scheduler.
+
+        Raises:
+            UsageError: Dask is not installed, or no scheduler answers within `_PATIENCE`.
+        """
         try:
             from distributed import Client
         except ImportError:
@@ -152,7 +158,7 @@ class Dask(Engine):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the cluster as it was."""
+        """Close the runs that tasks left open on the workers, and the connection; the cluster runs on."""
         if self._client is not None:
             from introspect_cli.store.ranks.tasks import forget
 

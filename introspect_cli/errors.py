@@ -48,7 +48,7 @@ _LONGEST = 2000
 
 
 def abridged(sentence: str) -> str:
-    """A sentence with words cut to 300 characters and the whole to 2000, in the middle.
+    """A sentence in which the middle of each word over 300 characters, then of a whole over 2000, gives way to `...`.
 
     The end of a sentence says what to do; behind a hundred thousand characters nobody finds it.
     """
@@ -57,13 +57,13 @@ def abridged(sentence: str) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """Text with its middle replaced by the number of characters left out."""
+    """A text of up to `most` characters as it is; of a longer one both ends, and how many are left out between."""
     left = len(text) - most
     return text if left <= 0 else f"{text[: most // 2]}...({left:,} characters)...{text[-most // 2 :]}"
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """`; did you mean x?` where one of the names is close to `name`, else nothing."""
+    """`; did you mean x?` for the name nearest to `name`; "" where none has a `difflib` ratio of `cutoff` or more."""
     import difflib  # only for who mistypes
 
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
@@ -98,12 +98,13 @@ _CALLED = sys.stdlib_module_names | {"builtins", "introspect_cli", "numpy", "tor
 
 
 def belongs_to_script(error: BaseException) -> bool:
-    """Whether an exception in introspect's code is meant for the script.
+    """Whether an exception that introspect's code caught is meant for the script, so that it must be raised on.
 
-    An interrupt is. What code of the script's raises is not, a `SystemExit` of an object's `__class__` for one: without
-    us nobody had called that. An exception that one thread raises in another appears out of nothing in whatever runs,
-    which is ours or called by us; it is an order to stop, which is no `Exception`, or of a class that none of that
-    raises. (Signal handlers wait until our code is left.)
+    True for an interrupt, and for an order to stop that another thread raised in this one: it appears in our code, or
+    in code that we call (`_CALLED`), and is no `Exception`, of a class that none of that code defines, or a
+    TimeoutError without arguments. False for everything else, and for all that the script's own code raises, such as a
+    `SystemExit` of an object's `__class__`: without us nobody had called that. (Signal handlers wait until our code is
+    left.)
     """
     if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
         return True
@@ -120,5 +121,5 @@ def belongs_to_script(error: BaseException) -> bool:
 
 
 def _is_called(module: object) -> bool:
-    """Whether a module is the standard library's, introspect's, numpy's, torch's or yaml's."""
+    """Whether a module, by its `__name__`, is of the standard library, introspect, numpy, torch or yaml (`_CALLED`)."""
     return type(module) is str and module.partition(".")[0] in _CALLED

@@ -33,13 +33,16 @@ LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or 
 
 
 def step_words(step: int, labels: Labels) -> str:
-    """A step with its labels: `step 412 (epoch 3, batch 12)`."""
+    """A step with its labels, `step 412 (epoch 3, batch 12)`; `step 412` where `label_words` is ""."""
     words = label_words(step, labels)
     return f"step {step} ({words})" if words else f"step {step}"
 
 
 def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
-    """A pair of compared steps: `step 412 of a (epoch 3, batch 12; step 0 of b)`; one number where they are equal."""
+    """A pair of compared steps in words: `step 412 of a (epoch 3, batch 12; step 0 of b)`, or `step 412 (epoch 3)`.
+
+    The number is given once where it is one for both; labels of b (`; in b epoch 4`) only where they differ from a's.
+    """
     if step != step_b:
         words, words_b = label_words(step, labels), label_words(step_b, labels_b)
         start = f"step {step} of a ({words}; step {step_b} of b" if words else f"step {step} of a (step {step_b} of b"
@@ -51,7 +54,10 @@ def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
 
 
 def label_words(step: int, labels: Labels) -> str:
-    """Labels as words, `epoch 3, batch 12`; `global_step` only where it differs from `step`."""
+    """Labels as words, `epoch 3, batch 12`; "" where there is nothing to say.
+
+    The stage is left out where it is `train`, `global_step` where it equals `step`; framework and accumulation always.
+    """
     words = []
     if labels.get("stage", "train") != "train":
         words.append(f"stage {labels['stage']}")
@@ -66,7 +72,7 @@ def label_words(step: int, labels: Labels) -> str:
 
 
 def shown(label: Label) -> str:
-    """A label as text: `3-5` for a range, 4 digits of a fraction."""
+    """A label as text: `3-5` for a range, 4 significant digits of a float, anything else as it is."""
     if isinstance(label, tuple):
         return f"{label[0]}-{label[1]}"
     return f"{label:.4g}" if isinstance(label, float) else str(label)
@@ -91,7 +97,11 @@ class Labelled:
 
     @classmethod
     def parse(cls, text: str) -> Labelled:
-        """Steps by conditions separated by commas, all of which must hold."""
+        """Steps by conditions separated by commas, all of which must hold.
+
+        Raises:
+            UsageError: a condition is not `name=value`, or its label or number is unknown.
+        """
         spans, named = [], []
         for part in text.split(","):
             name, equals, value = (word.strip() for word in part.partition("="))
@@ -107,8 +117,8 @@ class Labelled:
         return cls(text, tuple(spans), tuple(named))
 
     def means(self, labels: Labels) -> bool:
-        """Whether labels fulfil all conditions."""
-        return all(_within(labels.get(name), span) for name, span in self.spans) and all(
+        """Whether a step with these labels fulfils all conditions; a label that is missing fulfils none."""
+        return all(_is_within(labels.get(name), span) for name, span in self.spans) and all(
             labels.get(name) == word for name, word in self.words
         )
 
@@ -116,8 +126,11 @@ class Labelled:
         return self.text
 
 
-def _within(label: Label | None, span: Span) -> bool:
-    """Whether a number, or any number of a range, is in the span."""
+def _is_within(label: Label | None, span: Span) -> bool:
+    """Whether a number (a fraction rounded down), or any number of a range, is in the span.
+
+    False for a text, for None, and for a range of more than 2**20 numbers.
+    """
     if isinstance(label, tuple):
         return label[1] - label[0] < 1 << 20 and any(map(span.wants, range(label[0], label[1] + 1)))
     return isinstance(label, (int, float)) and span.wants(math.floor(label))

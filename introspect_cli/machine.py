@@ -49,7 +49,7 @@ def digest() -> str:
 
 
 def load(name: str) -> ModuleType:
-    """Import a compiled extension, if it was built from the present sources.
+    """Import a compiled extension, if it was built from the present sources; without sources (a wheel) in any case.
 
     Raises:
         ImportError: it was not compiled, cannot be loaded, or was compiled from other sources.

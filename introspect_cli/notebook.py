@@ -29,6 +29,7 @@ class RunView:
     """
 
     def __init__(self, run: Run) -> None:
+        """Take over an open run; `close` closes it."""
         self.run = run
 
     @property
@@ -60,6 +61,11 @@ class RunView:
     ) -> Any:
         """Records as a `pyarrow.Table`, one row a record; columns as `introspect export` has them.
 
+        Args:
+            steps: a schedule or labels as `--steps` takes them, or numbers; None for all.
+            kinds: names of kinds, also with commas between; empty for all.
+            modules: globs of FQNs, each with all that is inside, also with commas between; empty for all.
+
         Raises:
             UsageError: a kind is unknown, something asked for is not in the run, or pyarrow is not installed.
             StoreError: the run is damaged.
@@ -90,7 +96,16 @@ class RunView:
         return self.run.rank(rank).records(step if isinstance(step, int) else one_step(step, self.run, rank))
 
     def check(self, *, rules: Iterable[str] = (), ignore: Iterable[str] = ()) -> Findings:
-        """What usually goes wrong, looked for in this run."""
+        """Look in this run for what usually goes wrong, as `introspect check` does.
+
+        Args:
+            rules: globs of the rules to apply; all where empty.
+            ignore: globs of the rules not to apply.
+
+        Raises:
+            UsageError: a glob matches no rule.
+            StoreError: the run is damaged.
+        """
         from introspect_cli.health.check import check, choose
 
         return Findings(check(self.run, choose(tuple(rules), tuple(ignore))))
@@ -141,6 +156,7 @@ class Findings(_Shown):
     """
 
     def __init__(self, result: CheckResult) -> None:
+        """Keep the result; it is turned into text or HTML when asked for."""
         self.result = result
 
     def _blocks(self) -> list[Block]:
@@ -167,11 +183,17 @@ class Comparison(_Shown):
     """
 
     def __init__(self, result: DiffResult, *, grouped: bool = False) -> None:
+        """Keep the result; it is turned into text or HTML when asked for.
+
+        Args:
+            result: the comparison as plain data.
+            grouped: whether the text says how much follows from the first divergence, and lists no other one.
+        """
         self.result, self._grouped = result, grouped
 
     @property
     def same(self) -> bool:
-        """Whether they agree wherever both were observed; False where it could not be told, too."""
+        """Whether the two agree wherever both were observed; False also where that is undecided."""
         return self.result.verdict.value == "same"
 
     @property
@@ -186,12 +208,12 @@ class Comparison(_Shown):
 
     @property
     def first(self) -> Divergence | None:
-        """The first divergence."""
+        """The first divergence; None where there is none."""
         return self.result.first
 
     @property
     def divergences(self) -> tuple[Divergence, ...]:
-        """The divergences of the first step that has any; `limit` says how many are listed, None all of every step."""
+        """Those of the first step that has any, at most `limit` of them; with `limit=None` all of all steps."""
         return self.result.divergences
 
     def _blocks(self) -> list[Block]:
@@ -214,7 +236,7 @@ class Comparison(_Shown):
 
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
-    """Compare two runs or checkpoints by path; see `introspect_cli.api.diff`."""
+    """Compare two runs or checkpoints by path; `introspect_cli.api.diff` tells arguments and errors."""
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.terms.options import DiffOptions

@@ -73,7 +73,7 @@ class Kind(str, Enum):
     PRODUCT = "product", "the saved tensor", "what the script saves or keeps"
 
     def __new__(cls, value: str, one: str = "", several: str = "", phase: Phase | None = None) -> Self:
-        """A row of the table above."""
+        """Make a member of its row in the table above."""
         kind = str.__new__(cls, value)
         kind._value_, kind.one, kind.several, kind.phase = value, one, several, phase
         return kind
@@ -149,7 +149,7 @@ class Site:
 
     @property
     def evaluates(self) -> bool:
-        """Whether phase or root name belongs to evaluation."""
+        """Whether it is of evaluation: its phase is `eval`, or its root is a copy that is only evaluated (`#eval`)."""
         return self.phase is Phase.EVAL or EVALUATED in self.fqn.partition(".")[0]
 
     def key(self) -> int:

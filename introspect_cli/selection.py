@@ -35,16 +35,16 @@ def words(texts: Iterable[str]) -> tuple[str, ...]:
 def choose(
     texts: Iterable[str], names: Sequence[str], what: str, *, default: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Names chosen from a list, in the order of the list.
+    """Names chosen from a list, in the order of the list; () where no text is given.
 
     Args:
         texts: names, also with commas between; `all` is every one of them.
         names: the names that there are.
         what: what they are called in an error, such as `kind`.
-        default: what the name `default` stands for; None where it, and `none`, are not taken.
+        default: what the name `default` stands for; None where the words `default` and `none` are not allowed.
 
     Raises:
-        UsageError: a name is unknown, or `none` stands beside another.
+        UsageError: a name is unknown, or `none` stands beside another; or texts are given that hold no word.
     """
     groups = {"all": tuple(names)} | ({} if default is None else {"default": tuple(default), "none": ()})
     texts = tuple(texts)
@@ -62,7 +62,7 @@ def choose(
 
 
 def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name; all kinds are allowed."""
+    """Kinds by name, also with commas between, `all` for every kind; UsageError for an unknown one."""
     return frozenset(Kind(name) for name in choose(texts, [kind.value for kind in Kind], "kind"))
 
 
@@ -71,7 +71,11 @@ ALL_RANKS, ONE_PER_REPLICA = "all", "one-per-replica"
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks from `0,3`, ascending, each once."""
+    """Ranks from numbers separated by commas, `0,3`, ascending, each once.
+
+    Raises:
+        UsageError: a word is no number.
+    """
     ranks = set()
     for word in text.split(","):
         number = whole_number(word)
@@ -85,7 +89,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def matches(fqn: str, glob: str) -> bool:
-    """Whether a glob matches a name, with or without its root class."""
+    """Whether a glob matches all of a name, or all of it after its root (`blocks.*` matches `GPT.blocks.0`)."""
     short = fqn.partition(".")[2]
     return fqn == glob or fnmatchcase(fqn, glob) or (bool(short) and fnmatchcase(short, glob))
 
@@ -107,7 +111,7 @@ def selects(fqn: str, globs: Sequence[str]) -> bool:
 
 
 def near_module(glob: str, names: Iterable[str]) -> str:
-    """`; did you mean x?` for a glob near a name (with or without its root, or as `*.last`); "" otherwise."""
+    """`; did you mean x?` for a glob near a name, its part after the root, or (`*.x`) its last part; else ""."""
     candidates = set()
     for name in names:
         _, dot, short = name.partition(".")
@@ -122,7 +126,11 @@ def near_module(glob: str, names: Iterable[str]) -> str:
 
 
 def parse_steps(text: str) -> Schedule | Labelled:
-    """A schedule, or labels where the text contains `=`."""
+    """A schedule, or labels where the text contains `=`.
+
+    Raises:
+        UsageError: it is neither.
+    """
     if "=" in text:
         return Labelled.parse(text)
     from introspect_cli.schedule.rules import Schedule
@@ -131,7 +139,7 @@ def parse_steps(text: str) -> Schedule | Labelled:
 
 
 def one_step(text: str, run: Run, rank: int | None = None) -> int:
-    """Number of a single step, given by number or label.
+    """Number of a single step, given by number or label; a number need not be in the run.
 
     Args:
         text: `412`, or `epoch=3,batch=12`.
@@ -146,14 +154,23 @@ def one_step(text: str, run: Run, rank: int | None = None) -> int:
         if number is None:
             raise UsageError(f"{text.strip()!r} is not a step: give its number, or {LABELS_HELP.partition(' ')[2]}")
         return number
-    steps = _labelled(Labelled.parse(text), [run], [run.ranks[0] if rank is None else rank] if run.ranks else [])
+    steps = _labelled_steps(Labelled.parse(text), [run], [run.ranks[0] if rank is None else rank] if run.ranks else [])
     if len(steps) > 1:
         raise UsageError(f"{text} means {len(steps)} steps of {run.path}, {steps[0]} to {steps[-1]}: name one of them")
     return steps[0]
 
 
-def _labelled(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
-    """Steps with these labels in the first run that has any."""
+def _labelled_steps(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
+    """Rising numbers of the steps that have these labels, in the first run that has any.
+
+    Args:
+        asked: the labels.
+        runs: the opened runs.
+        ranks: whose labels count, rising; where they differ, the first one's.
+
+    Raises:
+        UsageError: no step of any run has them.
+    """
     all_labels: list[Labels] = []
     for run in runs:
         labels: dict[int, Labels] = {}
@@ -199,7 +216,7 @@ class Selection:
 
     @property
     def narrowed(self) -> bool:
-        """Whether any part is restricted."""
+        """Whether anything is left out: steps, kinds, modules or ranks."""
         return bool(self.steps or self.kinds or self.modules or self.ranks or self.replicas)
 
     def wants_step(self, step: int) -> bool:
@@ -223,7 +240,11 @@ def read_selection(
     modules: str | Iterable[str] = (),
     ranks: str | Iterable[int] | None = None,
 ) -> Selection:
-    """A selection as the options of a verb say it, or from numbers and names one by one."""
+    """A selection as the options of a verb say it (texts, with commas), or from numbers and names one by one.
+
+    Raises:
+        UsageError: a text is no schedule, kind or rank.
+    """
     steps, ranks = (text if isinstance(text, str | None) else ",".join(map(str, text)) for text in (steps, ranks))
     return Selection(
         steps=None if steps is None else parse_steps(steps),
@@ -243,10 +264,11 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
     Args:
         selection: what was asked for.
         runs: the opened runs that it is asked of.
-        rename: how names of the first run are read where another run is compared with it.
+        rename: gives the name in the second run of a module of the first, where the two are compared; None for the
+            same.
 
     Returns:
-        the selection, steps that were asked for by label as numbers.
+        the selection, with numbers for steps asked for by label and for ranks asked for as `one-per-replica`.
 
     Raises:
         UsageError: a glob matches no module, a kind was not recorded, a step or rank is in none of the runs.
@@ -266,7 +288,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
     if isinstance(chosen, Labelled):
         from introspect_cli.schedule.rules import Schedule
 
-        chosen = Schedule.of(_labelled(chosen, runs, [rank for rank in ranks if selection.wants_rank(rank)]))
+        chosen = Schedule.of(_labelled_steps(chosen, runs, [rank for rank in ranks if selection.wants_rank(rank)]))
         selection = replace(selection, steps=chosen)
     if not steps:
         return selection  # an empty run has nothing to select whatever is asked; the verb says that better
@@ -277,7 +299,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
         recorded = {kind for _, reader in readers for kind in reader.sites.kind}
         for kind in Kind:
             if kind in selection.kinds and kind.value not in recorded:
-                raise UsageError(f"no {kind.value} was recorded in {where}{_how(kind, sorted(recorded))}")
+                raise UsageError(f"no {kind.value} was recorded in {where}{_how_to_record(kind, sorted(recorded))}")
     if selection.modules:
         names = set()
         for run, reader in readers:
@@ -291,7 +313,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
 
 
 def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
-    """Ranks that are the lowest of their copies, over all runs that tell copies."""
+    """Ranks that are the lowest of their copies, by the manifests of all runs; UsageError where none tells copies."""
     by_rank = {rank: run.manifests.get(rank, {}).get("copies") for run in runs for rank in run.ranks}
     listed = {rank: ranks for rank, ranks in by_rank.items() if isinstance(ranks, list) and ranks}
     copies = {rank: ranks for rank, ranks in listed.items() if all(type(group) is int for group in ranks)}
@@ -301,14 +323,14 @@ def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:
-    """`step 5`, or `12 steps from 0 to 11`."""
+    """How many steps or ranks (`what`) there are: `step 5` for a single one, else `12 steps from 0 to 11`."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     return f"{len(numbers)} {what}s from {numbers[0]} to {numbers[-1]}"
 
 
-def _how(kind: Kind, recorded: Sequence[str]) -> str:
-    """Hint at the capture option for a kind that was not recorded."""
+def _how_to_record(kind: Kind, recorded: Sequence[str]) -> str:
+    """How to get a kind that was not recorded, to end an error: the capture option, and the kinds that are there."""
     if kind is Kind.OP_OUTPUT:
         return ": capture with --level op"
     return f": capture with --record {kind.value}, or ask for {', '.join(recorded)}"

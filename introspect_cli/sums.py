@@ -29,7 +29,7 @@ def _wrapped(value: Number) -> Number:
 
 
 def mix(raw: Number) -> Number:
-    """Finalise a sum: a bijection of 64-bit integers (the finaliser of splitmix64); of an integer, or of each one."""
+    """Finalise a sum, or each of an array, by a bijection of 64-bit integers (the finaliser of splitmix64)."""
     value = _wrapped(raw)
     value = value ^ (value >> 30)
     for factor, shift in ((MIX_1, 27), (MIX_2, 31)):  # in place: of an array, each other one is memory to be asked for
@@ -40,7 +40,7 @@ def mix(raw: Number) -> Number:
 
 
 def unmix(checksum: Number) -> Number:
-    """Undo `mix`."""
+    """The sum from which `mix` made a checksum, for an integer or each of a new array."""
     value = _wrapped(checksum)
     value = _wrapped((value ^ (value >> 31) ^ (value >> 62)) * _UNMIX_2)
     value = _wrapped((value ^ (value >> 27) ^ (value >> 54)) * _UNMIX_1)
@@ -48,7 +48,7 @@ def unmix(checksum: Number) -> Number:
 
 
 def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
-    """64-bit digest of dtype and shape, added to a checksum's sum.
+    """64-bit digest of dtype and shape, which is added to the sum over a tensor's elements before `mix`.
 
     Args:
         dtype: torch's name without the prefix.
@@ -65,5 +65,5 @@ def source_digest(data: bytes) -> str:
 
 
 def content_digest(data: bytes) -> str:
-    """Digest of a content, 32 hex digits."""
+    """Digest of what a shared file holds, 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -20,9 +20,11 @@ _DEEPEST = 64
 
 
 def clean(text: str, limit: int = 0) -> str:
-    """The text on one line, without control, format, surrogate or private characters; cut to `limit` if given.
+    """The text on one line, control, format, surrogate, private and combining characters written as escapes.
 
-    What is no plain visible character is shown as its escape.
+    Args:
+        text: any text.
+        limit: the most characters, `...` at the end included; 0 for any number.
     """
     if not (text.isascii() and text.isprintable()):
         text = "".join(char if _visible(char) else char.encode("unicode_escape").decode() for char in text)
@@ -30,14 +32,14 @@ def clean(text: str, limit: int = 0) -> str:
 
 
 def bounded(text: str, limit: int) -> str:
-    """Text cleaned and cut to about `limit` characters, with length and checksum so that longer ones still differ."""
+    """Text cleaned; of one over `limit` characters the first `limit`, then its length and CRC-32."""
     if len(text) > limit:
         text = f"{text[:limit]}...({len(text)} characters, {_crc32(text)})"
     return clean(text)
 
 
 def shallow(path: str) -> str:
-    """A path cut to 64 levels, with a checksum of the whole."""
+    """A path with at most 64 `.` and `[` as it is; of a deeper one what is before the 65th, and a CRC-32 of all."""
     for level, match in enumerate(_LEVEL.finditer(path)):
         if level == _DEEPEST:
             return f"{path[: match.start()]}['...{_crc32(path)}']"
@@ -72,7 +74,7 @@ def human_size(number: float) -> str:
 
 
 def begin_alike(one: Sequence[object], two: Sequence[object]) -> int:
-    """Length of the common prefix of two sequences or texts."""
+    """Number of items at the beginning that two sequences or texts have in common."""
     return next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
 
 
@@ -82,7 +84,10 @@ _SHOWN = 8
 
 
 def group_label(ranks: list[int]) -> str:
-    """Name of a group of ranks: `ranks 0-3`, `ranks 0,2,5`, `ranks 0-4094/2`."""
+    """Name of a group of ranks, given rising: `ranks 0-3`, `ranks 0-4094/2`, else the first 8 by number, `ranks 0,2,5`.
+
+    Of more than 8 the number follows: `ranks 0,1,...,... (12)`.
+    """
     if not ranks:
         return "no ranks"
     steps = {two - one for one, two in itertools.pairwise(ranks)}
@@ -94,7 +99,7 @@ def group_label(ranks: list[int]) -> str:
 
 
 def group_size(label: str) -> int | None:
-    """Number of ranks by a group's name; None for other text."""
+    """Number of ranks in a group by the name that `group_label` gives it, also with ` #2` behind; else None."""
     match = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
     if match is None:
         return None
@@ -105,6 +110,6 @@ def group_size(label: str) -> int | None:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 1, 2`."""
+    """Ranks by number, `rank 3`, `ranks 1, 2`: the first 8, then `, ...`."""
     shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
     return f"rank{'s' * (len(ranks) > 1)} {shown}"

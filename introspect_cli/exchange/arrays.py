@@ -84,7 +84,7 @@ class Dump:
     sorted: bool = field(default=False, init=False)
 
     def read(self) -> Iterator[Incoming]:
-        """Every step of every rank as records.
+        """Every step of every rank as records, by rising step and then rank; sets `kept` and `sorted` on the way.
 
         Raises:
             StoreError: a file cannot be read, or two arrays have one name.
@@ -122,9 +122,13 @@ class Dump:
 
 
 def find_arrays(source: Path) -> list[tuple[str, Path]]:
-    """The files of arrays of a directory, or the one file that is named; each with its name without its ending.
+    """The files of arrays of a directory, or the one file that is named, each with what it adds to its arrays' names.
 
-    A single archive is not part of any name; a file of one array is.
+    A `.npy` file adds its path without the ending; an archive of a directory its folder, and its own name only where
+    that is a step, a rank or a kind; an archive that is named itself adds nothing. Links are passed over.
+
+    Raises:
+        StoreError: the directory cannot be searched.
     """
     if source.is_file():
         return [(source.stem if source.suffix == ".npy" else "", source)] if source.suffix in ARRAYS else []
@@ -145,6 +149,11 @@ def find_arrays(source: Path) -> list[tuple[str, Path]]:
 
 def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     """Parse an array's name, such as `step3/rank0/output/model.h.0`.
+
+    Args:
+        words: the name.
+        kind: the kind where the name has none.
+        root: what is put before the names of modules and tensors; "" for nothing.
 
     Raises:
         UsageError: it has no kind, and none is given; or nothing after it.
@@ -180,7 +189,13 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
 
 
 def _take_number(parts: list[str], at: int, pattern: re.Pattern[str]) -> int:
-    """Take the word at a place out of `parts` if it is a number of this kind, and return the number; else 0."""
+    """Remove the word at `at` from `parts` where it is a number of this kind, and return the number; else 0.
+
+    Args:
+        parts: words of a name, changed here.
+        at: 0 for the first word, -1 for the last.
+        pattern: the word, with the number as its group.
+    """
     match = pattern.fullmatch(parts[at]) if parts else None
     if match is None:
         return 0

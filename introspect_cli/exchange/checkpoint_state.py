@@ -61,6 +61,10 @@ class State:
 def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
     """Sort a checkpoint's nested data into models, optimizers, random states and settings.
 
+    Args:
+        tree: the data, tensors as `Pieces`.
+        order_counts: whether tensors are in the model's order, so that optimizer states can be named by it.
+
     Raises:
         StoreError: it has no tensor.
     """
@@ -127,10 +131,12 @@ def _single_number(value: Any) -> Any:
 
 
 def _optimizer_name(name: str) -> str:
+    """The name of an optimizer by its key in the checkpoint: `optimizer` for the usual keys, else the key."""
     return "optimizer" if name in ("optimizer_states", "optimizer_state_dict", "optimizers", "optim") else name
 
 
 def _is_optimizer(part: Any) -> bool:
+    """Whether it is an optimizer's state dict: it has `state`, a dict, and `param_groups`."""
     return isinstance(part, dict) and isinstance(part.get("state"), dict) and "param_groups" in part
 
 
@@ -154,7 +160,7 @@ def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
 
 
 def _batchnorm_buffers(names: Mapping[str, Any]) -> set[str]:
-    """Names of batch-norm buffers: `running_mean` and `running_var` side by side, and their count."""
+    """Names of batch-norm buffers: of owners with `running_mean` and `running_var` these and `num_batches_tracked`."""
     owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[0]}
     whole = {owner for owner in owners if _dotted(owner, _BATCHNORM[1]) in names}
     return {name for owner in whole for leaf in _BATCHNORM if (name := _dotted(owner, leaf)) in names}
@@ -181,7 +187,15 @@ def _put_optimizers(
     candidates: Sequence[tuple[str, tuple[int, ...]]] | None,
     state: State,
 ) -> None:
-    """Put the optimizers' states under parameter names: given ones, else found by order, else numbers."""
+    """Put the optimizers' states and settings into `state`, under parameter names where these can be known.
+
+    Names are those in the file, else found by the order of shapes, else numbers, with a note.
+
+    Args:
+        optimizers: name and state dict of each.
+        candidates: name and shape of the model's parameters in order; None where the order tells nothing.
+        state: what they are put into.
+    """
     documents = []
     for optimizer, held in optimizers:
         groups = _parameter_groups(held["param_groups"])
@@ -208,7 +222,7 @@ def _put_optimizers(
 
 
 def _parameter_groups(stored: Any) -> list[dict[str, Any]]:
-    """Parameter groups in order, from a list or a dict by number, each with its `params` as a list of keys."""
+    """Parameter groups in order, from a list or a dict by number; the `params` of each are set to a list of keys."""
     listed = list(stored.values()) if isinstance(stored, dict) else stored if isinstance(stored, list) else []
     groups = [group for group in listed if isinstance(group, dict)]
     for group in groups:
@@ -265,7 +279,7 @@ def _shape_of(values: Any) -> tuple[int, ...] | None:
 def _first_fit(
     shapes: Sequence[tuple[int, ...] | None], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> list[str] | None:
-    """Names of the first candidates, in order, with these shapes (None fits any); None where one finds none."""
+    """Names of candidates, in order, of which each is the next with the shape (None: any); None where one has none."""
     names, rest = [], iter(candidates)
     for shape in shapes:
         name = next((name for name, size in rest if shape is None or size == shape), None)
@@ -300,6 +314,6 @@ def _is_cpu(values: Mapping[str, Any]) -> bool:
 
 
 def in_usual_order(rows: Mapping[Site, Any]) -> Iterator[tuple[Site, Any]]:
-    """The rows sorted: random states, parameters and buffers, then all others."""
+    """The rows in three groups, each in its own order: random states, parameters and buffers, all others."""
     ranks = {Kind.RNG: 0, Kind.PARAM: 1, Kind.BUFFER: 1}
     yield from sorted(rows.items(), key=lambda row: ranks.get(row[0].kind, 2))

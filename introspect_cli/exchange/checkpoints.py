@@ -78,7 +78,7 @@ def open_any(path: str | Path) -> Run:
 
 @contextmanager
 def opened(*paths: str | Path) -> Iterator[list[Run]]:
-    """Open runs or checkpoints as `open_any` does, and close them at the end."""
+    """Open runs or checkpoints as `open_any` does, and close all at the end, also where one fails to open."""
     with ExitStack() as stack:
         yield [stack.enter_context(open_any(path)) for path in paths]
 
@@ -102,10 +102,15 @@ def _open_checkpoint(path: Path) -> Run:
 
 
 def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
-    """A function that reads a tensor again by checksum; None for large ones, and beyond `_MOST_RELOADED` elements."""
+    """A function that gives a tensor by its checksum, read again from the file.
+
+    It gives None for an unknown checksum, for over `_LARGEST_RELOADED` elements, and once `_MOST_RELOADED` elements in
+    all would be exceeded.
+    """
     left = _MOST_RELOADED
 
     def read(checksum: int) -> NDArray[Any] | None:
+        """The tensor, widened; its elements are taken off what may still be read."""
         nonlocal left
         tensor = held.get(checksum)
         if tensor is None or tensor.unread or math.prod(tensor.shape) > min(left, _LARGEST_RELOADED):
@@ -134,7 +139,17 @@ def summarised(held: Any) -> Summary:
 def written(
     summaries: Mapping[Site, Summary], path: str | Path, settings: Mapping[str, Any], about: Mapping[str, Any]
 ) -> Run:
-    """Write summaries as a temporary run of one step and open it; it is deleted when closed."""
+    """Write summaries as a run of one step in a temporary directory, which goes when it is closed, and open it.
+
+    Args:
+        summaries: by site, in order.
+        path: the path that the run is shown with.
+        settings: settings documents by name.
+        about: what its manifest says beside.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     import shutil
     import tempfile
 

@@ -63,7 +63,7 @@ def parse_pickle(data: bytes) -> Any:
     """Decode a pickle without executing anything; calls become `Made`.
 
     Raises:
-        ValueError: it says it in a way that no metadata does.
+        ValueError: it has an opcode that `.metadata` files do not, or no end. Other damage raises what python does.
     """
     stack: list[Any] = []
     memo: dict[Any, Any] = {}
@@ -143,7 +143,7 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
-    """The nested data that the metadata describes."""
+    """The nested data that the metadata describes; tensors as `Pieces`, read when asked for, other values at once."""
     places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
     for index, where in state["storage_data"].items():
         offset = index.state.get("offset")
@@ -198,6 +198,7 @@ def _checked(folder: Path, where: dict[str, Any]) -> _Where:
 
 
 def _piece(folder: Path, where: _Where) -> io.BytesIO:
+    """The bytes of a stored part, as a file in memory."""
     with (folder / where.file).open("rb") as file:
         file.seek(where.offset)
         return io.BytesIO(file.read(where.length))
@@ -206,7 +207,17 @@ def _piece(folder: Path, where: _Where) -> io.BytesIO:
 def _tensor(
     folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Where]
 ) -> Pieces:
-    """A tensor that is assembled from its parts when read; they must cover all of it without overlap."""
+    """A tensor that is assembled from its parts when read.
+
+    Args:
+        folder: the checkpoint.
+        name: of the tensor.
+        about: its size, type and parts in the metadata.
+        places: where each part lies, by name and first indices; None for these where a file has one part.
+
+    Raises:
+        ValueError: the parts lie outside of it, or have not as many elements.
+    """
     dtype = about["properties"].other[0].name.rpartition(".")[2]
     shape = _sizes(about["size"])
     if dtype not in NUMPY:
@@ -225,6 +236,10 @@ def _tensor(
         raise ValueError(f"the parts of {name} are not all of it")
 
     def read() -> Iterator[NDArray[Any]]:
+        """Yield the elements in pieces, all parts being read at once.
+
+        StoreError where a part is another one, or parts overlap.
+        """
         whole = np.empty(shape, NUMPY[dtype])
         filled = np.zeros(shape if len(parts) > 1 else (), np.bool_)
         for begins, sizes, where in parts:

@@ -76,17 +76,17 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         UsageError: the directory is not empty or cannot be written to.
         StoreError: the run is damaged.
     """
-    directory = _fresh(output)
+    directory = _make_directory(output)
     try:
         if work is None or len(run.ranks) < 2 or FORMATS[name].one:
-            return _written(name, run, directory, selection)
-        return _in_pieces(name, run, directory, selection, work)
+            return _write_format(name, run, directory, selection)
+        return _write_in_pieces(name, run, directory, selection, work)
     except OSError as error:
         raise UsageError(f"cannot write to {directory}: {error.strerror}") from None
 
 
-def _written(name: str, run: Run, directory: Path, selection: Selection) -> int:
-    """Write with the format's writer; returns the number of files."""
+def _write_format(name: str, run: Run, directory: Path, selection: Selection) -> int:
+    """Call the format's writer on the selected part of a run; returns the number of files."""
     module, _, function = FORMATS[name].writer.partition(":")
     written: int = getattr(import_module(module), function)(run, directory, selection)
     return written
@@ -99,13 +99,17 @@ def _write_piece(task: Task) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with task.opened() as [run]:
-            return _written(name, run, directory, selection)
+            return _write_format(name, run, directory, selection)
     except OSError as error:
         raise StoreError(f"cannot write to {directory}: {error.strerror}") from None
 
 
-def _in_pieces(name: str, run: Run, directory: Path, selection: Selection, work: Work) -> int:
-    """Write steps and ranks in tasks run by `work`; returns the number of files."""
+def _write_in_pieces(name: str, run: Run, directory: Path, selection: Selection, work: Work) -> int:
+    """Write in tasks run by `work`, some steps of some ranks each; returns the number of files that are there then.
+
+    Raises:
+        UsageError: files were written, and none is in the directory: workers have another disk.
+    """
     tasks = []
     for steps, ranks in _pieces(wanted_steps(run, selection), by_rank=FORMATS[name].by_rank):
         narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
@@ -120,7 +124,10 @@ def _in_pieces(name: str, run: Run, directory: Path, selection: Selection, work:
 
 
 def _pieces(places: list[tuple[int, int]], *, by_rank: bool) -> Iterator[tuple[list[int], tuple[int, ...]]]:
-    """Split (step, rank) pairs into groups of about `_PIECE`; for formats by rank, all steps of some ranks."""
+    """Split (step, rank) pairs into groups: steps, and the ranks whose files of these steps one task writes.
+
+    A group has about `_PIECE` pairs. With `by_rank` it has all steps of its ranks.
+    """
     steps, ranks = sorted({step for step, _ in places}), sorted({rank for _, rank in places})
     stretch = len(steps) if by_rank else max(1, _PIECE // max(len(ranks), 1))
     group = max(1, _PIECE // max(len(steps), 1)) if by_rank else max(_PIECE, len(ranks) if stretch > 1 else 0)
@@ -143,8 +150,8 @@ def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iter
             yield record
 
 
-def _fresh(path: str | Path) -> Path:
-    """Make the output directory; UsageError where it is not empty or cannot be written."""
+def _make_directory(path: str | Path) -> Path:
+    """Make the output directory where it is not there; UsageError where it is not empty or cannot be written."""
     directory = Path(path)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -62,9 +62,11 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     numel = np.array([min(layout.numel, 2**63 - 1) for layout in chosen], np.int64)
 
     def texts(values: Iterable[str]) -> Any:
+        """A column of texts."""
         return pa.array(list(values), pa.string())
 
     def of_sites(*words: str) -> dict[str, Any]:
+        """Columns of what the sites' table says of each row, by name."""
         return {word: texts(map(getattr(sites, word).__getitem__, names)) for word in words}
 
     columns: dict[str, Any] = {
@@ -104,13 +106,16 @@ def _rows(run: Run, selection: Selection) -> Iterator[dict[str, Any]]:
 
 
 def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Iterator[Any]:
-    """A `pyarrow.Table` for each selected step of each rank."""
+    """A `pyarrow.Table` for each selected step of each rank, by step and then rank; made when asked for."""
     for step, rank in wanted_steps(run, selection):
         yield step_frame(run, step, rank, selection, sketch=sketch)
 
 
 def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
-    """`step=<n>/rank=<n>/part-0.parquet`, the two being columns of the directory names; files written."""
+    """Write `step=<n>/rank=<n>/part-0.parquet` for each step and rank; returns the number of files.
+
+    Step and rank are not in the files: readers take them from the names of the directories.
+    """
     arrow()
     import pyarrow.parquet as pq
 
@@ -125,7 +130,7 @@ def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def write_csv(run: Run, directory: Path, selection: Selection) -> int:
-    """`records.csv`; shapes as `2x3`, texts in quotes, absent numbers empty; files written.
+    """Write `records.csv`: shapes as `2x3`, texts in quotes, absent numbers empty; returns 1, or 0 without any step.
 
     pyarrow's own writer, asked for one step after the other, left bytes of earlier rows behind rows of some lengths.
     """
@@ -160,7 +165,10 @@ def _quoted(text: str) -> str:
 
 
 def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
-    """`records.jsonl`, one object a record, absent values null, infinities as text; files written."""
+    """Write `records.jsonl`: an object a record, absent values null, infinities as text.
+
+    Returns 1, the number of files.
+    """
     arrow()
     with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
         for row in _rows(run, selection):

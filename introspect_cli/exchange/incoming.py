@@ -56,7 +56,7 @@ class Incoming:
 
 
 def checksum_of(text: str) -> int:
-    """A 64-bit checksum for a text: its value where it is 16 hex digits, else a hash."""
+    """A 64-bit checksum for a text: its value where it is 16 hex digits, else a hash of it."""
     if _CHECKSUM.fullmatch(text):
         return int(text, 16)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -126,12 +126,12 @@ def write_run(
 
     Args:
         path: directory of the run.
-        steps: what was found.
+        steps: what was found, in any order.
         source: what it was read from.
         settings: settings documents by name.
         about: what the manifest says beside, of what was not observed at least.
         sketch: whether the records have sketches, and the statistics that a capture keeps.
-        stored: whole tensors to keep: checksum, data, element type, shape.
+        stored: whole tensors to keep: checksum, data, element type, shape. Taken after the steps.
         force: replace a run that is there.
 
     Raises:

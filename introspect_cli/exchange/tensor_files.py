@@ -83,7 +83,11 @@ def is_tensors(path: str | Path) -> bool:
 
 
 def _tensor_files(names: set[str]) -> list[str]:
-    """The model's files in a directory: a well-known weights file, else indexes, else all of one type of ending."""
+    """The names of the model's files in a directory.
+
+    The first of `_WEIGHTS` that is there; else all indexes; else all files of one group of endings, the first group
+    that has any: `.safetensors`, files of torch.save, `.npz`.
+    """
     chosen = next((name for name in _WEIGHTS if name in names), None)
     if chosen is not None:
         return [chosen]
@@ -121,7 +125,10 @@ def _named_tensors(path: Path) -> dict[Any, Any]:
 
 
 def _read_directory(path: Path) -> dict[Any, Any]:
-    """The model's tensors, distributed parts and training state below a directory, each part under its own key."""
+    """The model's tensors, distributed parts and training state of a directory, each part under its own key.
+
+    A directory that is itself a distributed checkpoint is read as that, and one with model tensors alone gives these.
+    """
     names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
         return read_distributed(path)
@@ -241,6 +248,7 @@ def _span_reader(path: Path, first: int, length: int, stored: np.dtype[Any]) -> 
     """
 
     def read() -> Iterator[NDArray[Any]]:
+        """Yield the bytes as arrays of at most `PIECE` elements."""
         with _open_regular(path) as file:
             file.seek(first)
             yield from _read_arrays(file, path, length, stored)
@@ -285,7 +293,16 @@ def _open_member(path: Path, member: str) -> Iterator[Any]:
 
 
 def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
-    """An array in numpy's format, read piece by piece when asked for; Fortran order is read at once."""
+    """An array in numpy's format, read piece by piece when asked for; one in Fortran order as a whole.
+
+    Args:
+        name: of the array, for messages.
+        path: of its file.
+        opened: opens the array's own bytes, header included; called now for the header, and for each reading.
+
+    Raises:
+        ValueError: it holds python objects, or its header is unknown.
+    """
     with opened() as file:
         shape, fortran, dtype = _npy_header(file)
     if dtype.hasobject:
@@ -295,6 +312,7 @@ def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManag
     plain = NUMPY[dtype.name]
 
     def read() -> Iterator[NDArray[Any]]:
+        """Yield the elements in C order; StoreError where the file is damaged."""
         try:
             with opened() as inside:
                 _npy_header(inside)

@@ -62,10 +62,12 @@ def _varint(value: int) -> bytes:
 
 
 def _bytes(number: int, data: bytes) -> bytes:
+    """The protobuf field `number`, holding bytes or a message."""
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 def _double(number: int, value: float) -> bytes:
+    """The protobuf field `number`, holding a double."""
     return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
@@ -78,7 +80,10 @@ class EventFile:
         self._write(_double(1, time) + _bytes(3, b"brain.Event:2"))
 
     def add(self, step: int, values: list[bytes], time: float) -> None:
-        """Append an event with the values of a step: wall_time = 1, step = 2, summary = 5."""
+        """Append an event with the values (`scalar`, `histogram`) of a step and flush.
+
+        Its fields: wall_time = 1, step = 2, summary = 5.
+        """
         summary = b"".join(_bytes(1, value) for value in values)
         self._write(_double(1, time) + _varint(2 << 3) + _varint(step) + _bytes(5, summary))
 
@@ -113,7 +118,10 @@ def histogram(tag: str, array: np.ndarray[Any, Any]) -> bytes:
 
 
 def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
-    """An event file a rank, in a directory of its own where there are several; files written."""
+    """Write an event file for each rank, in a directory of its own where there are several.
+
+    Returns the number of files.
+    """
     files: dict[int, EventFile] = {}
     try:
         for step, rank in wanted_steps(run, selection):

@@ -66,7 +66,7 @@ class Call:
 
 
 def write_tree(run: Run, directory: Path, selection: Selection) -> int:
-    """A pair of files for each outermost call of each step; files written.
+    """Write a pair of files for each outermost call of each step; returns the number of files.
 
     `step=<n>/rank<n>/<Class>_debug_tree_SUMMARY.json`, and `..._FULL_TENSORS.json` where a tensor of it was stored.
     """
@@ -88,7 +88,11 @@ def write_tree(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def nested_calls(run: Run, step: int, rank: int, selection: Selection) -> list[Call]:
-    """The outermost forward calls of a step, each with its nested `children`."""
+    """The outermost forward calls of a step, each with its nested `children`.
+
+    A call lies inside another where its records were made between that one's. Outermost calls without children count
+    only where they are of a root module.
+    """
     by_call: dict[tuple[str, int], Call] = {}
     for record in wanted_records(run, step, rank, selection):
         site = record.site
@@ -109,7 +113,14 @@ def nested_calls(run: Run, step: int, rank: int, selection: Selection) -> list[C
 
 
 def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, Any]:
-    """One call, with its children, as the nested data of a debug tree."""
+    """One call, with its children, as the nested data of a debug tree.
+
+    Args:
+        run: whose stored tensors are looked up.
+        call: the call.
+        values: whether elements of stored tensors are written.
+        top: whether it is the outermost one, which its path then says.
+    """
     args: list[tuple[str, Any]] = []
     kwargs: list[tuple[str, Any]] = []
     for record in call.inputs:
@@ -148,7 +159,7 @@ def written_value(run: Run, record: Record, values: bool) -> Any:
 
 
 def printed_lines(array: np.ndarray[Any, Any]) -> list[str]:
-    """A tensor's values as torch prints them in scientific notation at a width of 120, one line an item."""
+    """A tensor's values as torch prints them in scientific notation, in lines of at most 120 characters."""
     formats: Any = {"float_kind": lambda value: f"{value: .4e}"}
     body = np.array2string(array, separator=", ", max_line_width=120, prefix="tensor(", formatter=formats)
     return f"tensor({body})".splitlines()
@@ -200,7 +211,17 @@ def read_trees(directory: Path) -> Iterator[Incoming]:
 
 
 def _read_node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterator[Row]:
-    """The records of a call in a tree and of the calls inside it, in order."""
+    """The records of a call in a tree and of the calls inside it, in order.
+
+    Args:
+        document: the call's node.
+        seen: by name, the number of the module's last call in this step; counted up here.
+        path: of the file, for messages.
+        depth: how deep the node lies, 0 for the outermost.
+
+    Raises:
+        StoreError: it is no object, or lies too deep.
+    """
     if not isinstance(document, dict) or depth > _DEEPEST:
         raise StoreError(f"{path} is not a debug tree: a child is no object, or lies more than {_DEEPEST} deep")
     fqn = str(document.get("module_path", "")).removesuffix(_TOP)
@@ -223,6 +244,7 @@ def _tensor_leaves(item: Any) -> list[tuple[str, Any]]:
 
 
 def _is_tensor(item: Any) -> bool:
+    """Whether a dict describes a tensor: it has `shape` and `dtype`."""
     return isinstance(item, dict) and "shape" in item and "dtype" in item
 
 

@@ -46,7 +46,7 @@ _FILE = re.compile(r"/step=\d{1,18}/rank\d{1,6}\.yaml$")
 
 
 def dump(document: object) -> str:
-    """Block style, unsorted keys, two spaces, unicode as it is, no folded lines."""
+    """A document as YAML text: block style, keys as they come, two spaces, unicode as it is, no folded lines."""
     style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": False}
     return str(yaml.dump(document, Dumper=documents.PlainDumper, indent=2, width=2**30, **style))
 
@@ -107,7 +107,7 @@ def _latest_by_name(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def digest_of(run: Run, record: Record) -> str:
-    """The MD5 of a record's stored tensor; its checksum in hex where none was stored."""
+    """The MD5 of a record's stored tensor, 32 hex digits; its checksum, 16 hex digits, where none was stored."""
     stored = run.tensor(record.summary.checksum) if record.summary.checksum else None
     if stored is None:
         return f"{record.summary.checksum:016x}"
@@ -115,7 +115,7 @@ def digest_of(run: Run, record: Record) -> str:
 
 
 def _digest_of_all(digests: Iterable[str]) -> str:
-    """The MD5 of digests joined in order."""
+    """The MD5 of hex digests joined in order, 32 hex digits."""
     joined = "".join(digests).encode()
     return hashlib.md5(joined, usedforsecurity=False).hexdigest()
 
@@ -198,6 +198,7 @@ def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dic
 
 
 def _written_nested(run: Run, records: Iterable[Record]) -> Any:
+    """Records of one batch or state as nested data, by their paths."""
     return nested([(record.site.path, _written_value(run, record)) for record in records])
 
 
@@ -257,7 +258,7 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Environment variables and packages from files beside the reports or one level up."""
+    """Environment variables and packages, from files beside the reports, in `introspection/`, or one level up."""
     settings: dict[str, Any] = {}
     for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
         for place in (directory, directory / "introspection", directory.parent):
@@ -269,7 +270,15 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
 
 def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
-    """Read every report below a directory as records; parameters' names get `root` in front."""
+    """Read every report below a directory as records, one step of one rank after the other.
+
+    Args:
+        directory: where to look.
+        root: what is put, with a dot, before the names of parameters and buffers.
+
+    Raises:
+        StoreError: a file is no report, or two stages have the same step.
+    """
     for step, rank, path in find_reports(directory):
         document = documents.load(read_bytes(path), str(path))
         if not isinstance(document, dict):
@@ -314,12 +323,18 @@ def _read_summary(leaf: Any) -> Summary:
 
 
 def _batch_rows(batch: object) -> Iterator[Row]:
+    """The records of a report's batch."""
     for path, leaf in flattened(_dict_or_empty(batch).get("__batch__")) if batch else ():
         yield Site(Phase.DATA, Kind.BATCH, "DataLoader", 0, path), SiteInfo("DataLoader"), _read_summary(leaf)
 
 
 def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
-    """Settings of each param group but `params`, then state by parameter; a second Adam is `Adam#2`."""
+    """The records of a report's optimizers: settings of each group except `params`, then state by parameter.
+
+    Args:
+        entries: the report's optimizers; a second one of a class is named `Adam#2`.
+        names: the model's parameters in order, by which the first optimizer's state is named.
+    """
     seen: dict[str, int] = {}
     for entry in entries if isinstance(entries, list) else []:
         optimizer = _dict_or_empty(entry)

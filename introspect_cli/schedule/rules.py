@@ -63,7 +63,15 @@ class Span(NamedTuple):
 
 
 def span_of(part: str, text: str | None) -> Span:
-    """A step or slice of a schedule, such as `5` or `10:20:2`."""
+    """A step or slice of a schedule, such as `5` or `10:20:2`.
+
+    Args:
+        part: the step or slice.
+        text: all of the schedule, for messages.
+
+    Raises:
+        UsageError: it is no such thing, or selects no step.
+    """
     fields = part.split(":")
     numbers = [_field(field, text) for field in fields]
     if len(fields) == 1:
@@ -82,7 +90,7 @@ def span_of(part: str, text: str | None) -> Span:
 
 
 def _field(text: str, schedule: str | None) -> int | None:
-    """A field of a slice; None where it is empty."""
+    """The number of a field of a slice, None where it is empty; UsageError, which names `schedule`, for other text."""
     number = whole_number(text)
     if number is None and text.strip():
         raise UsageError(f"{text.strip()!r} in the schedule {schedule!r} is not a step: {STEPS_HELP}")
@@ -105,13 +113,13 @@ class Schedule:
     forgets = False
 
     def __post_init__(self) -> None:
-        """Read the text."""
+        """Set `spans` from the text; UsageError where it is no schedule."""
         spans = [span_of(part, self.text) for part in self.text.split(",")]
         object.__setattr__(self, "spans", tuple(dict.fromkeys(spans)))
 
     @classmethod
     def parse(cls, text: str = ":") -> Schedule:
-        """A schedule in normal form: parsing its text gives an equal one."""
+        """A schedule whose text is in normal form: `3:4` becomes `3`, a span that comes twice is kept once."""
         return cls(",".join(map(str, cls(text).spans)))
 
     @classmethod
@@ -136,12 +144,12 @@ class Schedule:
 
     @property
     def last(self) -> int | None:
-        """The last step that it wants, None where it is endless."""
+        """The last step that any of its spans has; None where one is endless."""
         ends = [span.last for span in self.spans]
         return None if None in ends else max(end for end in ends if end is not None)
 
     def expiry(self, step: int, _values: Mapping[str, float] | None) -> int:
-        """`ALWAYS` if wanted, else `NEVER`."""
+        """`ALWAYS` for a step that is wanted, else `NEVER`, whatever the values; see `Expiry`."""
         return ALWAYS if self.wants(step) else NEVER
 
     def __str__(self) -> str:
@@ -173,7 +181,11 @@ class Rule:
 
 
 def parse_rule(text: str) -> Schedule | Rule:
-    """A schedule of steps and slices, or a rule such as `first(10) | every(100) & steps(':900')`."""
+    """A schedule of steps and slices, or, with a `(`, a rule such as `first(10) | every(100) & steps(':900')`.
+
+    Raises:
+        UsageError: it is neither.
+    """
     text = text.strip()
     if "(" not in text:
         return Schedule.parse(text)
@@ -184,7 +196,7 @@ def parse_rule(text: str) -> Schedule | Rule:
 
 
 def _rule(node: ast.AST, text: str) -> Rule:
-    """A rule from its syntax tree: `|` takes the later expiry, `&` the earlier."""
+    """A rule from its syntax tree: `|` takes the later expiry, `&` the earlier; UsageError for anything else."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd)):
         one, two = _rule(node.left, text), _rule(node.right, text)
         pick = max if isinstance(node.op, ast.BitOr) else min
@@ -195,12 +207,21 @@ def _rule(node: ast.AST, text: str) -> Rule:
         return Rule(text, joined, one.names | two.names, one.forgets or two.forgets)
     match node:
         case ast.Call(func=ast.Name(id=word), args=[ast.Constant(value=given)], keywords=[]):
-            return _called(word, given, text)
+            return _rule_of_call(word, given, text)
     raise _no_rule(text)
 
 
-def _called(word: str, given: Any, text: str) -> Rule:
-    """A rule from one call: `every(100)`, `first(10)`, `last(50)`, `steps('...')`, `when('...')`."""
+def _rule_of_call(word: str, given: Any, text: str) -> Rule:
+    """A rule from one call: `every(100)`, `first(10)`, `last(50)`, `steps('...')`, `when('...')`.
+
+    Args:
+        word: the name of the function.
+        given: its argument.
+        text: all of the schedule, for messages.
+
+    Raises:
+        UsageError: the function is unknown, or takes no such argument.
+    """
     if word in ("steps", "when"):
         if type(given) is not str:
             raise _no_rule(text)
@@ -235,7 +256,14 @@ _ENDLESS = (ast.Pow, ast.LShift)
 def _when(condition: str, text: str) -> Rule:
     """A rule that keeps the steps for which a condition holds when they end, such as `loss > 3 * median`.
 
-    Where a number in it is not known or has no value, it does not hold; a loss that is NaN counts as infinite.
+    It does not hold where a number in it is not known or cannot be computed; a loss that is NaN counts as infinite.
+
+    Args:
+        condition: the comparison.
+        text: all of the schedule, for messages.
+
+    Raises:
+        UsageError: it is more than arithmetic and comparisons, or asks for a name that is not in `NAMES`.
     """
     wrong = UsageError(f"{condition!r} is not a condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
     try:

@@ -88,6 +88,7 @@ class DamageError(StoreError):
     """
 
     def __init__(self, path: str, what: str) -> None:
+        """Make the error; `what` says what is wrong, to follow a colon, and `path` where."""
         self.finding = f"{path}: {what}"
         super().__init__(f"{path} is damaged: {what}; `introspect verify` on the run says what is still sound")
 
@@ -100,6 +101,13 @@ class Appended(Handle):
     """
 
     def __init__(self, folder: Folder, name: str, *, locked: bool = False) -> None:
+        """Create the file `name` in `folder` now; FileExistsError where it is there.
+
+        Args:
+            folder: its directory, on disk.
+            name: of the file.
+            locked: whether to hold the exclusive lock on it until it is closed.
+        """
         super().__init__(folder.create(name), f"{folder.path}/{name}")
         self.length = 0
         self._locked = locked
@@ -107,7 +115,10 @@ class Appended(Handle):
             take_lock(self.fd)
 
     def append(self, *pieces: bytes | memoryview) -> None:
-        """Write `pieces` at byte `length`, whatever the descriptor's position, in as few system calls as possible."""
+        """Write all of `pieces` at byte `length`, wherever the descriptor stands, and move `length` to their end.
+
+        An error (OSError, StoreError as `reopen_if_closed`) leaves `length`; what was written by then is written over.
+        """
         self.reopen_if_closed()
         rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
         check_size(self.length + sum(map(len, rest)))
@@ -186,7 +197,11 @@ class Directory(Closing, ABC):
         return self.folder(f"rank{number}")
 
     def read_file(self, name: str, limit: int) -> bytes:
-        """All of the regular file `name`, which may hold at most `limit` bytes.
+        """All of the regular file `name`, read once.
+
+        Args:
+            name: of the file.
+            limit: the most bytes that it may have.
 
         Raises:
             FileNotFoundError: there is none.
@@ -218,7 +233,7 @@ class Folder(Descriptor, Directory):
         return cls(os.open(path, _DIRECTORY), path)
 
     def reopen_if_closed(self) -> Folder:
-        """This directory, opened again where the script closed its descriptor."""
+        """This directory itself, opened again first where the script closed its descriptor."""
         if not self.is_ours():
             self.open_again(os.O_RDONLY | os.O_DIRECTORY)
         return self
@@ -270,7 +285,14 @@ class Folder(Descriptor, Directory):
         return os.open(name, _CREATE, mode, dir_fd=self.fd)
 
     def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int, *, durable: bool = False) -> int:
-        """Write the file `name` atomically, by a temporary file and a rename; returns bytes written."""
+        """Write the file `name` atomically, by a temporary file and a rename, and return the number of bytes.
+
+        Args:
+            name: of the file, which may be there.
+            pieces: its content, joined.
+            mode: its permissions.
+            durable: whether to force file and directory to disk before returning.
+        """
         # Threads of a script may come here at once: each has a file of its own.
         temporary = f".{name}.{os.getpid()}{threading.get_native_id()}"
         with suppress(FileNotFoundError):
@@ -356,7 +378,13 @@ def launch_of_rank(rank: Folder) -> Folder:
 
 
 def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
-    """The bytes of `shared/<name>` of a run, at most `length`; checked against the digest in the name.
+    """The bytes of `shared/<name>` of a run, checked against the digest in the name.
+
+    Args:
+        run: the run's directory.
+        name: of the file.
+        length: the most bytes to read.
+        asked_by: path of the log that names the file, for messages.
 
     Raises:
         DamageError: the file is missing, or its content has another digest.

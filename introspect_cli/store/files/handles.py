@@ -40,10 +40,11 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return None if status is None else (status.st_dev, status.st_ino)
 
 
-def _away(fd: int) -> int:
+def _move_high(fd: int) -> int:
     """Move a descriptor to a number of `_HIGH` or above, so that low numbers stay as the script expects them.
 
-    The same descriptor where that fails.
+    Returns:
+        the new number, and the old one is closed; where the system refuses, or the number is that high, the old one.
     """
     if fd >= _HIGH:
         return fd
@@ -103,7 +104,7 @@ class Source(Closing, ABC):
         return ()
 
     def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
-        """The bytes from `begin` to `end` (None: the end of the source), in blocks of at most `most` bytes."""
+        """The bytes from `begin` to before `end` (None: the end of the source), in blocks of at most `most` bytes."""
         end = self.size() if end is None else end
         while begin < end and (data := self.read(begin, min(begin + most, end))):
             yield data
@@ -130,7 +131,11 @@ class Descriptor(Closing):
     _file: tuple[int, int] | None = None
 
     def __init__(self, fd: int, path: str) -> None:
-        self.fd = fd = _away(fd)
+        """Take over the open descriptor `fd`, moved to a number from `_HIGH` on.
+
+        `path` is where it may be opened again.
+        """
+        self.fd = fd = _move_high(fd)
         self.path = path
         self._file = _identity(fd)
 
@@ -144,8 +149,8 @@ class Descriptor(Closing):
         return (status.st_dev, status.st_ino) == self._file
 
     def open_again(self, flags: int) -> None:
-        """Open `path` again with `flags`; FileNotFoundError where another file is there by now."""
-        fd = _away(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
+        """Open `path` again with `flags`; FileNotFoundError where nothing, or another file, is there by now."""
+        fd = _move_high(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
         if _identity(fd) != self._file:
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "its descriptors were closed and its files replaced")
@@ -192,7 +197,7 @@ class Handle(Descriptor, Source):
 
 
 def take_lock(fd: int) -> bool:
-    """Take the exclusive lock until `fd` is closed; False where another process has it after `_ATTEMPTS` tries."""
+    """Take the exclusive lock until `fd` is closed; waits some 50 ms for another process, then returns False."""
     for _ in range(_ATTEMPTS):
         if _try_lock(fd):
             return True

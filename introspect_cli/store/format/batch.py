@@ -186,8 +186,9 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
 
     Args:
         batches: the blocks.
-        which: rows of each.
-        order: which of these rows, one block's after the other's, comes first, second, ...; None to leave them so.
+        which: for each batch, int64, numbers of its rows.
+        order: int64, the chosen rows (one batch's after the other's) in the order in which they come; None for that
+            order.
     """
     ends = np.cumsum([0, *map(len, which)])
     place = np.arange(ends[-1]) if order is None else np.argsort(order)
@@ -217,7 +218,9 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
 
 
 def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
-    """`batch` with rows of `other` put before its own, under other site numbers and without what they were given.
+    """`batch` with rows of `other` put before its own, under other site numbers and without their inputs (`given`).
+
+    They are recorded first: `sequence` counts them from 0, and goes on with the batch's own.
 
     Args:
         batch: records of a step.

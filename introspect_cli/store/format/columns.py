@@ -142,7 +142,10 @@ ColumnData = Array | Texts | Lists[Any]
 
 
 def texts(values: Sequence[str]) -> Texts:
-    r"""A column of `values`; what UTF-8 cannot hold (lone surrogates) is written as `\udc80` and the like."""
+    """A column of `values`; what UTF-8 cannot hold (lone surrogates) is written as a backslash and its number.
+
+    A `Texts` without a limit is returned itself.
+    """
     if isinstance(values, Texts) and not values.limit:
         return values
     if not any(values):
@@ -170,7 +173,7 @@ def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:
 
 
 def storable(text: str) -> str:
-    r"""`text` as it comes back from a column: lone surrogates are written as `\udc80` and the like."""
+    """`text` as it comes back from a column: lone surrogates are written as a backslash and their number."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -190,7 +193,7 @@ def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """One column from several of the same type, end to end."""
+    """One column from several of the same type, at least one, end to end; a single one itself."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -204,7 +207,10 @@ def concatenated(parts: Sequence[Any]) -> Any:
 
 
 def absent_column(column: Column, rows: int) -> Any:
-    """A column in which nothing is said: empty texts and lists, zeros, -1 in signed integers, NaN in single numbers."""
+    """A column of `rows` rows that say nothing.
+
+    Texts and lists are empty, signed integers -1, single floats NaN, vectors and unsigned integers 0.
+    """
     if column.is_variable:
         none = np.zeros(rows + 1, np.int32)
         return Texts(none, b"") if column.type == "utf8" else Lists(none, absent_column(column.item, 0))
@@ -260,8 +266,9 @@ class Message:
 
         Args:
             name: of the column.
-            data: an array of the column's type and as many rows (`vector`: shape (rows, width)), `Texts` or `Lists`;
-                these are not written to afterwards: those that are there already are not encoded again.
+            data: an array of the column's type and as many rows (`vector`: shape (rows, width)), `Texts` or `Lists`. Do
+                not
+                change `Texts` and `Lists` afterwards: an object that was put before is not encoded again.
         """
         if name in self.columns:
             self._largest.pop(name, None)
@@ -272,7 +279,10 @@ class Message:
             self._rest[name] = (column, data, encoded_column(column, data))
 
     def largest(self, name: str) -> int:
-        """The largest number of an integer column that only `put` fills; -1 where there are no rows."""
+        """The largest number of an integer column that only `put` fills; -1 where there are no rows.
+
+        Cached until the next `put`.
+        """
         if name not in self._largest:
             self._largest[name] = int(self.columns[name].max()) if self.rows else -1
         return self._largest[name]
@@ -297,13 +307,14 @@ def encode_rows(schema: Schema, columns: Mapping[str, ColumnData]) -> bytes:
 def encoded_column(column: Column, data: ColumnData) -> Pieces:
     """The bytes of a column, padded to 8: offsets before data for texts and lists."""
     if isinstance(data, Texts):
-        return [*_filled(data.offsets), *_filled(data.data)]
+        return [*_padded_pieces(data.offsets), *_padded_pieces(data.data)]
     if isinstance(data, Lists):
-        return [*_filled(data.offsets), *encoded_column(column.item, data.values)]
-    return _filled(np.ascontiguousarray(data, column.dtype))
+        return [*_padded_pieces(data.offsets), *encoded_column(column.item, data.values)]
+    return _padded_pieces(np.ascontiguousarray(data, column.dtype))
 
 
-def _filled(data: Array | bytes | memoryview) -> Pieces:
+def _padded_pieces(data: Array | bytes | memoryview) -> Pieces:
+    """The bytes of `data`, then zeros up to a multiple of 8; no piece at all where it is empty."""
     piece: bytes | memoryview = data.data.cast("B") if isinstance(data, np.ndarray) and data.size else bytes(data)
     return [piece, bytes(-len(piece) % 8)] if len(piece) % 8 else [piece] if len(piece) else []
 
@@ -323,7 +334,7 @@ def decode_rows(schema: Schema, data: memoryview, rows: int) -> dict[str, Column
 
 
 def _decoded(column: Column, data: memoryview, rows: int, at: int) -> tuple[ColumnData, int]:
-    """The column that begins at byte `at`, and the byte after it.
+    """The column that begins at byte `at`, and the byte after it and its padding.
 
     Raises:
         Malformed: it is cut short, or its offsets fall or do not begin at 0.

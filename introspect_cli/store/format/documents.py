@@ -51,7 +51,15 @@ class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML
 
 
 def plain(value: object, depth: int = 0) -> Any:
-    """`value` as dicts, lists, texts, numbers, booleans, None; anything else as its `repr`-like text."""
+    """`value` as dicts, lists, texts, numbers, booleans and None; of anything else its `str`.
+
+    Sets become sorted lists, integers of 3000 bits or more hexadecimal texts, and what lies 62 levels deep or more
+    `...`.
+
+    Args:
+        value: any object.
+        depth: how many levels it lies below the outermost one.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -97,7 +105,7 @@ def _check_line(data: bytes, name: str, run_id: str) -> bytes:
 
 
 def sanitized(value: Any) -> Any:
-    """A document's plain data with every text bounded and cleaned, as readers show it; see `records.bounded`."""
+    """A document's plain data with every text bounded and cleaned, as readers show it; see `texts.bounded`."""
     if isinstance(value, str):
         return bounded(value, _LONGEST)
     if isinstance(value, dict):
@@ -106,7 +114,11 @@ def sanitized(value: Any) -> Any:
 
 
 def load(data: bytes, path: str) -> Any:
-    """The plain data of one YAML document, its size already bounded by the caller."""
+    """The plain data of one YAML document, its size already bounded by the caller; None where it is empty.
+
+    Raises:
+        DamageError: it is not valid YAML, or holds something that a store never does.
+    """
     loader = None
     try:
         loader = _Loader(data)
@@ -128,6 +140,7 @@ class _Builder:
     """Builds plain data from the events of one YAML document; refuses anchors, aliases, tags and repeated keys."""
 
     def __init__(self, loader: Any, path: str) -> None:
+        """Keep the loader, whose events `document` reads; `path` is for messages."""
         self._loader = loader
         self._path = path
         self._nodes = 0
@@ -157,7 +170,7 @@ class _Builder:
         return root[0] if root else None
 
     def _check(self, event: Any, depth: int) -> None:
-        """Raise DamageError beyond `_MAX_DEPTH` levels or `_MAX_NODES` values, and for a tag or an anchor."""
+        """Count a value; DamageError for a tag or an anchor, and over `_MAX_DEPTH` levels or `_MAX_NODES` values."""
         self._nodes += 1
         if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
             raise DamageError(self._path, "it is nested too deeply or holds too many values")

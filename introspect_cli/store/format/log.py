@@ -205,9 +205,9 @@ class Frames:
             start = b"" if source is None else source.read(0, START.size)
             if source is None or len(start) < START.size:
                 return
-            crc = self._begin(start, rank)
+            crc = self._check_start(start, rank)
             size = source.size()
-            if cached is not None and self._take(cached, size, crc):
+            if cached is not None and self._take_cached(cached, size, crc):
                 crc = int(self.heads["crc"][-1])
             try:
                 self._scan(source, size, crc)
@@ -218,11 +218,11 @@ class Frames:
         except OSError as error:
             raise unreadable(path, error) from None
 
-    def _begin(self, start: bytes, rank: int) -> int:
+    def _check_start(self, start: bytes, rank: int) -> int:
         """Check the log's first bytes, set `run_id` and return their CRC-32.
 
         Raises:
-            DamageError: another file, another rank's log, or altered.
+            DamageError: it is another file, another rank's log, or altered.
             StoreError: a newer version wrote it.
         """
         magic, number, rank_of_file, self.run_id, crc = START.unpack(start)
@@ -236,8 +236,19 @@ class Frames:
             raise DamageError(self.path, f"it is the log of rank {rank_of_file}, format {number}")
         return int(crc)
 
-    def _take(self, cached: bytes, size: int, before: int) -> bool:
-        """Take the heads from the cached file of heads; False where it is damaged or of another log."""
+    def _take_cached(self, cached: bytes, size: int, before: int) -> bool:
+        """Take the heads from the file of heads.
+
+        False, with nothing taken, where it is damaged, or of another or longer log.
+
+        Args:
+            cached: the file of heads.
+            size: of the log, in bytes.
+            before: CRC-32 of the log's beginning, from which that of the first head goes on.
+
+        Raises:
+            DamageError: a head is one that no version writes.
+        """
         if len(cached) < CACHE.size:
             return False
         magic, crc, count = CACHE.unpack_from(cached)
@@ -248,17 +259,23 @@ class Frames:
         heads = np.frombuffer(cached, HEADS, count, CACHE.size)
         small = np.where(_is_small(heads), heads["length"], 0).astype(np.int64)
         is_of_log = zlib.crc32(heads[0].tobytes()[:-4], before) == heads["crc"][0]
-        if not is_of_log or len(bodies) != int(small.sum()) or int(_places(heads)[-1]) > size:
+        if not is_of_log or len(bodies) != int(small.sum()) or int(_frame_offsets(heads)[-1]) > size:
             return False
-        self._set(heads)
+        self._set_heads(heads)
         self._cached, self._bodies, self._offsets = count, bodies, np.concatenate([[0], np.cumsum(small)])
         return True
 
     def _scan(self, source: Source, size: int, crc: int) -> None:
-        """Read the heads after the last known one, up to the last frame that is whole.
+        """Read the heads after the last known one, up to the last whole frame; sets `heads` also where it raises.
+
+        Args:
+            source: the log.
+            size: of the log, in bytes.
+            crc: CRC-32 of the last known head; of the log's beginning where none is known.
 
         Raises:
-            DamageError: a head's CRC-32 does not fit, unless all its bytes are 0, or there are more than LIMIT_FRAMES.
+            DamageError: a head's CRC-32 does not fit (64 zeros end the log instead), or there are more than
+                LIMIT_FRAMES.
         """
         at, chunk, first = int(self.begins[-1]) or START.size, b"", 0
         heads: list[bytes] = []
@@ -282,16 +299,16 @@ class Frames:
                 if len(heads) > LIMIT_FRAMES:
                     raise DamageError(self.path, "it has more frames than a log")
         finally:
-            self._set(np.concatenate([self.heads, np.frombuffer(b"".join(heads), HEADS)]))
+            self._set_heads(np.concatenate([self.heads, np.frombuffer(b"".join(heads), HEADS)]))
 
-    def _set(self, heads: NDArray[np.void]) -> None:
-        """Take `heads`, and compute where frames begin; DamageError for an unknown kind or a length over the limit."""
+    def _set_heads(self, heads: NDArray[np.void]) -> None:
+        """Set `heads` and `begins`; DamageError for an unknown kind or a length over the limit."""
         kinds = heads["kind"]
         if not np.isin(kinds, KINDS).all():
             raise DamageError(self.path, "a frame is of a kind that no version writes")
         if (heads["length"] > LIMIT_BATCH).any():
             raise DamageError(self.path, "a frame's length is not one")
-        self.heads, self.begins = heads, _places(heads)
+        self.heads, self.begins = heads, _frame_offsets(heads)
 
     def encoded(self, count: int | None = None) -> bytes:
         """The bytes of the file of heads, for the first `count` frames; for all where None."""
@@ -301,7 +318,7 @@ class Frames:
         return CACHE.pack(_CACHE_MAGIC, zlib.crc32(rest), len(heads)) + rest
 
     def body(self, number: int) -> bytes:
-        """The bytes of frame `number`, checked by CRC-32.
+        """The bytes of frame `number`, checked by CRC-32; read from the log unless they came with the file of heads.
 
         Raises:
             DamageError: they were altered.
@@ -340,7 +357,7 @@ class Frames:
 
     @cached_property
     def columns(self) -> Columns:
-        """The columns of the rank's tables.
+        """The columns of the rank's tables; those that every store has where the log does not describe them yet.
 
         Raises:
             DamageError: they were altered.
@@ -357,7 +374,11 @@ class Frames:
 
     @cached_property
     def thinned(self) -> tuple[Thinned, ...]:
-        """Steps that were recorded and then dropped, one entry per reason."""
+        """Steps that were recorded and then dropped, one entry per reason, by the last DROP frame.
+
+        Raises:
+            DamageError: it is not what a writer writes.
+        """
         try:
             return tuple(_thinned(row) for each in self.numbers_of(DROP)[-1:] for row in json.loads(self.body(each)))
         except (ValueError, TypeError, RecursionError):
@@ -407,14 +428,20 @@ def _is_small(heads: NDArray[np.void]) -> NDArray[np.bool_]:
     return np.isin(heads["kind"], SMALL)
 
 
-def _places(heads: NDArray[np.void]) -> NDArray[np.int64]:
+def _frame_offsets(heads: NDArray[np.void]) -> NDArray[np.int64]:
     """int64 (n + 1,), byte offsets of the frames and of the next one to come; bodies are padded to 8 bytes."""
     sizes = HEAD.size + (heads["length"].astype(np.int64) + 7) // 8 * 8
     return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def newer_format(number: int, version: str | None, path: str) -> StoreError:
-    """The error for a store of a format that this version cannot read."""
+    """The error for a store of a format that this version cannot read.
+
+    Args:
+        number: the format.
+        version: of the tool that wrote it; None where unknown.
+        path: the store or log.
+    """
     by = f"introspect {version}" if version else "a newer introspect"
     named = version and version != __version__
     remedy = f"install introspect-cli>={version}" if named else "install the newest introspect-cli"

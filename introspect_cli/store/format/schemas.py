@@ -71,7 +71,7 @@ def _column(described: list[str]) -> Column:
 
 
 def _schema(described: str) -> Schema:
-    """Columns by their names and types."""
+    """Columns from their names, types and roles, `name type role, ...`, as a tuple; the role may be missing."""
     return tuple(_column(column.split()) for column in described.split(","))
 
 
@@ -123,7 +123,7 @@ def _described(column: Column) -> list[str]:
 
 @lru_cache(maxsize=16)
 def parse_columns(description: bytes) -> Columns:
-    """The columns that a log describes.
+    """The columns that a log describes; cached.
 
     Raises:
         Malformed: it describes none, or not those that every store has.
@@ -141,7 +141,17 @@ def parse_columns(description: bytes) -> Columns:
 
 
 def _check_columns(table: str, columns: Schema, every: Schema, of_records: bool) -> None:
-    """Raise Malformed unless `columns` has all of `every`, and optional ones of the right type, in full groups."""
+    """Raise Malformed unless `columns` has all of `every`, and of each group of optional ones all or none.
+
+    Args:
+        table: name of the table, for messages.
+        columns: those that the log describes.
+        every: those that each store has.
+        of_records: whether it is the table of records, which alone has groups and statistics.
+
+    Raises:
+        StoreError: a column is marked as needed.
+    """
     by_name = {column.name: column for column in columns}
     groups = (GIVEN_COLUMNS, WHOLE_COLUMNS, (SKETCH,)) if of_records else ()
     if len(by_name) != len(columns) or len(columns) > _MOST_COLUMNS:

@@ -73,7 +73,7 @@ def kept_in(place: Directory) -> frozenset[str]:
 
 
 def read_from(place: Directory, digest: str) -> bytes | None:
-    """The source file with `digest` in `place`'s directory of sources; None where it is not kept.
+    """The text of the source file with `digest` in `place`'s directory of sources; None where it is not kept.
 
     Raises:
         StoreError: it is damaged.

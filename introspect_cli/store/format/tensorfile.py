@@ -104,9 +104,12 @@ def check(handle: Source, checksum: int) -> tuple[_Content, int]:
 
 
 def decode(handle: Handle, checksum: int) -> Any:
-    """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly.
+    """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly, unknown dtypes as flat uint8.
 
     Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
+
+    Raises:
+        DamageError: it is not what `encode` and the data would be for the tensor with this checksum.
     """
     content, offset = check(handle, checksum)
     data = np.zeros(0, np.uint8)
@@ -174,7 +177,7 @@ def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, A
 
 
 def read(place: Directory, checksum: int) -> NDArray[Any] | None:
-    """The tensor with `checksum` stored below `place`; None where it is not stored.
+    """The tensor with `checksum` in `place`'s directory of tensors, as `decode` gives it; None where it is not stored.
 
     Raises:
         StoreError: it cannot be read.

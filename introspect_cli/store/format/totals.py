@@ -99,7 +99,7 @@ class StepTotals:
         self._last: _Arrangement | None = None
 
     def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
-        """Set the layouts from number `counted` on."""
+        """Set the layouts numbered from `counted` on; those that had these numbers are forgotten."""
         places = np.array([part_hash(layout) for layout in layouts], np.uint64)
         heads = [0 if layout.part is None else header(layout.dtype, layout.shape) for layout in layouts]
         self._places = np.concatenate([self._places[:counted], places])
@@ -107,6 +107,8 @@ class StepTotals:
 
     def encoded(self, columns: dict[str, Any], keys: Array, kinds: Array) -> bytes:
         """The bytes of a step's TOTALS frame: its shares, and the total of each.
+
+        What belongs to which share is kept for the next step, and worked out again where its rows are others.
 
         Args:
             columns: of the step's records.

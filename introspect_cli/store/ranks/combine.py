@@ -53,6 +53,7 @@ class Combiner:
     """
 
     def __init__(self, tables: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
+        """Keep what steps are combined by; see the attributes. Nothing is planned or read yet."""
         self.tables, self.names = tables, names
         self.lacking, self.complete = lacking, complete
         self.plan: Plan | None = None
@@ -65,7 +66,10 @@ class Combiner:
         return CombinedStep(self, step, plan, self._layouts.copy()).combined()
 
     def planned(self, step: StackedStep) -> Plan:
-        """The plan of a step: that of the step before, where both have the same `Rows`."""
+        """The plan of a step, kept in `plan`.
+
+        That of the step before, where both have the same `Rows` object, else a new one.
+        """
         if self.plan is None or self.plan.basis is not step.rows:
             self.plan = plan_of(step, self.tables, self.names.kinds, self.names.left_out(step))
             numbers = step.rows.layout[self.plan.rows[self.plan.starts]]
@@ -75,7 +79,10 @@ class Combiner:
         return self.plan
 
     def whole_number(self, part: int) -> int:
-        """The number of the whole tensor's layout, given the number of a part's."""
+        """The number of the whole tensor's layout, given the number of a part's.
+
+        A layout that is new gets the next number.
+        """
         return self.names.layout_number(whole_layout(self.tables.layouts[part]))
 
     def batched_number(self, numbers: Array) -> int:
@@ -96,6 +103,14 @@ class CombinedStep:
     """
 
     def __init__(self, combiner: Combiner, step: StackedStep, plan: Plan, layout: Array) -> None:
+        """Make each group's row of its first record; `combined` does the rest.
+
+        Args:
+            combiner: whose tables and names count.
+            step: the records of all ranks.
+            plan: of that step.
+            layout: uint32 (groups,), the number of each group's layout; changed here.
+        """
         self.combiner, self.tables = combiner, combiner.tables
         self.block, self.ranks_of, self.basis, self.plan, self.layout = (
             step.block,
@@ -119,7 +134,7 @@ class CombinedStep:
         self.sketch = None if block.sketch is None else block.sketch[self.row]
 
     def combined(self) -> StepBatch:
-        """The batch of all groups, to be given to `join_slices`."""
+        """The batch of all groups, to be given to `join_slices`; changes the rows, so call it once."""
         plan = self.plan
         groups, rows = np.array(list(plan.unseen), np.int64), np.array(list(plan.unseen.values()), np.int64)
         self._set_unseen(groups, [self.block.text[row] for row in rows.tolist()])
@@ -148,8 +163,8 @@ class CombinedStep:
 
     # --- rows
 
-    def _set(self, groups: Array, how: int, status: int, text: str | Sequence[str]) -> None:
-        """Set `how`, `status` and text of groups, and clear their statistics and sketches."""
+    def _reset_groups(self, groups: Array, how: int, status: int, text: str | Sequence[str]) -> None:
+        """Set `how`, `status` and text of groups, and clear their statistics and sketches; checksums stay."""
         self.how[groups], self.status[groups] = how, status
         for column in (*self.counts.values(), *self.floats.values()):
             column[groups] = -1 if column.dtype.kind == "i" else np.nan
@@ -162,7 +177,7 @@ class CombinedStep:
     def _set_unseen(self, groups: Array, why: str | Sequence[str]) -> None:
         """Make groups, given as numbers or as a mask, NOT_OBSERVED, with the reasons `why` as their texts."""
         groups = np.flatnonzero(groups) if groups.dtype == np.bool_ else groups
-        self._set(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
+        self._reset_groups(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
         self.checksum[groups] = 0
 
     def _hash_checksums(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
@@ -224,19 +239,19 @@ class CombinedStep:
         return at, starts, group_of(starts, len(at))
 
     def _distinct_members(self, groups: Array) -> tuple[Array, Array]:
-        """Members of some groups without a value that another rank has too, and where groups begin among them.
+        """Members of some groups, each value as often as the rank that has it most, and where groups begin.
 
-        Equal values of one rank's calls all count.
+        So equal values of one rank's calls all count, and copies of them on other ranks do not.
         """
         at, _, group = self._members(groups)
         sums, rank = self.checksums[at], self.basis.rank[self.plan.rows[at]]
         order = np.lexsort((np.arange(len(at)), rank, sums, group))
-        first = _changes(group[order], sums[order], rank[order])  # of its group, checksum and rank
+        first = _is_new_value(group[order], sums[order], rank[order])  # of its group, checksum and rank
         starts = np.flatnonzero(first)
         time = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
         again = np.lexsort((rank[order], time, sums[order], group[order]))
         order, time = order[again], time[again]
-        kept = np.sort(order[_changes(group[order], sums[order], time)])
+        kept = np.sort(order[_is_new_value(group[order], sums[order], time)])
         return at[kept], starts_of(group[kept])
 
     def _is_equal(self) -> Array:
@@ -253,6 +268,8 @@ class CombinedStep:
     def _add_parts(self) -> Array:
         """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
 
+        What does not fit is unseen.
+
         Returns:
             bool (groups,), activations and their gradients that differ between ranks with the same part: other samples.
         """
@@ -268,7 +285,7 @@ class CombinedStep:
             one = np.array([group])
             if self.combiner.complete and plan.kind[group] in _STATE:
                 at, starts, _ = self._members(one)
-                self._set(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
+                self._reset_groups(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
                 self._hash_checksums(one, at, starts, ordered=True)
             else:
                 self._set_unseen(one, text)
@@ -283,7 +300,7 @@ class CombinedStep:
             at = np.flatnonzero(fitting[plan.group] & (plan.owner == np.arange(len(plan.rows))))
             starts, number = starts_of(plan.group[at]), self.basis.layout[plan.rows[at]]
             headers = self.tables.header[number]
-            self._set(groups, Joined.PARTS, Status.OBSERVED, "")
+            self._reset_groups(groups, Joined.PARTS, Status.OBSERVED, "")
             added = np.add.reduceat(unmix(self.checksums[at]) - headers, starts)
             self.checksum[groups] = mix(added + headers[starts])
             if self.sketch is not None:
@@ -292,7 +309,11 @@ class CombinedStep:
         return doubled & plan.flows
 
     def _add_unreduced(self) -> None:
-        """Add up the sketches of sums (or means) that ranks have not reduced yet; other statistics stay unknown."""
+        """Add up the sketches of sums and means that ranks have not reduced yet, and count their NaN and infinities.
+
+        Other statistics stay unknown. Groups that cannot be added (a maximum, more values than ranks, no sketch) are
+        not observed.
+        """
         plan, groups = self.plan, np.flatnonzero(self.plan.unreduced)
         every, starts, _ = self._members(groups)
         distinct, begins = self._distinct_members(groups)
@@ -305,7 +326,7 @@ class CombinedStep:
                 self._set_unseen(one, f"a {part.owed} over {part.owing} ranks is still owed")
                 continue
             total = self._sketches(at).sum(axis=0) * (part.owing / len(at))
-            self._set(one, Joined.OWED, Status.PARTIAL, f"{part.owed} over {part.owing} ranks, still owed")
+            self._reset_groups(one, Joined.OWED, Status.PARTIAL, f"{part.owed} over {part.owing} ranks, still owed")
             self.sketch[group] = total / part.owing if part.owed == "avg" else total
             for name in _NONFINITE:
                 if name in self.counts:
@@ -315,7 +336,11 @@ class CombinedStep:
     # --- values without parts
 
     def _combine_partless(self, partless: Array) -> None:
-        """Combine groups without parts: equal copies, unequal copies, or each rank's own values."""
+        """Combine groups without parts: equal copies, unequal copies, or each rank's own values.
+
+        Args:
+            partless: bool (groups,), which they are; groups that turn out not to be observed are taken out of it.
+        """
         plan, tables = self.plan, self.tables
         if not partless.any():
             return
@@ -357,7 +382,7 @@ class CombinedStep:
             others = members[self.checksums[members] != self.checksums[members[0]]]
             [first, *ranks] = self.ranks_of(self.plan.rows[[members[0], *others]])
             text = f"copies differ: {rank_list(ranks)} from rank {first}"
-            self._set(one, Joined.COPIES, int(self.status[one[0]]), text)
+            self._reset_groups(one, Joined.COPIES, int(self.status[one[0]]), text)
             self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
 
     def _gather(self, groups: Array) -> None:
@@ -378,7 +403,7 @@ class CombinedStep:
         rows = plan.rows[at]
         held = self.tables.local_numel[layouts[rows]]
         texts = [f"values of {self._holders(group)} together" for group in groups.tolist()]
-        self._set(groups, Joined.GATHERED, Status.OBSERVED, texts)
+        self._reset_groups(groups, Joined.GATHERED, Status.OBSERVED, texts)
         self._hash_checksums(groups, at, starts, ordered=False)
         self.elements[groups] = np.add.reduceat(held, starts)
         self._set_moments(groups, rows, starts, held)
@@ -405,12 +430,15 @@ class CombinedStep:
             self._set_unseen(groups, "each rank's share of a sum")
         elif len(groups):
             at, starts = self._distinct_members(groups)
-            self._set(groups, Joined.OWED, Status.PARTIAL, "gradients of several ranks, added up")
+            self._reset_groups(groups, Joined.OWED, Status.PARTIAL, "gradients of several ranks, added up")
             self.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
             self._hash_checksums(groups, at, starts, ordered=False)
 
     def _mark_alike(self) -> None:
-        """Mark values that each rank or call may have its own of and all have alike; a text of their own stays."""
+        """Mark as `ALIKE` what each rank or call may have its own of and all have equal.
+
+        A group with a text is left as it is.
+        """
         plan = self.plan
         several = plan.flows | np.isin(plan.kind, _OWN)
         alike = (self.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
@@ -420,8 +448,8 @@ class CombinedStep:
                 self.text[group] = f"equal {'on' if plan.ranks[group] > 1 else 'in'} {self._holders(group)}"
 
 
-def _changes(*columns: Array) -> Array:
-    """Bool (n,), where any of some columns has another value than the row before; the first row is one."""
+def _is_new_value(*columns: Array) -> Array:
+    """Bool (n,), whether any of some columns has another value than in the row before; True for the first row."""
     out = np.ones(len(columns[0]), np.bool_)
     out[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return out

@@ -60,7 +60,7 @@ def layout_free_digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_fixed(names, tables, plan, shares) for plan in plans_of(int(steps[0]))]
+        every_slice = [_constant_parts(names, tables, plan, shares) for plan in plans_of(int(steps[0]))]
         slices = [each for each in every_slice if each is not None]
         if len(slices) < len(every_slice):
             continue
@@ -70,15 +70,18 @@ def layout_free_digests(
             each.totals[of][each.position[of_rank[steps]]]
             for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
         ]
-        added, whole = _added(shares, values)
+        added, whole = _totals_of_all(shares, values)
         for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
             if is_whole:
                 out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
     return out, groups
 
 
-def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
     """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
+
+    The first two numbers are over shares that add up, of copies one each; the others over what each rank has its own
+    of.
 
     Args:
         shares: of each rank.
@@ -103,7 +106,9 @@ def _added(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Arr
     return lanes, whole
 
 
-def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence[Array]) -> tuple[Array, Array] | None:
+def _constant_parts(
+    names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
+) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
@@ -124,7 +129,7 @@ def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence
     headers = tables.header[number]
     if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
         return None
-    if not _separate(group, tables.part[number], _share_of(names, tables, basis, rows, shares)):
+    if not _is_separate(group, tables.part[number], _share_of(names, tables, basis, rows, shares)):
         return None
     groups = np.unique(group[plan.parts[group]])
     keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
@@ -136,7 +141,10 @@ def _fixed(names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence
 
 
 def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
-    """For each row a number of its share, equal for shares of the same copies; -1 for values of each rank's own."""
+    """For each row a number of its share, equal for shares of the same copies.
+
+    -1 stands for values of each rank's own, -2 where the rank has no such share on record.
+    """
     kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
     adds_up = np.isin(kind, STATE) | (place > 0)
@@ -157,13 +165,16 @@ def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array,
     return out
 
 
-def _separate(group: Array, part: Array, share: Array) -> bool:
-    """Whether no share of copies also holds other values, so that one copy's total stands for all.
+def _is_separate(group: Array, part: Array, share: Array) -> bool:
+    """Whether all holders of one part of a site have one share, so that the total of one copy stands for all.
+
+    False also where a row's share is not on record (-2), and where one copy counts as its rank's own (-1) and another
+    not.
 
     Args:
         group: of each row, the number of its site's group.
-        part: the number of the part that it holds.
-        share: the number from `_share_of`.
+        part: of each row, the number of the part that it holds.
+        share: of each row, the number from `_share_of`.
     """
     order = np.lexsort((part, group))
     group, part, share = group[order], part[order], share[order]

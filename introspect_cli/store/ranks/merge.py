@@ -72,7 +72,7 @@ def merge(sources: Sequence[str | Path], out: Path, *, texts: bool = True) -> li
 
 @contextmanager
 def whole_or_nothing(out: Path) -> Iterator[Path]:
-    """A directory to fill that gets the name `out` when it is whole, and is removed where anything fails.
+    """A directory to fill that gets the name `out` once the block ends, and is removed where the block raises.
 
     Raises:
         StoreError: it cannot be written.
@@ -116,7 +116,7 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
                     other = source_of.setdefault((attempt, rank), source)
                     if other != source:
                         raise StoreError(f"rank {rank} is both in {other} and in {source}: leave one of them out")
-                    _same_id(ids, attempt, path, source)
+                    _check_same_id(ids, attempt, path, source)
                 target = fresh / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 # What is of no rank says the same everywhere; the manifest of a level goes with the first rank there.
@@ -126,8 +126,15 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
             shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
 
 
-def _same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: str | Path) -> None:
-    """Raise StoreError unless the runs that hold ranks of `attempt` have one run id."""
+def _check_same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: str | Path) -> None:
+    """Raise StoreError unless the runs that hold ranks of `attempt` have one run id.
+
+    Args:
+        ids: id and path of the first such run, by attempt; the first one seen is added.
+        attempt: the attempt's directory with a slash at its end; "" for the first attempt.
+        path: the run on disk.
+        source: the run as it was named, for messages.
+    """
     if attempt in ids and ids[attempt][1] == path:
         return
     with open_store(path / attempt) as folder:
@@ -165,7 +172,7 @@ def reduce_run(
     Args:
         source: the run.
         out: the directory of the run to make, which must not exist.
-        work: runs tasks, see above.
+        work: runs tasks, see `tasks.Work`.
         texts: whether the text of source files goes with it.
 
     Returns:
@@ -186,12 +193,22 @@ def reduce_run(
         if run.state is RunState.RUNNING:
             raise StoreError(f"{source} is still being written: wait for its end, then merge")
         with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:
-            steps = _write(run, place, store, work, texts=texts)
+            steps = _write_combined(run, place, store, work, texts=texts)
     return steps
 
 
-def _write(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
-    """Write the combined steps, names, settings and manifest; returns the number of steps."""
+def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
+    """Combine and write the steps that all ranks have, names, settings, sources and manifest.
+
+    Returns the number of steps.
+
+    Args:
+        run: the opened source.
+        place: its address, as workers find it.
+        store: the run to be written.
+        work: runs tasks.
+        texts: whether the text of source files goes with it.
+    """
     reader = as_one(run)
     assert isinstance(reader, WholeReader)  # of several ranks
     steps = reader.common_steps.tolist()

@@ -184,7 +184,7 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
 def _misfits(
     step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
 ) -> dict[int, str | None]:
-    """`_misfit` of each group that is assembled from parts; computed once per set of layouts."""
+    """For each group that is assembled from parts, what `_misfit` says; worked out once for equal lists of layouts."""
     by_layouts: dict[bytes, str | None] = {}
     out = {}
     ends = np.append(starts[1:], len(rows)).tolist()
@@ -288,7 +288,14 @@ def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
 
 
 def share(of: int, whole: int) -> str:
-    """A share in words: `3/4 of it`, or `1,234 of its 5,678 elements` where the denominator is over `_SIMPLE`."""
+    """How many elements of a whole, in words: `3/4 of it`, or `1,234 of its 5,678 elements`.
+
+    The fraction is reduced, and written where its denominator is at most `_SIMPLE`.
+
+    Args:
+        of: number of elements.
+        whole: number of elements of the whole.
+    """
     common = math.gcd(of, whole) or 1
     if whole // common <= _SIMPLE:
         return f"{of // common}/{whole // common or 1} of it"

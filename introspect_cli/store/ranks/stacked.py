@@ -126,6 +126,13 @@ class StackedStep:
     """
 
     def __init__(self, batches: list[StepBatch], ranks: Sequence[int], rows: Rows) -> None:
+        """Copy the ranks' batches into one block.
+
+        Args:
+            batches: of each rank.
+            ranks: their numbers.
+            rows: the rows of these batches.
+        """
         self.batches, self.rows = batches, rows
         self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
         self._ranks = np.array(ranks, np.int64)

@@ -79,7 +79,14 @@ class Task(NamedTuple):
 
 
 def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each: int = 0) -> list[Task]:
-    """Split `ranks` into tasks of `each` ranks; into about `MANY` tasks where that is 0."""
+    """Split `ranks` into tasks on the same ranks of all runs.
+
+    Args:
+        runs: the runs, which tasks open by their addresses.
+        ranks: numbers of ranks.
+        given: further data for the work.
+        each: how many ranks a task has; 0 for so many that there are at most `MANY` tasks.
+    """
     paths, each = tuple(run.address for run in runs), each or -(-len(ranks) // MANY) or 1
     return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
@@ -91,7 +98,7 @@ _MOST_OPEN = 2
 
 
 def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
-    """Combine the steps of a task; returns the batches and the layouts that they number.
+    """Combine the steps of a task; returns the batches, and the layouts by the numbers that they have in these batches.
 
     The run stays open for the next task, until `forget`.
 
@@ -128,7 +135,9 @@ def mark_of(reader: WholeReader) -> bytes:
 def combined_elsewhere(
     reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, work: Work, each: int = STEPS_PER_TASK
 ) -> Iterator[StepBatch]:
-    """Combine steps by tasks of `each` steps; yields each step's batch, its layouts numbered as the reader's.
+    """Combine steps in tasks; yields each step's batch in order, its layouts numbered as the reader's.
+
+    Runs that tasks left open in this process are closed at the end.
 
     Args:
         reader: of the run.
@@ -150,12 +159,12 @@ def combined_elsewhere(
 
 
 def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Reader:
-    """All ranks of a run as one, whose steps are put together wherever there is a processor; here without `work`.
+    """A reader of all ranks of a run as one; that of the one rank itself where there is nothing to combine.
 
     Args:
-        run: the run.
+        run: the run, which stays open as long as the reader is used.
         fold: as `WholeNames` takes it.
-        work: runs tasks.
+        work: runs the tasks that combine steps; None to combine them here.
     """
     readers = [run.rank(rank) for rank in run.recorded]
     if run.combined_ranks:
@@ -180,7 +189,10 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
 
 
 def ended_unevenly(run: Run) -> bool:
-    """Whether all ranks ended properly with exit code 0, and after different numbers of steps."""
+    """Whether all ranks ended properly, none with another exit code than 0, and their last steps differ.
+
+    False also where a rank is missing or has no step; ranks that were to record nothing are ignored.
+    """
     readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
     last = {reader.last_step for reader in readers}
     well = all(manifest.get("exit_code") in (None, 0) for manifest in run.manifests.values())

@@ -69,7 +69,7 @@ class WholeNames:
     def distinct_roots(self) -> frozenset[str]:
         """Root modules whose pipeline stages have parameters of equal name and part that start with different values.
 
-        One that several stages have begins with equal values on all of them.
+        A parameter that several stages share begins with equal values on all of them.
         """
         seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
         roots = set()
@@ -145,7 +145,7 @@ class WholeNames:
         return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
 
     def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
-        """A rank's modules under their names in the whole model, pipeline stages resolved."""
+        """A rank's modules under their names in the whole model, without the number of the pipeline stage."""
         stages = self.stages.get(reader.rank)
         return (
             modules

@@ -70,7 +70,7 @@ class WholeReader(WholeNames, Reader):
         complete: bool = False,
         combine: Combine | None = None,
     ) -> None:
-        """Combine the ranks' readers.
+        """Combine what the ranks' readers know by now; records and names are read when asked for.
 
         Args:
             path: the run, for messages.
@@ -132,7 +132,7 @@ class WholeReader(WholeNames, Reader):
         return step_digests
 
     def _plans(self, row: int) -> list[Plan]:
-        """The plan of each slice of the step at a position; its number of records is noted for `rows_in`."""
+        """The plan of each slice of the step at a position; notes its number of records for `rows_in`."""
         of = self._slices_of(row)
         plans = [self._combiner(which, of).planned(self._stacked(row, which, of)) for which in range(of)]
         self._sizes[self._size_key(row)] = sum(len(plan.starts) for plan in plans)
@@ -175,11 +175,14 @@ class WholeReader(WholeNames, Reader):
     # --- putting together
 
     def prefetch(self, rows: Sequence[int]) -> None:
-        """Announce the steps (positions) that will be read, in order, so that several are combined at once."""
+        """Announce the steps (positions) that will be read, in order.
+
+        The next `read_row` then combines several at once.
+        """
         self._announced = list(rows)
 
     def read_row(self, row: int) -> StepBatch:
-        """The combined records of the `row`-th step."""
+        """The combined records of the `row`-th step; the last 3 are cached."""
         return self._read(row)
 
     def _combined_row(self, row: int) -> StepBatch:

@@ -111,7 +111,10 @@ def rank_settings(reader: RankReader, run_id: object) -> Settings:
 
 
 def last_attempt(folder: Directory) -> Directory:
-    """The directory of the last `attemptN` that has a manifest; `folder` itself where there is none."""
+    """The directory of the last `attemptN` that has a manifest, `folder` being closed.
+
+    `folder` itself where there is none.
+    """
     attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
     for number in sorted(attempts, reverse=True):
         attempt = folder.folder(f"attempt{number}")
@@ -123,7 +126,7 @@ def last_attempt(folder: Directory) -> Directory:
 
 
 def only_launch(folder: Directory) -> Directory | None:
-    """The one child of a run that is a launch; None where there is none, or more than one."""
+    """The one child of a run that is a launch, opened; None where there is none, or more than one."""
     if CHILDREN not in folder:
         return None
     launches: list[Directory] = []
@@ -140,7 +143,12 @@ def only_launch(folder: Directory) -> Directory | None:
 
 
 def read_manifest(folder: Directory) -> dict[str, Any]:
-    """The manifest of the run in `folder`."""
+    """The manifest of the run in `folder`, checked and cleaned.
+
+    Raises:
+        DamageError: it is missing or was altered.
+        StoreError: a newer version wrote it.
+    """
     path = f"{folder.path}/{MANIFEST}"
     try:
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
@@ -253,8 +261,13 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
 
-    The exit code and exception are those of the rank that failed first; `steps` is the smallest number, and the status
-    is `complete` only where every rank is there and says so.
+    The exit code and exception are those of the rank that failed first; `steps` is the smallest number. The status is
+    the first other than `complete` that a rank has; `interrupted` where a rank is missing, `running` without any; else
+    `complete`.
+
+    Args:
+        launch_manifest: the run's own, which names the launch.
+        ranks: each rank's, by number.
     """
     if not ranks:
         return {**launch_manifest, "status": "running"}
@@ -305,8 +318,8 @@ def endings(
 
     Args:
         size: how many ranks there are.
-        last: the last step of each that is there.
-        ended: whether each ended by itself.
+        last: the last step of each rank that is there; None where it has no step.
+        ended: for each rank that is there, whether its writer closed its log.
         left_out: those that were to record nothing.
         unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
     """

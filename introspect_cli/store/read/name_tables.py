@@ -37,6 +37,7 @@ class NameTables:
     """Tables of sites, layouts and modules, shared by ranks whose frames have the same digests."""
 
     def __init__(self) -> None:
+        """Start without tables."""
         self._tables: dict[tuple[Any, ...], Any] = {}
 
     def read(
@@ -47,7 +48,18 @@ class NameTables:
         schema: Schema,
         made: Callable[[dict[str, ColumnData], str], Names],
     ) -> Names:
-        """The table that `made` makes of a rank's frames of `kind`; the same object for equal digests."""
+        """The table that a rank's frames of `kind` hold; the same object for frames with equal digests.
+
+        Args:
+            run: the run's directory, for what ranks share.
+            frames: of the rank's log.
+            kind: one of `TABLES`.
+            schema: columns of the table.
+            made: makes the table of its columns and a path for messages.
+
+        Raises:
+            DamageError: it was altered, or is longer than LIMIT_NAMES.
+        """
         numbers, path = frames.numbers_of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
         heads = frames.heads[numbers]
         key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
@@ -119,7 +131,11 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order they were found."""
+    """All rows of modules, in the order they were found.
+
+    Raises:
+        DamageError: a module has another number of attributes than of values.
+    """
     plain = {name: plain_values(column) for name, column in columns.items()}
     names, values = plain["attribute_names"], plain["attribute_values"]
     if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
@@ -166,6 +182,7 @@ class SiteTable:
     module_class, op, source = _texts("module_class"), _texts("op"), _texts("source")
 
     def __init__(self, columns: dict[str, ColumnData], path: str) -> None:
+        """Keep the columns; texts are decoded when they are asked for. `path` is for messages."""
         self.columns = columns
         self.path_of_file = path
         self.key = cast("NDArray[np.uint64]", columns["key"])

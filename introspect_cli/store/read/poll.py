@@ -35,20 +35,20 @@ def poll(
     between: Callable[[], Any] = lambda: None,
     unreadable: Callable[[], Any] = lambda: None,
 ) -> Seen:
-    """Look at a run, opened anew each time, until it is over; what the last look gave.
+    """Look at a run, opened anew each time, until it is no longer being written; returns what the last look gave.
 
     Args:
         path: the run.
-        look: called with the run.
-        opened: what opens it.
-        pause: seconds between two looks, at least.
-        rest: how many times as long as a look took the pause is, at least.
+        look: called with the opened run.
+        opened: opens the run at a path.
+        pause: the least number of seconds between two looks.
+        rest: the pause is at least so many times as long as the look before it took.
         wait: whether to wait for a run that is being written; else there is one look.
-        between: called after each look, with the run closed.
-        unreadable: called where something could not be read.
+        between: called after each look, also one that failed, with the run closed.
+        unreadable: called where a look failed and will be tried again.
 
     Raises:
-        StoreError: the run cannot be read.
+        StoreError: the run could not be read `PATIENCE` times in a row and once more; without `wait` the first time.
     """
     failed = 0
     while True:

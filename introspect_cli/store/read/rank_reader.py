@@ -58,6 +58,7 @@ class Shared:
     """
 
     def __init__(self) -> None:
+        """Start with no log open and no table read."""
         self.opened = deque[RankReader]()
         self.tables = NameTables()
 
@@ -80,14 +81,19 @@ class RankReader(Reader):
     def __init__(
         self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, rank_count: int = 1
     ) -> None:
-        """Open a rank; a `damaged` one up to what is damaged, and without believing the heads beside its log.
+        """Open a rank's log and read the heads of its frames; nothing is raised where it has no log yet.
 
         Args:
             run: the run's directory.
             rank: its number.
-            damaged: see above.
-            shared: what it shares with other ranks of the run.
+            damaged: whether a damaged log is read up to the damage, which `cut` tells, instead of raising; the heads
+                beside
+                the log are then not believed.
+            shared: what it shares with other ranks of the run; None for a reader by itself.
             rank_count: how many ranks were put together in this one.
+
+        Raises:
+            StoreError: the log is damaged, or a newer version wrote it.
         """
         self._shared = Shared() if shared is None else shared
         self.rank_count = rank_count
@@ -106,7 +112,7 @@ class RankReader(Reader):
         else:
             self.running, self.unfinished = log.is_locked(), log.unfinished
             self.frames = Frames(log, rank, path, cached, damaged=damaged)
-            self._opened()
+            self._limit_open_logs()
         self.cut = self.frames.damage
         self.run_id, self.ended, self.thinned = self.frames.run_id, self.frames.ended, self.frames.thinned
         self.entries = self.frames.entries()
@@ -137,12 +143,12 @@ class RankReader(Reader):
             return folder.read_file(name, limit)
 
     def _log(self) -> Source:
-        """The log, opened again where it was closed in favour of another rank's."""
-        self._open()
+        """The log; opened again first where it was closed so that another rank's could be opened."""
+        self._reopen()
         assert self.frames.source is not None  # it is there, since it has steps
         return self.frames.source
 
-    def _open(self) -> None:
+    def _reopen(self) -> None:
         """Open the log again where it was closed; nothing for a rank without a log."""
         if self.frames.source is None and self.frames.run_id:
             try:
@@ -150,10 +156,13 @@ class RankReader(Reader):
                     self.frames.source = folder.file(LOG)
             except FileNotFoundError:
                 raise DamageError(self.frames.path, "it is missing") from None
-            self._opened()
+            self._limit_open_logs()
 
-    def _opened(self) -> None:
-        """Close the logs opened longest ago beyond `_MOST_OPEN`, except those still being written."""
+    def _limit_open_logs(self) -> None:
+        """Add this reader to those with an open log, and close the ones opened first while there are over `_MOST_OPEN`.
+
+        A log that is still being written stays open: by its name there may soon be another.
+        """
         opened = self._shared.opened
         opened.append(self)
         while len(opened) > _MOST_OPEN:
@@ -169,7 +178,7 @@ class RankReader(Reader):
 
     def body(self, number: int) -> bytes:
         """The body of a frame of the log."""
-        self._open()
+        self._reopen()
         return self.frames.body(number)
 
     # --- documents
@@ -210,21 +219,21 @@ class RankReader(Reader):
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
-        """The framework's labels of each step, by step; steps without any are left out."""
-        self._open()
+        """The framework's labels of each step, by step; steps without any are left out. Cached."""
+        self._reopen()
         path = self.frames.path
         return {step: decode_labels(data, path) for step, data in self.frames.bodies_of(LABELS) if step in self}
 
     @cached_property
     def totals(self) -> Totals:
         """Totals of the records of each step, where the writer kept them; see `format.totals`."""
-        self._open()
+        self._reopen()
         return decode_totals(self.frames.bodies_of(TOTALS), self.entries, self.frames.path)
 
     # --- names
 
     def _names(self, kind: bytes, schema: Schema, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
-        self._open()
+        self._reopen()
         return self._shared.tables.read(self._run, self.frames, kind, schema, made)
 
     @cached_property
@@ -302,7 +311,7 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[St
 
 
 def last_common_step(ranks: Iterable[RankReader]) -> int | None:
-    """The lowest of the ranks' last steps; None where a rank has no step."""
+    """The lowest of the ranks' last steps (a rank may lack it); None where a rank has no step."""
     last = [rank.last_step for rank in ranks]
     recorded = [step for step in last if step is not None]
     return min(recorded) if recorded and len(recorded) == len(last) else None

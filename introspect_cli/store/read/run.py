@@ -76,6 +76,16 @@ class Run(Closing):
     """
 
     def __init__(self, path: str | Path, folder: Directory, only: Collection[int] | None = None) -> None:
+        """Read the manifest and open the ranks' logs; names, records and settings are read when asked for.
+
+        Args:
+            path: the run as it was named.
+            folder: its directory, closed with the run.
+            only: the ranks to open; None for all.
+
+        Raises:
+            StoreError: it is damaged, or a newer version wrote it.
+        """
         self.path = path
         self._folder = folder
         self._on_close: list[Callable[[], None]] = []
@@ -94,7 +104,7 @@ class Run(Closing):
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
     def spawned(self) -> Directory | None:
-        """The only launch among the children of a run without steps of its own (`mp.spawn`); None otherwise."""
+        """The only launch among the children of a run without steps of its own (`mp.spawn`), opened; None otherwise."""
         return None if any(map(len, self._ranks.values())) else only_launch(self._folder)
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
@@ -124,16 +134,19 @@ class Run(Closing):
 
     @cached_property
     def last_step(self) -> int | None:
-        """The last step that every rank has, ranks in `left_out` ignored; None where a rank has no step."""
+        """The lowest of the ranks' last steps (a rank may lack it), ranks in `left_out` ignored.
+
+        None where a rank has no step.
+        """
         return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
 
     @cached_property
     def steps(self) -> int:
-        """The largest number of steps that a rank has."""
+        """How many steps the rank with most steps has."""
         return max(map(len, self._ranks.values()), default=0)
 
     def time(self, name: str) -> dt.datetime | None:
-        """When the run `started` or `ended`, as its manifest says; None where it does not."""
+        """When the run `started` or `ended` (`name`) by its manifest, UTC where no zone is given; None if unknown."""
         try:
             time = dt.datetime.fromisoformat(str(self.manifest.get(name)))
         except ValueError:
@@ -176,7 +189,10 @@ class Run(Closing):
 
     @property
     def label(self) -> str:
-        """The user's label of the run (`introspect label`), cleaned; "" where there is none."""
+        """The user's label of the run (`introspect runs label`), cleaned; "" where there is none.
+
+        Read anew each time.
+        """
         try:
             data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
         except FileNotFoundError:
@@ -185,7 +201,10 @@ class Run(Closing):
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on an incomplete upload, an earlier attempt of the launch, and `lost_ranks`."""
+        """Sentences on how the run ended: `lost_ranks`, an earlier attempt of the launch, an incomplete upload.
+
+        While it is being written only that more was to be sent, of one in object storage.
+        """
         unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
         if self.state is RunState.RUNNING:
             then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None

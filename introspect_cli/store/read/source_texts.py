@@ -42,7 +42,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The file as text; its encoding is the one that it declares."""
+        """The file as text, in the encoding that it declares; as UTF-8 with replacement characters where that fails."""
         from importlib.util import decode_source
 
         try:
@@ -55,6 +55,11 @@ class Sources(Mapping[str, Source]):
     """The source files of a run whose text it keeps, by name, each read when asked for."""
 
     def __init__(self, run: Run) -> None:
+        """Read the names and digests of source files, and which texts are kept; names that lead outside are dropped.
+
+        Raises:
+            StoreError: the document or the directory of sources is damaged.
+        """
         self._run = run
         self.digests: dict[str, str] = {}
         """Digest by name of all source files, whether their text is there or not."""

@@ -209,9 +209,9 @@ def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]
     """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
 
     Args:
-        batch: the step's, which keeps what was derived.
-        row: which.
-        numels: gives how many elements tensors of some layouts have.
+        batch: the step's; what is derived for all its rows is kept in `derived`.
+        row: which row.
+        numels: gives the number of elements of each of some layouts, by their numbers.
     """
     if not batch.derived:
         numel = np.array(numels(batch.layout), np.int64)

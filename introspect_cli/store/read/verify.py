@@ -117,6 +117,12 @@ class _Check:
     """
 
     def __init__(self, folder: Directory, *, is_child: bool = False) -> None:
+        """Keep the directory; `report` checks it.
+
+        Args:
+            folder: the run's.
+            is_child: whether it is a run below `children`, which has no children itself.
+        """
         self._is_child = is_child
         self.findings: list[str] = []
         self.omitted = 0
@@ -128,8 +134,8 @@ class _Check:
         locked = bool(self._try(is_locked, self._folder))
         manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
         self.sound["documents"] += bool(manifest)
-        run_id, numbers = manifest.get("id"), self._top_level()
-        ranks = [reader for number in numbers if (reader := self._rank(number, run_id)) is not None]
+        run_id, numbers = manifest.get("id"), self._check_top_level()
+        ranks = [reader for number in numbers if (reader := self._check_rank(number, run_id)) is not None]
         places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
         if launch_of(manifest) is not None:
@@ -143,14 +149,16 @@ class _Check:
             places = [self._folder.rank(number) for number in numbers]
         state = run_state(manifest, manifests, ranks, locked=locked)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
-            self._note(f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off")
+            self._add_finding(
+                f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
+            )
         for place in places:
-            self._each("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
-            self._each("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
-            self._each("sources", place, SOURCES, SOURCE_NAME, decode)
-        self._each("shared", self._folder, SHARED, SHARED_NAME, _check_shared)
+            self._check_files("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
+            self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
+            self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
+        self._check_files("shared", self._folder, SHARED, SHARED_NAME, _check_shared)
         if not self._is_child:  # they have none themselves
-            self._each("children", self._folder, CHILDREN, re.compile(".*"), self._child)
+            self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
         counts = {name: self.sound[name] for name in ("steps", "records", "documents", "tensors")}
         last = last_common_step(ranks)
         return VerifyReport(
@@ -163,13 +171,13 @@ class _Check:
             omitted=self.omitted,
         )
 
-    def _child(self, folder: Directory, name: str) -> None:
+    def _check_child(self, folder: Directory, name: str) -> None:
         """Check the run of a process that the script started, and take over its findings."""
         with folder.folder(name) as child:
             for finding in _Check(child, is_child=True).report().findings:
-                self._note(finding)
+                self._add_finding(finding)
 
-    def _note(self, sentence: str) -> None:
+    def _add_finding(self, sentence: str) -> None:
         """Add a finding; beyond `_MAX_FINDINGS` it is only counted."""
         if len(self.findings) < _MAX_FINDINGS:
             self.findings.append(sentence)
@@ -177,7 +185,7 @@ class _Check:
             self.omitted += 1
 
     def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
-        """The result of `action`; None where it fails, with a finding unless the file is missing.
+        """The result of `action(*given)`; None where it fails, with a finding unless a file is missing.
 
         Raises:
             StoreError: the system is out of resources or refuses permission.
@@ -185,34 +193,34 @@ class _Check:
         try:
             return action(*given)
         except DamageError as error:
-            self._note(error.finding)
+            self._add_finding(error.finding)
         except FileNotFoundError:
             pass
         except OSError as error:
             if outside_cause(error):
                 raise StoreError(f"cannot read {self._folder.path}: {outside_cause(error)}") from None
-            self._note(f"{self._folder.path}: {reason(error)}")
+            self._add_finding(f"{self._folder.path}: {reason(error)}")
         return None
 
-    def _top_level(self) -> list[int]:
+    def _check_top_level(self) -> list[int]:
         """Numbers of the ranks, sorted; any entry that is no part of a run is a finding."""
         names = self._folder.names()
         numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
         known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED, *(f"rank{n}" for n in numbers)}
         for name in names:
             if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
-                self._note(f"{self._folder.path}: {name!a} is not part of a run")
+                self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
         return numbers
 
-    def _rank(self, number: int, run_id: object) -> RankReader | None:
+    def _check_rank(self, number: int, run_id: object) -> RankReader | None:
         """Check one rank; its reader, or None where its log cannot be opened."""
         reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
         if reader is None:
             return None
         if reader.cut:
-            self._note(f"{reader.frames.path}: {reader.cut}")
+            self._add_finding(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != run_id:
-            self._note(f"{reader.path}: it belongs to another run than the manifest")
+            self._add_finding(f"{reader.path}: it belongs to another run than the manifest")
         keys = self._try(_check_keys, reader)
         for table in ("layouts", "modules", "labels", "totals"):
             self._try(getattr, reader, table)
@@ -225,10 +233,20 @@ class _Check:
         reader.close()
         return reader
 
-    def _each(
+    def _check_files(
         self, what: str, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], Any]
     ) -> None:
-        """Count the sound files of the directory `name` by `check`; a name that does not fit `pattern` is a finding."""
+        """Check the files of a directory; sound ones are counted in `sound[what]`.
+
+        Nothing where there is no such directory.
+
+        Args:
+            what: what they are counted as.
+            place: where the directory is.
+            name: of the directory.
+            pattern: the names that its files have; another name is a finding.
+            check: called with the directory and a file's name; raises DamageError.
+        """
         folder = self._try(place.folder, name)
         if folder is None:
             return
@@ -237,7 +255,7 @@ class _Check:
                 if pattern.fullmatch(file):
                     self.sound[what] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
                 elif not _TEMPORARY.fullmatch(file):
-                    self._note(f"{folder.path}: {file!a} is not part of a run")
+                    self._add_finding(f"{folder.path}: {file!a} is not part of a run")
 
 
 def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:

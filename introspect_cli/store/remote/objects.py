@@ -85,7 +85,7 @@ class Storage:
         return f"{self.root}/{name}" if name else str(self.root)
 
     def entries(self, folder: str = "") -> dict[str, int] | None:
-        """Size by name of a folder's entries, -1 for folders; None where the URL is a single object.
+        """Size by name of a folder's entries, -1 for folders; None where the URL is a single object. Not cached.
 
         Raises:
             NothingThereError: there is no such folder.
@@ -107,7 +107,8 @@ class Storage:
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
         """Read ranges (name, first byte, byte after the last), concurrently where possible.
 
-        An error takes a range's place.
+        Returns:
+            for each range its bytes, or the error (not raised) where it could not be read.
         """
         names, begins, ends = [name for name, _, _ in wanted], [at for _, at, _ in wanted], [at for _, _, at in wanted]
         try:
@@ -150,7 +151,12 @@ class Storage:
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
     """The StoreError for a client's exception.
 
-    RefusedError where a retry is useless, NothingThereError for a missing object.
+    NothingThereError for a missing object, RefusedError where a retry is useless.
+
+    Args:
+        doing: what could not be done, after `cannot`: `read`, `send to`.
+        url: of the object.
+        error: the exception.
     """
     text = " ".join((str(error) or type(error).__name__).split())[:_LONGEST]
     refused = ""
@@ -260,7 +266,7 @@ def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalo
         unpacking = zlib.decompressobj()
         body = unpacking.decompress(data[_HEADER.size :], LIMIT)
         fields = json.loads(body[:length])
-        catalogue = _checked(fields, body[length:])
+        catalogue = _checked_catalogue(fields, body[length:])
         unexpected = next((name for name in catalogue.files if not allowed.fullmatch(name)), None)
     except (ValueError, LookupError, TypeError, RecursionError, zlib.error):
         raise DamageError(path, "what it says cannot be read") from None
@@ -269,8 +275,11 @@ def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalo
     return catalogue
 
 
-def _checked(fields: Any, inline: bytes) -> Catalogue:
-    """The catalogue; ValueError, KeyError or TypeError where a field is malformed or an extent is out of its piece."""
+def _checked_catalogue(fields: Any, inline: bytes) -> Catalogue:
+    """The catalogue.
+
+    ValueError, LookupError or TypeError where a field is malformed or an extent is out of its piece.
+    """
     pieces = [(str(name), _number(size)) for name, size in fields["pieces"]]
     if not all(PIECE.fullmatch(name) for name, _ in pieces) or fields["inline"] != len(inline):
         raise ValueError

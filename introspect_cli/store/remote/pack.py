@@ -31,7 +31,7 @@ from introspect_cli.store.files.folders import (
     reason,
 )
 from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
-from introspect_cli.store.remote.remote_folder import RemoteFolder, copy_of, open_remote
+from introspect_cli.store.remote.remote_folder import RemoteFolder, fetch_files, open_remote
 
 if TYPE_CHECKING:
     import zipfile
@@ -93,12 +93,21 @@ def local_copy(path: str | Path) -> Iterator[Path]:
         import tempfile
 
         with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as place:
-            copy_of(folder, Path(place))
+            fetch_files(folder, Path(place))
             yield Path(place)
 
 
 def pack(run: Path, out: Path, *, sources: bool = True) -> int:
-    """Write the run directory `run` as a zip file, the same bytes for the same files; returns its size."""
+    """Write the run directory `run` as a zip file, the same bytes for the same files; returns its size in bytes.
+
+    Args:
+        run: the directory.
+        out: the file to make, which must not exist.
+        sources: whether the text of source files goes with it.
+
+    Raises:
+        StoreError: `out` exists, or cannot be written.
+    """
     if not out.name:
         raise StoreError(f"{out} is not the name of a file: name one that does not exist yet")
     import shutil
@@ -162,12 +171,17 @@ def cache() -> Path:
 
 
 def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
-    """The cache directory with the contents of a pack, unpacked once.
+    """The cache directory with the contents of a pack, unpacked where it is not there yet.
+
+    Old ones are removed (`_mark_used`).
 
     Args:
         path: the pack.
         key: the directory's name; by default a hash of names, CRCs and sizes of what is in the pack.
         source: where the pack came from, for messages; by default `path`.
+
+    Raises:
+        StoreError: it is damaged, no packed run, claims too much, or cannot be unpacked.
     """
     import zipfile
 
@@ -175,11 +189,11 @@ def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            _check(path, members, source)
+            _check_members(path, members, source)
             place = cache() / (key or _key([(member.filename, member.CRC, member.file_size) for member in members]))
             if not place.is_dir():
-                _unpack(archive, members, place)
-        return _used(place)
+                _unpack_into(archive, members, place)
+        return _mark_used(place)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise StoreError(f"{source} is a damaged pack: {str(error).lower()}; pack the run again") from None
     except OSError as error:
@@ -191,7 +205,7 @@ def _key(contents: object) -> str:
     return hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
 
 
-def _check(path: str | Path, members: list[zipfile.ZipInfo], source: str) -> None:
+def _check_members(path: str | Path, members: list[zipfile.ZipInfo], source: str) -> None:
     """Raise StoreError unless a pack has a manifest, only a run's files, and a plausible unpacked size."""
     if len(members) > _MOST_FILES:
         raise StoreError(f"{source} is not a packed run: it holds {len(members):,} files")
@@ -203,7 +217,7 @@ def _check(path: str | Path, members: list[zipfile.ZipInfo], source: str) -> Non
         raise StoreError(f"{source} is not unpacked: it claims to hold far more than a run of its size can")
 
 
-def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
+def _unpack_into(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
     """Unpack into a temporary directory, checking sizes, and rename it to `place`."""
     import shutil
     import tempfile
@@ -231,7 +245,7 @@ def _unpack(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Pat
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _used(place: Path) -> Path:
+def _mark_used(place: Path) -> Path:
     """Mark a directory of the cache as used now, and delete all but the `_MOST_CACHED` that were used last."""
     import shutil
 
@@ -247,14 +261,17 @@ def _used(place: Path) -> Path:
 
 
 def from_anywhere(path: str | Path) -> str:
-    """The URL itself, or the absolute path; links are not resolved."""
+    """An address for other processes: the URL itself, or the absolute path; links are not resolved."""
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
 def fetch_pack(url: str) -> Path:
     """The cache directory with the contents of the pack at a URL.
 
-    Fetched, with a line on stderr, and unpacked where its size or version mark is not that of a pack fetched before.
+    It is fetched, with a line on stderr, and unpacked unless a pack of the same URL, size and version mark was before.
+
+    Raises:
+        StoreError: there is none, or it cannot be fetched or unpacked.
     """
     import tempfile
 
@@ -264,7 +281,7 @@ def fetch_pack(url: str) -> Path:
         size = about.get("size") or 0
         key = _key([url, size, next((str(about[name]) for name in _MARKS if name in about), "")])
         if (cache() / key).is_dir():
-            return _used(cache() / key)
+            return _mark_used(cache() / key)
         cache().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=cache()) as folder:
             sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")

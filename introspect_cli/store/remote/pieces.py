@@ -56,14 +56,16 @@ class BlockCache:
     """The blocks of objects that were used last, of all runs that this process reads."""
 
     def __init__(self, most: int = _LARGEST_CACHE) -> None:
+        """Start empty; at most `most` bytes are kept."""
         self._most = most // _BLOCK
         self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, wanted: Sequence[Range]) -> list[bytes | StoreError]:
-        """The bytes of ranges of one storage; an error takes a range's place.
+        """The bytes of ranges of one storage; in place of a range that cannot be read, the error, which is not raised.
 
         All that is missing is asked for at once: of each range the blocks from the first to the last that is missing.
+        Errors are not kept: who asks again asks storage again.
         """
         keys = [key for each in wanted for key in each.blocks()]
         with self._lock:
@@ -114,10 +116,13 @@ CACHE = BlockCache()
 def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
     """Read the ranges of items of one run concurrently into the cache, as many as fit into `_LARGEST_PREFETCH` bytes.
 
-    An error is kept for whoever asks for the range again.
+    A range that cannot be read is passed over: whoever asks for it reads it again, and gets the error.
+
+    Args:
+        wanted: the ranges of each item.
 
     Returns:
-        how many items were taken, at least one.
+        how many items were taken, from the first on: at least one where there are any.
     """
     chosen: list[Range] = []
     taken = 0
@@ -148,6 +153,13 @@ class RemoteFile(Source):
     """A file in object storage, its bytes spread over pieces; reads ahead when read in sequence."""
 
     def __init__(self, sent: SentFolder, extents: list[Extent], path: str) -> None:
+        """Keep where the bytes are; nothing is read yet.
+
+        Args:
+            sent: the directory that was uploaded.
+            extents: the file's, in order.
+            path: its URL, for messages.
+        """
         self.path = path
         self._sent = sent
         self._extents = extents

@@ -76,7 +76,7 @@ class RemoteFolder(Directory):
             self._inside[name] = _folder(self._storage, place, catalogue)
 
     def folder(self, name: str) -> RemoteFolder:
-        """The directory `name` inside this one."""
+        """The directory `name` inside this one; its catalogue is read where it was not yet."""
         self.prefetch([name])
         if name not in self._inside:
             raise FileNotFoundError(name)
@@ -88,7 +88,10 @@ class RemoteFolder(Directory):
         return RemoteFolder(self._storage, place, self.sent, inside) if isinstance(inside, dict) else inside
 
     def file(self, name: str) -> Source:
-        """The file `name` inside this directory, for reading."""
+        """The file `name` inside this directory, for reading.
+
+        The lock file is an empty one, whose `is_locked` is the upload's.
+        """
         extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
         if not isinstance(extents, list) or self.sent is None:
             raise FileNotFoundError(name)
@@ -172,8 +175,16 @@ def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> Remote
 def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
     """Read the catalogues of some places concurrently; None for a place without one.
 
-    One that fails its check may be about to be replaced, where storage does not replace an object at once: all are
-    read again, up to `attempts` times in all.
+    One that fails its check may be about to be replaced, where storage does not replace an object at once: after a
+    pause all are read again.
+
+    Args:
+        storage: of the run.
+        places: paths of the directories.
+        attempts: how often to read, at most.
+
+    Raises:
+        StoreError: one cannot be read, or fails its check each time.
     """
     names = [below(place, CATALOGUE) for place in places]
     read: list[Catalogue | None] = []
@@ -190,8 +201,8 @@ def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> lis
     return read
 
 
-def copy_of(folder: RemoteFolder, target: Path) -> None:
-    """Fetch all files of a run into a directory."""
+def fetch_files(folder: RemoteFolder, target: Path) -> None:
+    """Fetch all files of a run into the directory `target`."""
     for name, file in folder.files():
         out = target / name
         out.parent.mkdir(parents=True, exist_ok=True)

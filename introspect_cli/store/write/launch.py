@@ -89,7 +89,13 @@ def join_launch(path: Path, launch: Launch, *, force: bool) -> Path:
 
 
 def _join(path: Path, launch: Launch, *, force: bool, first_attempt: bool = False) -> None:
-    """Make `path` the directory of this launch; a first attempt is recognised by its job alone.
+    """Make `path` the directory of this launch, or find that it is.
+
+    Args:
+        path: the directory.
+        launch: this process's part.
+        force: whether another run that is there is removed.
+        first_attempt: whether it is that of the launch's first attempt, which has the same job and another id.
 
     Raises:
         StoreError: another run is there (without `force`), or is being written.
@@ -156,7 +162,7 @@ _RUN_FILES = re.compile(
 
 
 def remove_run(path: Path) -> None:
-    """Delete a run; StoreError where it is being written or cannot be removed."""
+    """Delete a run, nothing where there is none; StoreError where it is being written or cannot be removed."""
     try:
         refuse_or_remove(path, force=True)
     except OSError as error:
@@ -164,7 +170,11 @@ def remove_run(path: Path) -> None:
 
 
 def write_label(path: str | Path, text: str) -> None:
-    """Write the user's label of the run at `path`; "" removes it."""
+    """Write the user's label of the run at `path`; "" removes it.
+
+    Raises:
+        StoreError: it is in object storage, no run, or cannot be written.
+    """
     from introspect_cli.store.remote.objects import is_remote
     from introspect_cli.store.remote.pack import open_store  # which a capture does without
 
@@ -219,7 +229,7 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         with lock_file(folder) as lock:
             refuse_unless(take_lock(lock.fd), path)
-            if moved(folder, path):
+            if is_moved(folder, path):
                 return None  # another rank of this launch was quicker
             refuse_unless(not is_locked(folder, LOG) and not any_lock_held(folder), path)
             if not force:
@@ -231,8 +241,8 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
             return aside
 
 
-def moved(folder: Folder, path: Path) -> bool:
-    """Whether `path` no longer is the directory opened as `folder`."""
+def is_moved(folder: Folder, path: Path) -> bool:
+    """Whether `path` is no longer the directory opened as `folder`, or no longer there."""
     try:
         return not os.path.samestat(os.fstat(folder.fd), path.stat())
     except FileNotFoundError:

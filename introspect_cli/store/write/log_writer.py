@@ -177,9 +177,17 @@ class LogWriter:
             self._torn = False
 
     def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
-        """The frame of a table of names, its data in `shared/` where large enough and several ranks write the run."""
+        """The frame of a table of names.
+
+        Its bytes go into `shared/` at once instead, where ranks share them (`_put_shared`).
+
+        Args:
+            kind: SITES, LAYOUTS or MODULES.
+            data: the encoded rows.
+            rows: how many.
+        """
         digest = bytes.fromhex(content_digest(data))
-        shared = self._is_shared(kind.decode().lower(), data, digest, _LEAST_NAMES, _MOST_NAMES)
+        shared = self._put_shared(kind.decode().lower(), data, digest, _LEAST_NAMES, _MOST_NAMES)
         return Frame(kind, [] if shared else [data], rows, len(data) * shared, digest)
 
     def document(self, name: str, data: bytes) -> None:
@@ -191,14 +199,15 @@ class LogWriter:
         """
         self.undo_uncounted()
         digest = bytes.fromhex(content_digest(data))
-        shared = name != "manifest" and self._is_shared(name, data, digest, _LEAST_DOCUMENT, _MOST_DOCUMENTS)
+        shared = name != "manifest" and self._put_shared(name, data, digest, _LEAST_DOCUMENT, _MOST_DOCUMENTS)
         body: Pieces = [f"{name}\n".encode(), *(() if shared else (data,))]
         self.commit([Frame(DOCUMENT, body, 0, len(data) * shared, digest)])
 
-    def _is_shared(self, name: str, data: bytes, digest: bytes, least: int, most: int) -> bool:
-        """Whether `shared/` holds this content, put there if missing.
+    def _put_shared(self, name: str, data: bytes, digest: bytes, least: int, most: int) -> bool:
+        """Put a content into `shared/`, where it is not there yet, and return whether it is there now.
 
-        False for a run of one process, below `least` bytes, and where `most` files of this name are there already.
+        False, and nothing is put, for a run of one process, for fewer than `least` bytes, and where `most` other
+        contents of this name are there.
         """
         if not self._shared or len(data) < least:
             return False
@@ -229,7 +238,12 @@ class LogWriter:
                 raise StoreError(f"cannot drop steps from {self.folder.path}: {reason(error)}") from None
 
     def _write_without(self, dropped: frozenset[int], why: str) -> None:
-        """Write a new log without the steps `dropped` beside the old one, and rename it over that."""
+        """Write a new log without the steps `dropped` beside the old one, and rename it over that.
+
+        Nothing where it has none.
+
+        `undo_uncounted` then goes on with whichever has the log's name.
+        """
         folder = self.folder.reopen_if_closed()
         with folder.file(LOG) as old:
             frames = Frames(old, self.rank, old.path)
@@ -266,10 +280,13 @@ class LogWriter:
         return f".{LOG}.{self._pid}"
 
     def undo_uncounted(self) -> None:
-        """Truncate the log to what counts as written, where a write may have failed; StoreError in a forked child.
+        """Truncate the log to what counts as written, where a write may have failed; go on with the log in place.
 
         The file is looked at once more when it is written to: whether its descriptor is still its own, and it still
         there.
+
+        Raises:
+            StoreError: this is a forked child.
         """
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")

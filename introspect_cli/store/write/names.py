@@ -33,6 +33,12 @@ class Interner(Generic[Row]):
     """
 
     def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
+        """Start without rows.
+
+        Args:
+            schema: the columns of the table.
+            encoder: makes these columns of rows.
+        """
         self._schema = schema
         self._encoder = encoder
         self._numbers: dict[Hashable, int] = {}
@@ -61,7 +67,11 @@ class Interner(Generic[Row]):
         return bool(self._waiting)
 
     def rest(self, written: int) -> tuple[bytes, int]:
-        """The encoded rows from number `written` on, and how many; StoreError beyond LIMIT_NAMES bytes in all."""
+        """The encoded rows from number `written` on, and how many there are; rows below `written` are let go.
+
+        Raises:
+            StoreError: the table would have more than LIMIT_NAMES bytes.
+        """
         with self._lock:
             for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]

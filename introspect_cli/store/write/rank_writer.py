@@ -56,6 +56,16 @@ class RankWriter:
     """
 
     def __init__(self, log: LogWriter, schema: Schema, *, totals: bool = False) -> None:
+        """Write the description of the columns to the log.
+
+        Args:
+            log: the rank's.
+            schema: the columns of records.
+            totals: whether each step gets its totals, as several ranks of a run need.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
         self.failure: str | None = None
         self.digest = b""
         self.compiled: Any = None
@@ -136,7 +146,13 @@ class RankWriter:
             raise
 
     def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
-        """Write names not yet written, labels, totals and the step in one commit."""
+        """Write names not yet written, labels, totals and the step in one commit, and set `digest`.
+
+        Raises:
+            ValueError: the batch names a site or layout by a number that was not given out.
+            OSError: it cannot be written.
+            StoreError: the step or the names are too large, or the log refuses.
+        """
         self._log.undo_uncounted()
         frames = self._take_names()
         rows = dict(zip(NAMED, self._log.written.names, strict=True))
@@ -182,7 +198,10 @@ class RankWriter:
             self._log.drop(dropped, why)
 
     def _take_names(self) -> list[Frame]:
-        """Frames of the sites, layouts and modules that were not written yet."""
+        """Frames of the sites, layouts and modules that were not written yet.
+
+        They count as written once the frames do.
+        """
         written = dict(zip(NAMED, self._log.written.names, strict=True))
         taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.has_unwritten}
         return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
@@ -204,10 +223,10 @@ class RankWriter:
         raise StoreError(self.failure)
 
     def close(self) -> None:
-        """Mark the end of the rank's records; again is harmless.
+        """Write the names that are left and mark the end of the rank's records; again is harmless.
 
         Raises:
-            StoreError: the mark could not be written.
+            StoreError: they could not be written.
         """
         if self.failure is not None:
             return

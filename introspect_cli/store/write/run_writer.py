@@ -58,6 +58,15 @@ class StoreWriter(Closing):
     def __init__(
         self, path: Path, folder: Folder, lock: Handle | LogWriter, run_id: str, *, durable: bool = False
     ) -> None:
+        """Keep what `create` has opened; use that to make a writer.
+
+        Args:
+            path: the directory, absolute.
+            folder: the same, opened.
+            lock: the lock file, held; of a rank of several its log.
+            run_id: 32 hex digits.
+            durable: as `create` takes it.
+        """
         self.path = path
         self.id = run_id
         self._folder = folder
@@ -152,7 +161,11 @@ class StoreWriter(Closing):
         self._write_document(f"{SETTINGS}/{name}.yaml", value)
 
     def save_source(self, digest: str, data: bytes) -> None:
-        """Keep the text of a source file under the digest of what it held, once, readable by its owner only.
+        """Keep the text of a source file, unless it is kept already, readable by its owner only.
+
+        Args:
+            digest: of what the file held.
+            data: its text, without secrets.
 
         Raises:
             StoreError: it cannot be written.
@@ -174,7 +187,7 @@ class StoreWriter(Closing):
             raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
 
     def _locked(self) -> Folder:
-        """The run's directory; locks it again where the script closed the lock's descriptor."""
+        """The run's directory; first opened and locked again where the script closed its descriptor or the lock's."""
         folder = self._folder.reopen_if_closed()
         if isinstance(self._lock, Handle) and not self._lock.is_ours():
             self._lock.open_again(os.O_RDWR)
@@ -197,7 +210,17 @@ class StoreWriter(Closing):
                 folder.replace(file_name, [data], _PRIVATE_FILE, durable=self._durable)
 
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
-        """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already."""
+        """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already.
+
+        Args:
+            checksum: the tensor's.
+            array: its elements, row-major.
+            dtype: torch's name without the prefix.
+            shape: its sizes.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
         if checksum in self._stored:
             return 0
         self._stored.add(checksum)
@@ -227,7 +250,15 @@ class StoreWriter(Closing):
                     self.tensor_bytes -= size
 
     def rank(self, rank: int, **kept: Any) -> RankWriter:
-        """Open the writer of a rank; `kept` selects its columns, see `schemas.record_columns`."""
+        """Make the log of a rank and open its writer, which is closed with the run.
+
+        Args:
+            rank: its number.
+            kept: which columns it has, see `schemas.record_columns`.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
         from introspect_cli.store.format.schemas import record_columns
         from introspect_cli.store.write.log_writer import LogWriter
         from introspect_cli.store.write.rank_writer import RankWriter
