@@ -138,7 +138,7 @@ def kernel_speed(options: CaptureOptions) -> float:
     flags = kernels.STATS * options.measures | kernels.SKETCH * options.sketch
 
     def summarise() -> None:
-        engine.contiguous(row.ctypes.data, tensor.data_ptr(), tensor.numel(), 0, kernels.F32, 0, flags)
+        engine.summarise_contiguous(row.ctypes.data, tensor.data_ptr(), tensor.numel(), 0, kernels.F32, 0, flags)
 
     return tensor.nbytes / min(timed(summarise, 200)).wall
 

@@ -83,7 +83,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name, command and arguments; an unknown verb is an error with the nearest one."""
+        """Name, command and arguments of a command line; a UsageError of click names the nearest verb to an unknown."""
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             hint = did_you_mean(name, VERBS, cutoff=0.7) or f"; choose from {', '.join(VERBS)}"
@@ -92,7 +92,7 @@ class _Verbs(click.Group):
 
 
 def command_of(verb: str) -> click.Command:
-    """Import and return the click command of a verb."""
+    """Import and return the click command of a verb of `VERBS`, its line of help set."""
     name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
     command = getattr(import_module(f"introspect_cli.commands.{_TOGETHER.get(verb, verb)}"), name)
     assert isinstance(command, click.Command)

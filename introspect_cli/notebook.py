@@ -44,7 +44,7 @@ class RunView:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings documents by name."""
+        """Settings documents by name, each read when asked for."""
         return self.run.settings
 
     @property
@@ -132,7 +132,7 @@ class _Shown:
     """Base of results that are printed as blocks of text, and shown as the same in HTML."""
 
     def _blocks(self) -> list[Block]:
-        """Lines and tables of the result."""
+        """Lines and tables of the result; each subclass has its own."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:

@@ -120,7 +120,7 @@ class Joined(int, Enum):
     GATHERED = 2
     """Different values together: no tensor has its shape."""
     OWED = 3
-    """Sums that are still owed, added up."""
+    """Sums or means that the ranks have not reduced yet, added up."""
     COPIES = 4
     """Copies that ought to be equal and are not."""
     ALIKE = 5
@@ -207,7 +207,7 @@ class Part:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the part."""
         return math.prod(sum(length for _, length in ranges) for ranges in self.ranges)
 
 
@@ -231,7 +231,7 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """Number of elements of the whole tensor."""
         count = 1
         for size in self.shape:
             count *= size

@@ -226,11 +226,11 @@ class Selection:
         return self.steps is None or self.steps.wants(step)
 
     def wants_rank(self, rank: int) -> bool:
-        """Whether a rank is selected."""
+        """Whether a rank is selected; `one-per-replica` must be numbers by now (`check_selection`)."""
         return not self.ranks or rank in self.ranks
 
     def wants(self, kind: Kind, fqn: str) -> bool:
-        """Whether a kind and an FQN are selected."""
+        """Whether both a kind and an FQN are selected."""
         return (not self.kinds or kind in self.kinds) and (not self.modules or selects(fqn, self.modules))
 
 

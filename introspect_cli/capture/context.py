@@ -76,7 +76,7 @@ class Context:
         self.saved_unseen: dict[str, None] = {}
         self.facts = facts
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
-        self.clock.on_root.append(self.data_parallel.look)
+        self.clock.on_root.append(self.data_parallel.find_ranks)
         self.counts: dict[tuple[Any, ...], int] = {}
         """How often each thing was met in this step; see `count`."""
         self.clock.on_tick.append(self.counts.clear)

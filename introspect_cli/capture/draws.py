@@ -46,7 +46,7 @@ class Draws:
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
         self._shared = False
-        self.fingerprint = self._generators.mark
+        self.fingerprint = self._generators.fingerprint
         """Fingerprint of a generator's state; None where nothing tells changes."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
@@ -54,11 +54,11 @@ class Draws:
     @property
     def complete(self) -> bool:
         """Whether every draw from a default generator was noticed, and by the right module."""
-        return self._generators.complete and not self._shared
+        return self._generators.is_complete and not self._shared
 
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
         """Note the generators' states as a step begins; `devices` are names and generators of accelerators in use."""
-        self._generators.look(devices)
+        self._generators.watch(devices)
         self.untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
@@ -74,7 +74,7 @@ class Draws:
         """
         if threading.get_ident() != self._thread:
             self._shared = True  # two threads draw in turns: nobody can say which of them it was
-        for name, state in self._generators.take():
+        for name, state in self._generators.take_moved():
             site = self._recorder.site(Site(phase, Kind.RNG, fqn, call, name + DRAWN_BEFORE * before))
             if name in self.untouched:
                 self.untouched.discard(name)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.source_files import SourceFiles
-from introspect_cli.capture.ranks.launchers import unlaunched
+from introspect_cli.capture.ranks.launchers import rank_and_size
 from introspect_cli.capture.read_files import ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
 from introspect_cli.records import Kind
@@ -63,14 +63,16 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
         "ended": _now("milliseconds"),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
-        "exception": redact.looks(ending.exception),
+        "exception": redact.without_credentials(ending.exception),
         **({"raised_at": place} if place is not None else {}),
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
-        "not_observed": redact.nested([*guard.sentences, *([] if probes is None else never_seen(options, probes))]),
-        "notes": redact.nested(list(probes.notes)) if probes is not None else [],
+        "not_observed": redact.nested_without_secrets(
+            [*guard.sentences, *([] if probes is None else never_seen(options, probes))]
+        ),
+        "notes": redact.nested_without_secrets(list(probes.notes)) if probes is not None else [],
         "children": probes.children.started if probes is not None else [],
-        "failures": redact.nested(guard.details),
+        "failures": redact.nested_without_secrets(guard.details),
     }
     return facts | ({"steps": 0} if probes is None else _recorded(probes))
 
@@ -147,7 +149,7 @@ def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
     Returns:
         the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} otherwise.
     """
-    place = unlaunched()
+    place = rank_and_size()
     if place is None:
         return {}
     guard.note(
@@ -206,13 +208,16 @@ class Documents:
         Raises:
             StoreError: the store can no longer be written.
         """
-        if self.facts and self._options.source and self._sources.look():
+        if self.facts and self._options.source and self._sources.read_imports():
             self._add_sources()
         while self.facts:
             name = next(iter(self.facts))
             made = self._made(name, self.facts.pop(name))
             if made is not None:
-                self._put(name, redact.nested(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0])
+                self._put(
+                    name,
+                    redact.nested_without_secrets(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0],
+                )
         for digest, text in self.files.texts() if self.files is not None else ():
             self._store.save_source(digest, text)
 
@@ -226,7 +231,7 @@ class Documents:
 
         options, target = self._options, self._target
         if options.source:
-            self._sources.look()
+            self._sources.read_imports()
             self._add_sources()
         if target is not None:
             self.facts["command"] = lambda: settings.command(target, self._directory, options.redact)

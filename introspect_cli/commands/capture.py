@@ -44,7 +44,7 @@ class CaptureCommand(click.Command):
                 formatter.write_dl(headings[heading])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and keep the words before the script for who runs it in another process."""
+        """Parse; `ctx.meta["before script"]` becomes the words before the script, for runs in other processes."""
         given = tuple(args)
         rest = super().parse_args(ctx, args)
         before = given[: len(given) - len(ctx.params.get("words") or ())]

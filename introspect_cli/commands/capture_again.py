@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 
 
 def verify_neutral(target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str]) -> int:
-    """Run the script watched and bare, say whether they agree; 0 neutral, 1 not, 2 could not tell."""
+    """Run the script watched and bare, and say on stderr whether both train the same.
+
+    Args:
+        target: what is run.
+        options: the capture options.
+        before_script: the words of the command line before the script.
+        words: the script and its arguments.
+
+    Returns:
+        exit code: 0 they do, 1 they do not, 2 it cannot be told.
+
+    Raises:
+        UsageError: the run's directory exists, and `--force` was not given.
+    """
     from introspect_cli.capture import neutrality
     from introspect_cli.capture.ranks.launchers import new_run
 
@@ -33,7 +46,22 @@ def verify_neutral(target: Target, options: CaptureOptions, before_script: Seque
 def repeat(
     target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str], times: int
 ) -> int:
-    """Capture the script several times; 0 if all runs are the same, 1 if two differ, 2 if that could not be told."""
+    """Capture the script several times, and say on stderr whether all runs are the same.
+
+    Args:
+        target: what is run.
+        options: the capture options.
+        before_script: the words of the command line before the script.
+        words: the script and its arguments.
+        times: how often; the runs are OUT-1, OUT-2, ...
+
+    Returns:
+        exit code: 0 all runs are the same, 1 two differ, 2 it cannot be told.
+
+    Raises:
+        UsageError: a run's directory exists, and `--force` was not given.
+        StoreError: a run recorded nothing.
+    """
     from introspect_cli.capture.neutrality import run_child
     from introspect_cli.capture.ranks.launchers import fresh_run
     from introspect_cli.compare.groups import group_runs
@@ -64,7 +92,11 @@ def repeat(
 
 
 def _refuse_existing(outputs: Sequence[Path], options: CaptureOptions) -> None:
-    """Tell before the script runs, not after, that a directory is taken."""
+    """Look before the script runs whether a run's directory has something in it.
+
+    Raises:
+        UsageError: one has, and `--force` was not given.
+    """
     for output in outputs:
         if not options.force and output.exists() and any(output.iterdir()):
             raise UsageError(f"{output} exists already; choose another place with -o, or --force to replace it")

@@ -51,7 +51,7 @@ class Shown(Working):
 
     @property
     def most(self) -> int | None:
-        """Divergences that are listed; None for all."""
+        """How many divergences are listed at most; None for all."""
         return None if self.all_ else 12 if self.limit is None else self.limit
 
 
@@ -66,7 +66,10 @@ class DiffCommand(click.Command):
     """Takes what follows `--` for a command to capture, where two things to compare stand before it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before `--`."""
+        """Parse what stands before `--`, and set `ctx.meta["command"]` to what follows it.
+
+        A `--` that comes first is none: then all words are runs.
+        """
         if "--" in args[1:]:
             at = args.index("--")
             ctx.meta["command"] = tuple(args[at + 1 :])
@@ -74,7 +77,7 @@ class DiffCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """The usage, with the command."""
+        """The words of the usage line, with the command after `--`."""
         return [*super().collect_usage_pieces(ctx), "[-- [CAPTURE OPTIONS] SCRIPT [ARGS]...]"]
 
 
@@ -131,8 +134,8 @@ def diff(
         if command is None:
             a, b = pair_of(*(None if word is None else str(chosen(word)) for word in (a, b)))
         else:
-            a, b = _captured(a, b, command, compared, shown, again)
-        verdict = _group((a, b, *more), compared, shown) if more else _compare(a, b, compared, shown)
+            a, b = _capture_revisions(a, b, command, compared, shown, again)
+        verdict = _group_runs((a, b, *more), compared, shown) if more else _compare_two(a, b, compared, shown)
     except IntrospectError as error:
         named = [] if command is not None else _revisions(a, b)
         told = UsageError(f"{error}. {named[0]} is a git revision: name what to run after `--`.") if named else error
@@ -143,10 +146,19 @@ def diff(
     return CANNOT_TEST if shown.bisect and code == UNDECIDED else code
 
 
-def _captured(
+def _capture_revisions(
     a: str | None, b: str | None, command: tuple[str, ...], compared: Comparing, shown: Shown, again: Again
 ) -> tuple[str, str]:
-    """Capture what of a and b is a revision; both runs."""
+    """Capture whichever of a and b is a revision; the paths of both runs.
+
+    Args:
+        a: a revision, `.` or a run; None where it was not named, which is an error, as for b.
+        b: as a.
+        command: capture options, script and arguments; not run where both are runs.
+        compared: what changes the answer; decides whether b may be ended at its first divergence.
+        shown: what is shown; as `compared`.
+        again: what belongs to revisions.
+    """
     from introspect_cli.commands.capture import split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
@@ -168,7 +180,7 @@ def _captured(
 
 
 def _revisions(*words: str | None) -> list[str]:
-    """The words at which nothing is, and that git knows as revisions."""
+    """Those of the words that are no path but name a revision; [] outside a repository."""
     from introspect_cli.rerun.git import Repository
 
     repository = Repository.around(Path.cwd())
@@ -178,7 +190,7 @@ def _revisions(*words: str | None) -> list[str]:
 
 
 def _run_of(word: str) -> str | None:
-    """The run or the checkpoint that a word stands for; None where it stands for none."""
+    """The run or checkpoint that a path, label or `@1` stands for; None where it stands for none."""
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
     from introspect_cli.store.files.folders import MANIFEST
@@ -190,8 +202,8 @@ def _run_of(word: str) -> str | None:
     return run if is_run else None
 
 
-def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict:
-    """Compare more than two runs and show their groups."""
+def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict:
+    """Compare more than two runs, write which agree with which, and return the verdict."""
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
@@ -209,8 +221,8 @@ def _group(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict
     return groups.verdict
 
 
-def _compare(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
-    """Compare two runs and show what was asked for."""
+def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
+    """Compare two runs, write what was asked for (the picture of operators into its file), and return the verdict."""
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs

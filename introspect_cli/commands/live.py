@@ -25,7 +25,11 @@ _NICE = 10
 
 
 def main() -> NoReturn:
-    """Compare as the first argument says, an object in JSON: `reference`, `run`, `asked` (as for diff)."""
+    """Compare as the first argument says, answer in lines of JSON, and exit with 0, whatever comes of it.
+
+    The argument is an object in JSON: `reference`, `run`, `asked` (words as for diff). The process has a low priority
+    and ends when nobody reads its answers.
+    """
     from introspect_cli.errors import IntrospectError, abridged, scarcity
 
     asked = json.loads(sys.argv[1])
@@ -34,7 +38,7 @@ def main() -> NoReturn:
     run = Path(asked["run"])
 
     def first(result: DiffResult) -> None:
-        """Answer with the step and place of the first divergence."""
+        """Answer with the first divergence: its step in b, its place, and the sentence."""
         step = result.first.step_b if result.first is not None else None
         _answer(first=step, place=_place(result), said=result.sentence)
 
@@ -55,7 +59,17 @@ def compare_live_as(
     first: Callable[[DiffResult], None],
     agreed: Callable[[int], None],
 ) -> DiffResult:
-    """Compare a run with a reference until it is over; `words` are options of `diff`.
+    """Compare a run with a reference until the run is over.
+
+    Args:
+        reference: a run, or a golden run.
+        run: the run.
+        words: options of `diff`.
+        first: called once, with the first comparison that is DIVERGED.
+        agreed: called before that with each last step up to which the two do not diverge.
+
+    Returns:
+        the comparison of the whole run.
 
     Raises:
         StoreError: one of them cannot be read.
@@ -70,7 +84,13 @@ def compare_live_as(
 
 @contextmanager
 def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) -> Iterator[LiveReference]:
-    """The comparison of a run with a reference, open for a block; with a golden run, by its tolerance.
+    """Prepare to compare a run with a reference, for the length of a block; the reference is read when asked for.
+
+    Args:
+        reference: a run, pack or URL; a golden run is compared by its own tolerance.
+        run: the run.
+        compared: options of the comparison.
+        more: further fields of `DiffOptions`.
 
     Raises:
         StoreError: a golden run cannot be read.
@@ -110,12 +130,12 @@ def _place(result: DiffResult) -> list[Any] | None:
 
 
 def _answer(**facts: Any) -> None:
-    """Write one object in JSON, on a line, to standard output."""
+    """Write one object in JSON, on a line, to standard output at once."""
     os.write(1, json.dumps(facts).encode() + b"\n")
 
 
 def _end_with_reader() -> None:
-    """End this process once nobody reads its answers any more."""
+    """Wait until nobody reads standard output any more, and end this process at once."""
     waits = select.poll()
     waits.register(1, 0)  # an end that was closed is told whatever is asked for
     waits.poll()

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 
 
 def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
-    """The page about one run, or two that are compared, as HTML."""
+    """The page about one run, or two that are compared, as HTML.
+
+    Args:
+        runs: one run, or a and b.
+        noise: repeats of a.
+        options: of the comparison.
+    """
     result = compare_runs(*as_moments(runs[0], runs[1], written), options, noise) if len(runs) > 1 else None
     first = result.first if result is not None else None
     common = [rank for rank in runs[0].ranks if all(rank in run.ranks for run in (*runs, *noise))]
@@ -71,7 +77,7 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
 
 
 def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tuple[Closeup, ...]:
-    """The first divergences element by element, where one of them was stored whole."""
+    """Divergences of the first diverging step that are worth a look, element by element; () where a lacks the step."""
     first = result.first
     if first is None or first.step not in runs[0].rank(first.rank):
         return ()
@@ -90,7 +96,17 @@ def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
 
 
 def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | None = None) -> Graph:
-    """The dataflow of a step of the first run, pruned, and marked with what diverges where there is a second."""
+    """The dataflow of a step of the first run, pruned; where there is a second run, marked with what diverges.
+
+    Args:
+        runs: one run, or a and b.
+        step: number of the step in a.
+        options: of the comparison of that step.
+        rank: whose dataflow; None for the first.
+
+    Raises:
+        UsageError: the run has no such step, or no operators in it.
+    """
     graph = graph_of(runs[0], step, rank)
     if len(runs) > 1:
         graph = marked(graph, compare_runs(runs[0], runs[1], replace(options, steps=Schedule.only(step), limit=None)))
@@ -98,7 +114,14 @@ def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | N
 
 
 def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tuple[OpRow, ...]:
-    """Operators of one step, those of run a in their order, then those that only run b has."""
+    """What each operator of a step returned in a and in b: in a's order, then those that only b has.
+
+    Args:
+        runs: one run, or a and b.
+        rank: whose.
+        step: number of the step in a; None for no step.
+        step_b: its number in b.
+    """
     sides: list[dict[Any, Any]] = []
     for run, number in zip(runs, (step, step_b), strict=False):
         recorded = number is not None and rank in run.ranks and number in run.rank(rank)

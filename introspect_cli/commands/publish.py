@@ -68,13 +68,13 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
             targets.open[text] = open_place(text, run, name, asked.rank, sources=asked.sources)
 
     def take(reader: Any, step: int) -> None:
-        """Log the numbers of a step at every place."""
+        """Log the numbers of a step at every place; does nothing for a rank other than the first."""
         if not asked.rank:  # the first of a launch publishes numbers
             numbers = numbers_of(reader, step, selection if selection.narrowed else None, chosen)
             targets.each(lambda _, place: place.log(step, numbers))
 
     def between() -> None:
-        """Let object storage have what is new, when its interval is over."""
+        """Upload what is new to object storage where its interval is over."""
         targets.each(lambda _, place: place.send_if_due() if isinstance(place, Remote) else None)
 
     count, state = 0, RunState.RUNNING
@@ -97,18 +97,19 @@ class _Places:
     """
 
     def __init__(self) -> None:
+        """Begin without places; who uses it adds them to `open`."""
         self.open: dict[str, Place] = {}
         self.failed: dict[str, str] = {}
 
     def each(self, do: Callable[[str, Place], object]) -> None:
-        """Do something with each place that is still open."""
+        """Call `do` with the text and the place of each that is still open; one that raises becomes failed."""
         for text, place in list(self.open.items()):
             with self.giving_up(text):
                 do(text, place)
 
     @contextmanager
     def giving_up(self, text: str) -> Iterator[None]:
-        """Move a place from `open` to `failed`, with the reason, if a block raises."""
+        """If the block raises, move the place `text` from `open` to `failed`, with the reason; the error is dropped."""
         try:
             yield
         except Exception as error:
@@ -118,7 +119,14 @@ class _Places:
 
 
 def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> None:
-    """Publish the page about the run, and the run in one file."""
+    """Publish the page about the run, and the run packed into one file, at each open place.
+
+    Args:
+        run: path of the run.
+        name: what the files are called.
+        places: where to.
+        sources: whether the packed run has the text of the source files.
+    """
     import tempfile
 
     from introspect_cli.commands.page import page_of
@@ -135,5 +143,5 @@ def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> No
 
 
 def _add_file(file: Path, _: str, place: Place) -> None:
-    """Publish a file to a place."""
+    """Publish a file at a place; for `_Places.each`."""
     place.add_file(file)

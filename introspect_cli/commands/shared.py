@@ -28,7 +28,7 @@ class RunType(click.Path):
     """A run: its path, or `@1` for the last run, `@2` for the one before it, or a label."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path of the run."""
+        """The path of the run that a label or `@1` stands for; any other word is taken for a path."""
         from introspect_cli.inspect.runs import chosen
 
         return super().convert(chosen(value), param, ctx)
@@ -38,7 +38,10 @@ class DefaultGroup(click.Group):
     """A group whose first command is meant where no command is named, or where a run has the name of that command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the first command first where none is named."""
+        """Put the first command first where none is named.
+
+        The first command's name counts as a run where such a path exists and no other word but options follows.
+        """
         default = next(iter(self.commands))
         is_run = not any(not word.startswith("-") for word in args[1:]) and Path(default).exists()
         has_command = bool(args) and args[0] in self.commands and not (args[0] == default and is_run)
@@ -54,6 +57,7 @@ class GroupedOption(click.Option):
     """An option that says under which heading its help stands; "" for none."""
 
     def __init__(self, *args: Any, heading: str = "", **kwargs: Any) -> None:
+        """Declare an option as click does; `heading` is only kept for who writes the help."""
         super().__init__(*args, **kwargs)
         self.heading = heading
 
@@ -66,8 +70,15 @@ def option(default: object, text: str, *flags: str, **details: Any) -> Any:
 def declare(name: str, described: Option, default: object, annotation: str = "") -> Callable[[Any], Any]:
     """Declare a field of a dataclass as an option of a command.
 
-    Its type follows from the metavar `RUN`, a collection as default (repeatable), a number as default or least,
-    choices, a `Path` in the annotation; without a metavar it is a flag.
+    Its type follows from the metavar `RUN`, else a `Path` in the annotation, else a float as default, choices, a least
+    number, an int in the annotation; without any of these, a metavar or two names (`--a/--b`) it is a flag. A
+    collection as default makes it repeatable.
+
+    Args:
+        name: of the field.
+        described: the option.
+        default: of the field.
+        annotation: the field's type as text.
     """
     settings: dict[str, Any] = {"metavar": described.metavar, "help": described.help, "heading": described.heading}
     if described.metavar == "RUN":
@@ -89,9 +100,12 @@ def declare(name: str, described: Option, default: object, annotation: str = "")
 
 
 def takes(kind: type[Any], name: str = "asked", only: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Declare the fields of a dataclass (those named in `only`, if any) as options of a verb.
+    """Declare the fields of a dataclass as options of a verb.
 
-    The verb gets them as one value of the dataclass, by the keyword `name`.
+    Args:
+        kind: the dataclass.
+        name: keyword by which the verb gets the options, as one value of the dataclass.
+        only: names of the fields that are declared; () for all.
     """
     chosen = [item for item in fields(kind) if not only or item.name in only]
 
@@ -182,7 +196,7 @@ class Comparing(Tolerating, Selecting):
     offset: int | None = option(None, "Compare step K of B with step K+N of A; resumed runs need none.", metavar="N")
 
     def options(self, **more: Any) -> DiffOptions:
-        """What a comparison is asked with, and more of its fields.
+        """The options of a comparison as `DiffOptions`; `more` are further fields of it.
 
         Raises:
             UsageError: an option cannot be read.
@@ -203,10 +217,10 @@ class Comparing(Tolerating, Selecting):
 
 
 def compared_as(words: Sequence[str]) -> Comparing:
-    """What a comparison is asked with, written as for `diff`.
+    """Read options of a comparison from words, as they are written for `diff`.
 
     Raises:
-        UsageError: that is no option that changes the answer of `diff`, or cannot be meant.
+        UsageError: a word is no option that changes the answer of `diff`, or its value cannot be read.
     """
     from introspect_cli.errors import UsageError
 
@@ -226,7 +240,7 @@ def compared_as(words: Sequence[str]) -> Comparing:
 
 
 def last_runs(count: int) -> list[str]:
-    """The last runs, the oldest of them first, where none was named; says which they are.
+    """The last `count` (1 or 2) runs below `introspect-runs/`, the older first; writes to stderr which they are.
 
     Raises:
         UsageError: there are not so many.
@@ -239,7 +253,7 @@ def last_runs(count: int) -> list[str]:
 
 
 def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
-    """The two runs to compare: those named, or the last two.
+    """The two runs to compare: those named; the last two, which are told, where none is named.
 
     Raises:
         UsageError: only one is named, or there are not two.
@@ -257,7 +271,13 @@ def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
 
 
 def answer(format_: str, document: Callable[[], Any], blocks: Callable[[], Iterable[Block]]) -> None:
-    """Write an answer to stdout: drawn, or as a document in JSON or YAML; only what was asked for is made."""
+    """Write an answer to standard output.
+
+    Args:
+        format_: `table`, `json` or `yaml`.
+        document: makes the answer as plain values; called for json and yaml alone.
+        blocks: makes the answer as blocks; called for a table alone.
+    """
     if format_ == "table":
         from introspect_cli.render.console import Screen
 
@@ -269,14 +289,17 @@ def answer(format_: str, document: Callable[[], Any], blocks: Callable[[], Itera
 
 
 def say(sentence: str, *, err: bool = False) -> None:
-    """Write a sentence that may hold the name of a file: whoever made that may have put codes for a terminal in it."""
+    """Write a sentence to standard output, or with `err` to stderr, with control characters shown as escapes.
+
+    It may hold the name of a file, and whoever made that may have put codes for a terminal in it.
+    """
     from introspect_cli.texts import clean
 
     click.echo("\n".join(map(clean, sentence.split("\n"))), err=err)
 
 
 def tell(line: str) -> None:
-    """Write to stderr, on one line, how far something is that takes a while."""
+    """Write to stderr, on one line, how far something is that takes a while; control characters as escapes."""
     from introspect_cli.texts import clean
 
     click.echo(clean(line), err=True)

@@ -53,8 +53,8 @@ class OfRank(Written):
     rank: int | None = option(None, "Show this rank [default: the first].", least=0)
 
 
-def _opened(stack: ExitStack, run: str | None) -> Run:
-    """The run that is named, or the last one, open until the stack is closed."""
+def _open_in(stack: ExitStack, run: str | None) -> Run:
+    """The run that is named (None: the last one), open until the stack is closed."""
     from introspect_cli.exchange.checkpoints import open_any
 
     return stack.enter_context(open_any(run or last_runs(1)[0]))
@@ -70,7 +70,7 @@ def run(run: str | None, asked: Written) -> int:
     from introspect_cli.render.show_text import overview_blocks
 
     with ExitStack() as stack:
-        about = overview(_opened(stack, run))
+        about = overview(_open_in(stack, run))
     answer(asked.format_, lambda: overview_document(about), lambda: overview_blocks(about))
     return SAME
 
@@ -93,7 +93,7 @@ def tree(run: str | None, asked: TreeOptions) -> int:
     from introspect_cli.render.show_text import tree_blocks
 
     with ExitStack() as stack:
-        rows = module_tree(_opened(stack, run), fold=not asked.unfold, rank=asked.rank, depth=asked.depth)
+        rows = module_tree(_open_in(stack, run), fold=not asked.unfold, rank=asked.rank, depth=asked.depth)
     answer(asked.format_, lambda: tree_document(rows), lambda: tree_blocks(rows))
     return SAME
 
@@ -111,7 +111,7 @@ def step(step: str, run: str | None, selected: Selecting, asked: OfRank) -> int:
     from introspect_cli.selection import check_selection, one_step
 
     with ExitStack() as stack:
-        opened = _opened(stack, run)
+        opened = _open_in(stack, run)
         number = one_step(step, opened, asked.rank)
         records = step_records(opened, number, check_selection(selected.read(), [opened]), rank=asked.rank)
         labels = reader_of(opened, asked.rank).labels.get(number, {})
@@ -141,7 +141,7 @@ def history(fqn: str, run: str | None, run_b: str | None, selected: Selecting, a
     from introspect_cli.selection import check_selection
 
     with ExitStack() as stack:
-        runs = [_opened(stack, run), *([] if run_b is None else [_opened(stack, run_b)])]
+        runs = [_open_in(stack, run), *([] if run_b is None else [_open_in(stack, run_b)])]
         kinds = check_selection(selected.read(), runs).kinds
         series = [histories(each, fqn, asked.stat, kinds, rank=asked.rank) for each in runs]
 
@@ -180,7 +180,7 @@ def values(fqn: str, run: str | None, selected: Selecting, asked: ValuesOptions)
     from introspect_cli.selection import check_selection, one_step
 
     with ExitStack() as stack:
-        opened = _opened(stack, run)
+        opened = _open_in(stack, run)
         number = None if asked.step is None else one_step(asked.step, opened, asked.rank)
         selection = check_selection(selected.read(), [opened])
         stored = stored_values(opened, fqn, selection, step=number, rank=asked.rank)
@@ -209,7 +209,7 @@ def graph(run: str | None, asked: GraphOptions) -> int:
     from introspect_cli.selection import one_step
 
     with ExitStack() as stack:
-        opened = _opened(stack, run)
+        opened = _open_in(stack, run)
         step = None if asked.step is None else one_step(asked.step, opened, asked.rank)
         flow = data_flow.graph_of(opened, step, asked.rank)
     if asked.prune or asked.target:
@@ -230,6 +230,6 @@ def settings(run: str | None, asked: Written) -> int:
     from introspect_cli.render.show_text import settings_blocks
 
     with ExitStack() as stack:
-        held = dict(_opened(stack, run).settings)
+        held = dict(_open_in(stack, run).settings)
     answer(asked.format_, lambda: settings_document(held), lambda: settings_blocks(held))
     return SAME

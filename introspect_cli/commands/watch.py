@@ -48,7 +48,7 @@ def watch(run: str | None, asked: WatchOptions, compared: Comparing) -> int:
     from introspect_cli.commands.live import reference_of
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.health.check import look
+    from introspect_cli.health.check import summarise
     from introspect_cli.render.check_text import watch_blocks, watch_line
     from introspect_cli.render.console import Screen
     from introspect_cli.store.read.poll import poll
@@ -64,8 +64,8 @@ def watch(run: str | None, asked: WatchOptions, compared: Comparing) -> int:
         draw = None if asked.once else stack.enter_context(screen.live())
 
         def show_state(run: Run) -> tuple[Look, DiffResult | None, list[Block]]:
-            """Look at the run and show it: drawn anew, or as a line where steps were added."""
-            seen = look(run)
+            """Look at the run and show it: drawn anew in a terminal, elsewhere as a line where steps were added."""
+            seen = summarise(run)
             result = None if reference is None or not run.ranks else reference.result(run)
             blocks = watch_blocks(seen, None if asked.against is None else (asked.against, result))
             if draw is not None:

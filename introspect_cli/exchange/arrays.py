@@ -204,7 +204,7 @@ def _take_number(parts: list[str], at: int, pattern: re.Pattern[str]) -> int:
 
 
 def _natural_key(site: Site) -> tuple[object, ...]:
-    """A key that sorts by phase, kind and name, numbers in names by their size."""
+    """A key that sorts by phase, kind and name, numbers in names by their size; in backward passes kinds in reverse."""
     numbers = [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", site.fqn) if part]
     kind = list(USUAL_PHASES).index(site.kind)
     if site.phase is Phase.BACKWARD:

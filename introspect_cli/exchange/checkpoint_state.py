@@ -92,7 +92,15 @@ class _Parts:
 
 
 def _sort_entries(tree: Mapping[Any, Any], state: State) -> _Parts:
-    """Sort a checkpoint's top-level entries by content, then by name; random states go into `state` at once."""
+    """Sort a checkpoint's top-level entries into optimizers, models and plain values.
+
+    An optimizer is told by its content; random states by the entry's name, and go into `state` at once; what else has
+    tensors is a model, and the rest is plain. A model of single numbers alone is plain where another model has arrays.
+
+    Args:
+        tree: the entries.
+        state: what random states are put into.
+    """
     parts, loose = _Parts(), dict[str, Any]()
     for key, part in tree.items():
         name = str(key)
@@ -242,7 +250,12 @@ def _plain_setting(value: Any) -> Any:
 
 
 def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -> dict[Any, str] | None:
-    """Parameter names by state key, from the keys or from `param_names`; None where the file has none."""
+    """Parameter names by state key, from the keys or from `param_names`; None where the file has none.
+
+    Args:
+        groups: the parameter groups, from `_parameter_groups`.
+        held: the optimizer's state by key.
+    """
     if held and all(isinstance(key, str) and not key.isdecimal() for key in held):
         return {key: str(key) for key in held}
     names: dict[Any, str] = {}
@@ -257,7 +270,13 @@ def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -
 def _names_by_order(
     groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> dict[Any, str] | None:
-    """Parameter names by state key, where shapes in order match the model's tensors in exactly one way; else None."""
+    """Parameter names by state key, where shapes in order match the model's tensors in exactly one way; else None.
+
+    Args:
+        groups: the parameter groups, from `_parameter_groups`.
+        held: the optimizer's state by key.
+        candidates: name and shape of the model's parameters, in order.
+    """
     names: dict[Any, str] = {}
     for group in groups:
         shapes = [_shape_of(held.get(key)) for key in group["params"]]

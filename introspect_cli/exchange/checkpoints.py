@@ -84,7 +84,11 @@ def opened(*paths: str | Path) -> Iterator[list[Run]]:
 
 
 def _open_checkpoint(path: Path) -> Run:
-    """Open a checkpoint as a temporary run of one step."""
+    """Open a checkpoint as a temporary run of one step; tensors can be read again from the file while it lies there.
+
+    Raises:
+        StoreError: it cannot be read, or holds no tensor.
+    """
     from introspect_cli.exchange.checkpoint_state import in_usual_order, state_of
     from introspect_cli.exchange.tensor_files import read_any
     from introspect_cli.tensors.arrays import Pieces
@@ -106,6 +110,9 @@ def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] |
 
     It gives None for an unknown checksum, for over `_LARGEST_RELOADED` elements, and once `_MOST_RELOADED` elements in
     all would be exceeded.
+
+    Args:
+        held: the tensors by checksum.
     """
     left = _MOST_RELOADED
 
@@ -129,7 +136,7 @@ def _is_sorted_by_name(path: Path) -> bool:
 
 
 def summarised(held: Any) -> Summary:
-    """The summary of a tensor or plain value."""
+    """The summary of a tensor (`Pieces`, read now) or of a plain value."""
     from introspect_cli.exchange.incoming import plain_summary
     from introspect_cli.tensors.arrays import Pieces, summary_of
 

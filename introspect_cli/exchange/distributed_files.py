@@ -150,7 +150,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
         begins = None if offset is None else _sizes(offset)
         if where.state.get("transform_descriptors"):
             raise ValueError("its parts are compressed or encrypted, which is not read")
-        places[str(index.state["fqn"]), begins] = _checked(folder, where.state)
+        places[str(index.state["fqn"]), begins] = _place_of_part(folder, where.state)
     nested = state.get("planner_data") or {}
     tree: dict[Any, Any] = {}
     for name, about in state["state_dict_metadata"].items():
@@ -167,7 +167,11 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
 
 
 def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
-    """Set the value at a path of keys in nested dicts; list indices are keys too."""
+    """Set the value at a path of keys in nested dicts, made where missing; list indices are keys too.
+
+    Raises:
+        ValueError: a key on the way has a value that is no dict.
+    """
     for key in keys[:-1]:
         inside = tree.setdefault(key, {})
         if not isinstance(inside, dict):
@@ -177,15 +181,18 @@ def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
 
 
 def _sizes(made: Any) -> tuple[int, ...]:
-    """The sizes of a pickled `torch.Size`; ValueError for anything but non-negative integers."""
+    """The sizes of a `torch.Size`, as `parse_pickle` gives it; ValueError for anything but integers from 0 on."""
     sizes = tuple(made.given[0]) if made.given else ()
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("a size is no number")
     return sizes
 
 
-def _checked(folder: Path, where: dict[str, Any]) -> _Where:
-    """Where a part lies; ValueError unless it is inside a file beside the metadata."""
+def _place_of_part(folder: Path, where: dict[str, Any]) -> _Where:
+    """Where a part lies, by its entry `where` in the metadata.
+
+    ValueError unless it is inside a file beside the metadata.
+    """
     file, offset, length = where["relative_path"], where["offset"], where["length"]
     if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name
         raise ValueError(f"it names {str(file)[:80]!r}, which is no file beside it")

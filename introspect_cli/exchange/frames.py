@@ -145,7 +145,7 @@ def write_csv(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def _column_names(run: Run, selection: Selection) -> list[str]:
-    """All columns of all ranks' tables, from the first step of each rank."""
+    """All columns of all ranks' tables, from the first selected step of each rank, whose later steps have the same."""
     firsts = {rank: step for step, rank in reversed(list(wanted_steps(run, selection)))}
     tables = (step_frame(run, step, rank, selection) for rank, step in firsts.items())
     return list(dict.fromkeys(name for table in tables for name in table.column_names))

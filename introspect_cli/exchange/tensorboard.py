@@ -75,7 +75,7 @@ class EventFile:
     """A TensorBoard event file, appended to; each event has its time in seconds since 1970."""
 
     def __init__(self, path: Path, time: float) -> None:
-        """Create the file with its version event: wall_time = 1, file_version = 3."""
+        """Create and open the file and write its version event: wall_time = 1 (`time`), file_version = 3."""
         self._file = path.open("wb")
         self._write(_double(1, time) + _bytes(3, b"brain.Event:2"))
 

@@ -142,7 +142,7 @@ def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> di
 
 
 def written_value(run: Run, record: Record, values: bool) -> Any:
-    """A tensor as shape, dtype, statistics and, with `values`, its elements; a plain value as its text."""
+    """A tensor as shape, dtype, statistics and, with `values`, its elements where stored; a plain value as its text."""
     summary = record.summary
     if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
         return _ADDRESS.sub("object at 0xXXXXXXXX", summary.text)

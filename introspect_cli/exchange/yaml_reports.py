@@ -115,7 +115,7 @@ def digest_of(run: Run, record: Record) -> str:
 
 
 def _digest_of_all(digests: Iterable[str]) -> str:
-    """The MD5 of hex digests joined in order, 32 hex digits."""
+    """The MD5 of texts, most often digests, joined in order; 32 hex digits."""
     joined = "".join(digests).encode()
     return hashlib.md5(joined, usedforsecurity=False).hexdigest()
 
@@ -158,7 +158,10 @@ def _digest_entry(run: Run, what: str, records: dict[str, Record]) -> dict[str, 
 
 
 def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
-    """The report of each optimizer: its groups with the step's hyper-parameters, and its state by position."""
+    """The report of each optimizer: its groups with the step's hyper-parameters, and its state by position.
+
+    Empty where the run has no settings of optimizers, or the step no state and no hyper-parameter.
+    """
     settings = run.settings.get("optimizers")
     if not isinstance(settings, list) or not (Kind.OPTIMIZER_STATE in by_kind or Kind.HYPERPARAMETER in by_kind):
         return []
@@ -258,7 +261,10 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Environment variables and packages, from files beside the reports, in `introspection/`, or one level up."""
+    """Environment variables and packages by document; {} where there are none.
+
+    Each is read from the first file found: beside the reports, in `introspection/`, or one level up.
+    """
     settings: dict[str, Any] = {}
     for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
         for place in (directory, directory / "introspection", directory.parent):

@@ -77,14 +77,14 @@ class Difference(NamedTuple):
 
     @property
     def size(self) -> str:
-        """` (0.5 x)`, ` (relative L2 1.4e-03)`, or ""."""
+        """How far `rank` is from `base`, for a sentence: ` (0.5 x)`, ` (relative L2 1.4e-03)`, "" where not known."""
         if self.is_multiple and f"{self.scale:.6g}" != "1":
             return f" ({self.scale:.6g} x)"
         return "" if np.isnan(self.distance) else f" (relative L2 {self.distance:.1e})"
 
     @property
     def whose(self) -> str:
-        """`ranks 1, 2, compared with rank 0`."""
+        """The ranks, for a sentence: `ranks 1, 2, compared with rank 0`."""
         return f"{rank_list(list(self.others))}, compared with rank {self.base}"
 
 
@@ -109,7 +109,7 @@ class Ledger:
     times: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
     def note(self, name: str, difference: Difference | None) -> None:
-        """Add the comparison of one step; None where the values are equal."""
+        """Add the comparison of the next step for a name; `difference` is None where the values are equal."""
         self.times[1][name] += 1
         if difference is None:
             self.equal.add(name)
@@ -130,7 +130,7 @@ class Gathered:
     ranks: Ranks
 
     def step(self, now: AlignedStep) -> None:
-        """Add the next step."""
+        """Add the next step; does nothing in the base."""
 
 
 T = TypeVar("T", bound=Gathered)
@@ -153,7 +153,7 @@ class Ranks:
     gathered: list[Gathered] = field(default_factory=list)
 
     def of(self, kind: type[T]) -> T:
-        """The gathered instance of the class `kind`; a new, empty one where there is none."""
+        """The instance of the class `kind` among `gathered`; where there is none, a new one without steps is added."""
         gathered = next((held for held in self.gathered if isinstance(held, kind)), None)
         if gathered is None:
             gathered = kind(self)
@@ -184,9 +184,9 @@ class Ranks:
 
     @cached_property
     def adding_up(self) -> dict[str, list[int]]:
-        """Biases and embedding weights by FQN, with the sites of their module's output gradients.
+        """By FQN of a bias or embedding weight, the numbers of the sites of its module's output gradients.
 
-        The elements of their gradient add up to those of the output gradient.
+        The elements of the parameter's gradient add up to those of these output gradients.
         """
         outputs: dict[str, list[int]] = {}
         for number, site in enumerate(self.sites):
@@ -203,7 +203,7 @@ class Ranks:
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
-        """Data-parallel groups of ranks, as each rank's manifest has them."""
+        """Data-parallel groups of ranks, as the manifest of each rank has its own; one may come several times."""
         groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
         return [
             frozenset(rank for rank in group if type(rank) is int)
@@ -217,7 +217,7 @@ class Ranks:
         return any(layout.part is not None for reader in self.readers.values() for layout in reader.layouts)
 
     def take(self, step: int, batches: Mapping[int, StepBatch]) -> None:
-        """Give a step of all ranks to everything that gathers."""
+        """Hand a step to each of `gathered`, in order; `batches` are its records by rank."""
         now = AlignedStep(step, self, batches)
         for gathered in self.gathered:
             gathered.step(now)
@@ -232,7 +232,7 @@ class AlignedStep:
     """
 
     def __init__(self, step: int, ranks: Ranks, batches: Mapping[int, StepBatch]) -> None:
-        """Put the ranks' rows together by site."""
+        """Put the ranks' rows together by site, now; `batches` are the records of the step by rank."""
         self.step, self.batches, self.sites, self._readers = step, batches, ranks.sites, ranks.readers
         rows: dict[int, dict[int, int]] = {}
         for (rank, batch), numbers in zip(batches.items(), ranks.whole.site_numbers, strict=True):
@@ -247,9 +247,9 @@ class AlignedStep:
     def of(self, kind: Kind, *phases: Phase) -> list[int]:
         """Sites of a kind, in some phases (all where none is named), in the order in which a rank recorded them."""
         numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind.value, phase.value), ())]
-        return sorted(numbers, key=self.begun)
+        return sorted(numbers, key=self.first_sequence)
 
-    def begun(self, number: int) -> int:
+    def first_sequence(self, number: int) -> int:
         """The lowest sequence number that a rank has for a site in this step."""
         return min(int(self.batches[rank].sequence[row]) for rank, row in self.rows[number].items())
 
@@ -293,14 +293,14 @@ class AlignedStep:
         return layout.numel if layout.part is None else layout.part.numel
 
     def values(self, number: int, ranks: Iterable[int]) -> frozenset[object]:
-        """Distinct (checksum, part, text) that some ranks recorded at a site; ranks without a record are ignored."""
+        """Distinct (checksum, part, text) of the site `number` on `ranks`; those without a record are ignored."""
         held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
         return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
 
     def total(self, rank: int, row: int) -> tuple[float, float] | None:
-        """Sums of a record's elements and of their absolutes.
+        """(sum of a record's elements, sum of their absolutes).
 
-        None where any element is not finite or they are unknown.
+        None where any element is not finite, or mean or mean of absolutes is unknown.
         """
         counts = self.batches[rank].counts
         odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
@@ -308,7 +308,13 @@ class AlignedStep:
         return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
 
     def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
-        """The difference between ranks' records by `value` (default: the checksum); None where all are equal."""
+        """The difference between ranks' records of one site; None where all are equal.
+
+        Args:
+            rows: the rank's row, by rank.
+            value: what is compared, given a rank and its row; None for the checksum, whose difference also has a
+                distance.
+        """
         values = {rank: (value or self.checksum)(rank, rows[rank]) for rank in sorted(rows)}
         base = min(values, default=0)
         others = tuple(rank for rank in values if values[rank] != values[base])
@@ -321,7 +327,7 @@ class AlignedStep:
         return Difference(self.step, others, base, *self._distance(base, others[0], rows), single)
 
     def _distance(self, base: int, other: int, rows: Rows) -> tuple[float, float]:
-        """(distance, scale) of two ranks' records, as `Difference` has them; NaN where unknown."""
+        """(distance, scale) of the records of two ranks, as `Difference` has them; each NaN where unknown."""
         both = (base, rows[base]), (other, rows[other])
         sizes = []
         for at in both:

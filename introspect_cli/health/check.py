@@ -95,16 +95,16 @@ def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> 
 
     Args:
         run: the run.
-        rules: the rules; those of `RULES` where there is `work`.
-        work: runs tasks, each of which checks some ranks; None to check here.
+        rules: the rules; with `work`, tasks look them up in `RULES` by id, so others are not found.
+        work: runs tasks, each for some of several ranks; None to check here.
     """
     several = run.world_size > 1 and bool(run.ranks) and not run.combined_ranks
-    groups: Iterable[Iterable[_OfRank]] = [(_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks)]
+    groups: Iterable[Iterable[_OfRank]] = [(_check_rank(read_table(run.rank(rank)), rules) for rank in run.ranks)]
     if work is not None and several:
         groups = work(_check_group, tasks_of([run], run.ranks, tuple(rule.id for rule in rules)))
     answers = [answer for group in groups for answer in group]
-    ranks = _walk(run) if several and any(rule.over_ranks for rule in rules) else None
-    result = _result(str(run.path), answers, rules, ranks)
+    ranks = _gather(run) if several and any(rule.over_ranks for rule in rules) else None
+    result = _check_result(str(run.path), answers, rules, ranks)
     notes = (*run.endings, *map(str, run.manifest.get("not_observed", ())), *result.notes)
     return replace(result, notes=notes, only=run.lone_rank, checkpoint="checkpoint" in run.manifest)
 
@@ -113,8 +113,8 @@ class _OfRank(NamedTuple):
     """Results of the rules about one rank.
 
     Attributes:
-        stride: one step in so many was looked at.
-        answers: by the ids of the rules, what they found, and what they lack.
+        stride: every `stride`-th step was looked at, at sites with many records.
+        answers: by the id of a rule, its hits, and what it lacks ([] where it could be decided).
     """
 
     rank: int
@@ -127,15 +127,16 @@ def _check_group(task: Task) -> list[_OfRank]:
     """Check the ranks of a task by the rules whose ids it gives."""
     rules = [rule for rule in RULES if rule.id in task.given]
     with task.opened() as [run]:
-        return [_of_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
+        return [_check_rank(read_table(run.rank(rank)), rules) for rank in run.ranks]
 
 
-def _of_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
-    answers = {rule.id: _answer(rule, table) for rule in rules if not rule.over_ranks}
+def _check_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
+    """Apply the rules about one rank to its table; rules about all ranks are left out."""
+    answers = {rule.id: _apply_rule(rule, table) for rule in rules if not rule.over_ranks}
     return _OfRank(table.rank, table.stride, len(table.moves.steps), answers)
 
 
-def _walk(run: Run) -> Ranks:
+def _gather(run: Run) -> Ranks:
     """Gather all common steps of all ranks, in order."""
     numbers = [set(run.rank(rank).entries["step"].tolist()) for rank in run.recorded]
     ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
@@ -146,14 +147,18 @@ def _walk(run: Run) -> Ranks:
 
 
 def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
-    """Check ranks that have been read by all rules about one rank."""
-    return _result(path, [_of_rank(table, RULES) for table in tables], RULES, None)
+    """Check ranks that have been read, each by its table, by all rules about one rank; `path` is that of their run."""
+    return _check_result(path, [_check_rank(table, RULES) for table in tables], RULES, None)
 
 
-def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
+def _check_result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
     """The check's result: findings by rule, and the rules that could not be decided.
 
-    Rules about ranks are skipped where `ranks` is None.
+    Args:
+        path: of the run.
+        each: the results of each rank.
+        rules: the rules that were asked for.
+        ranks: what was gathered of all ranks; None to skip the rules about them.
     """
     findings: list[Finding] = []
     checked: list[str] = []
@@ -163,7 +168,7 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
         if rule.over_ranks:
             if ranks is None:
                 continue
-            answers = [_answer(rule, ranks)]
+            answers = [_apply_rule(rule, ranks)]
         hits = [hit for several, _ in answers for hit in several]
         lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:
@@ -182,7 +187,7 @@ def _result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ra
     return CheckResult(path, tuple(findings), tuple(checked), tuple(unseen), tuple(notes), steps)
 
 
-def _answer(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
+def _apply_rule(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
     """(hits, needs) of a rule for a table or `Ranks`; `needs` says what was missing where it could not be decided."""
     try:
         with np.errstate(all="ignore"):  # what is not a number is what some rules look for
@@ -232,8 +237,8 @@ class Look:
         return self.state is not RunState.RUNNING
 
 
-def look(run: Run) -> Look:
-    """Summarise a run: progress, curves, and findings of the rules about one rank.
+def summarise(run: Run) -> Look:
+    """Summarise a run: read all of it that there is now, and check it by the rules about one rank.
 
     Raises:
         StoreError: it cannot be read.
@@ -247,7 +252,7 @@ def look(run: Run) -> Look:
 
 
 def _rate(run: Run) -> float | None:
-    """Steps per second from the start to now, or to the end; None where a time or step is missing."""
+    """Steps per second from the start to now, of an ended run to its end; None where a time or step is missing."""
     began, ended = run.time("started"), run.time("ended")
     if run.state is RunState.RUNNING:
         ended = dt.datetime.now(dt.timezone.utc)

@@ -41,12 +41,12 @@ class Call(NamedTuple):
 
     @property
     def where(self) -> str:
-        """`all_reduce sum of float32 [4] at train.py:41`."""
+        """The operation and its line, for a sentence: `all_reduce sum of float32 [4] at train.py:41`."""
         return f"{self.what} at {self.source}" if self.source else self.what
 
     @property
     def operation(self) -> str:
-        """`all_reduce`."""
+        """The operation alone: `all_reduce`."""
         return self.what.split(" ", 1)[0]
 
 
@@ -65,13 +65,14 @@ class Collectives(Gathered):
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        """Find out whether any rank has a site of a collective; calls are compared in `step`."""
         super().__init__(ranks)
         self.seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
         self.calls: dict[int, dict[tuple[str, int], Call]] = {}
         self.mismatched: dict[str, Hit] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the collectives of a step."""
+        """Compare the collectives of a step: sets `calls`, and `mismatched` for a group that was not in it yet."""
         self.calls = {rank: {} for rank in now.batches}
         for number in now.of(Kind.COLLECTIVE):
             site = now.sites[number]
@@ -104,10 +105,11 @@ def compare(
 
     Args:
         ranks: calls of each rank, in order.
-        group: its name.
+        group: its name, for the sentence.
         when: the step, in words.
-        whole: whether the step ended. Only then does the number of calls count, and another source line counts only
-            where both ranks ran both lines as often.
+        whole: whether the step ended. If so, the number of calls counts, and of equal operations another source line
+            counts only where both ranks ran both lines equally often. If not, the number does not count, and another
+            source line always does.
 
     Returns:
         None where all ranks agree.
@@ -138,7 +140,7 @@ def compare(
 
 
 def _surplus(long: Sequence[Call], short: Sequence[Call]) -> int:
-    """Position in `long` of the one call that `short` lacks; the length of `short` where removing one is not enough."""
+    """Position in `long` of the one call that `short` lacks; length of `short` where the rest is not the same."""
     keys, wanted = ([(call.what, call.source) for call in calls] for calls in (long, short))
     for number in range(len(long)):
         if keys[:number] + keys[number + 1 :] == wanted:
@@ -146,11 +148,14 @@ def _surplus(long: Sequence[Call], short: Sequence[Call]) -> int:
     return len(short)
 
 
-def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
-    """A hit for each group in which ranks called different collectives in a step that never ended."""
+def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:
+    """Hits of the steps that never ended: by step and group, ranks that began different collectives, or one more.
+
+    They are read now from what each rank noted.
+    """
     steps: dict[int, dict[str, dict[int, list[Call]]]] = {}
     for reader in readers:
-        for step, group, what, source in _begun(reader):
+        for step, group, what, source in _read_begun(reader):
             groups = steps.setdefault(step, {})
             groups.setdefault(group, {}).setdefault(reader.rank, []).append(Call(what, source, {}))
     hits = []
@@ -174,10 +179,10 @@ def _under_way(readers: Sequence[RankReader]) -> list[Hit]:
     return hits
 
 
-def _begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
-    """(step, group, operation, `file:line`) of each collective that a rank noted as begun.
+def _read_begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
+    """Read (step, group, operation, `file:line`) of each collective that a rank noted as begun.
 
-    Empty without the note; malformed lines are skipped, since the file may be a stranger's.
+    [] where there is no such file; malformed lines are skipped, since the file may be a stranger's.
     """
     try:
         data = reader.read_file(IN_FLIGHT, _MOST)
@@ -199,7 +204,7 @@ def collectives(ranks: Ranks) -> Iterator[Hit]:
     Cause: a call that only some ranks make, a loop of another length, an order that depends on the rank
     """
     collectives = ranks.of(Collectives)
-    under_way = _under_way(list(ranks.readers.values()))
+    under_way = _find_under_way(list(ranks.readers.values()))
     observed(collectives.seen or under_way, "collectives (capture --record default,collective)")
     hits = chain(collectives.mismatched.values(), under_way)
     yield from sorted(hits, key=lambda hit: hit.step)

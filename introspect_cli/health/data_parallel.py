@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.equal import is_data_parallel, passed_back, share_samples
+from introspect_cli.health.equal import get_other_samples, is_data_parallel, passed_back
 from introspect_cli.health.findings import Hit, Level, observed, rule
 from introspect_cli.health.progress import Progress, uneven_ends
 from introspect_cli.records import Kind, Phase
@@ -31,14 +31,16 @@ class RankInputs(Gathered):
     """Batches, model inputs and gradient scales, compared between ranks.
 
     Attributes:
-        batches: of two ranks, how often a loader's batches were equal, of how many, and the first step they were.
+        batches: of each two ranks, in how many draws of a loader their batches were equal, the number of draws, and the
+            first step in which they were equal, -1 for none.
         inputs: the same of what goes into outermost modules.
-        sizes: the first step in which batches, or else inputs, are of different sizes.
+        sizes: the first step in which batches are of different sizes; inputs where there are no batches.
         summed: the first step in which a gradient is the sum of what the ranks' backward passes gave, by FQN.
         averaged: parameters whose gradient is the mean of these.
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        """Begin with nothing seen; `step` compares."""
         super().__init__(ranks)
         self.batches: Pairs = {}
         self.inputs: Pairs = {}
@@ -52,22 +54,25 @@ class RankInputs(Gathered):
         for pairs, numbers in ((self.batches, now.of(Kind.BATCH, Phase.DATA)), (self.inputs, inputs)):
             for number in numbers:
                 if self.sizes is None and (pairs is self.batches or not self.batches):
-                    self.sizes = _sizes(now, number)
+                    self.sizes = _uneven_sizes(now, number)
                 rows = now.rows[number]
                 for pair in combinations(sorted(rows), 2):
                     same, every, first = pairs.get(pair, (0, 0, -1))
                     equal = len({now.checksum(rank, rows[rank]) for rank in pair}) == 1
                     pairs[pair] = same + equal, every + 1, now.step if equal and first < 0 else first
         base, *others = self.ranks.numbers
-        together = is_data_parallel(self.ranks) and all(share_samples(self.ranks, base, rank) for rank in others)
+        together = is_data_parallel(self.ranks) and all(get_other_samples(self.ranks, base, rank) for rank in others)
         if together and len(now.batches) >= max(self.ranks.run.world_size, 2):
             for number in now.of(Kind.GRAD, Phase.OPTIMIZER):
-                self._compare(now, now.sites[number].fqn, now.rows[number])
+                self._note_reduction(now, now.sites[number].fqn, now.rows[number])
 
-    def _compare(self, now: AlignedStep, fqn: str, rows: Rows) -> None:
-        """Note whether a parameter's gradient is the sum or the mean of the ranks' backward passes."""
+    def _note_reduction(self, now: AlignedStep, fqn: str, rows: Rows) -> None:
+        """Note in `summed` or `averaged` how a parameter's gradient follows from the ranks' backward passes.
+
+        Nothing is noted where sum and mean are about equal, or it is neither.
+        """
         outputs = [now.rows[n] for n in self.ranks.adding_up.get(fqn, ()) if n in now.rows]
-        taken, passed, ranks = _taken(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
+        taken, passed, ranks = _taken_sum(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
         if taken is None or passed is None or abs(passed[0]) * (1 - 1 / ranks) <= _TELLS * passed[1]:
             return  # sum and mean are as good as equal
         if abs(taken - passed[0]) <= _NEAR * passed[1]:
@@ -76,8 +81,8 @@ class RankInputs(Gathered):
             self.averaged.add(fqn)
 
 
-def _sizes(now: AlignedStep, number: int) -> Hit | None:
-    """A hit where ranks' batches or inputs differ in dimension 0 alone; None otherwise."""
+def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
+    """A hit where ranks' batches or inputs at the site `number` differ in dimension 0 alone; None otherwise."""
     kind = now.sites[number].kind
     shapes = {rank: now.layout(rank, row).shape for rank, row in now.rows[number].items()}
     if len({shape[1:] for shape in shapes.values()}) > 1 or len(set(shapes.values())) < 2 or not all(shapes.values()):
@@ -90,8 +95,11 @@ def _sizes(now: AlignedStep, number: int) -> Hit | None:
     return Hit(now.step, kind, evidence, min(shapes, key=lambda rank: shapes[rank][0]))
 
 
-def _taken(now: AlignedStep, rows: Rows) -> float | None:
-    """The sum of a gradient's elements over all parts; None where a part is missing, unreduced or not finite."""
+def _taken_sum(now: AlignedStep, rows: Rows) -> float | None:
+    """The sum of a gradient's elements over all parts, as the optimizer takes it.
+
+    None where a part is missing, still to be summed or not finite, or whole gradients differ between ranks.
+    """
     parts = {now.layout(rank, row).part: now.total(rank, row) for rank, row in rows.items() if now.numel(rank, row)}
     same = len(parts) == 1 and len({now.checksum(rank, row) for rank, row in rows.items()}) == 1
     if len(rows) < len(now.batches) or (None in parts and not same) or any(part and part.owed for part in parts):
@@ -117,8 +125,8 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     site, what, call = ("batch", "batch", "draw") if given.batches else ("input", "inputs", "call")
     alike: dict[tuple[int, int, int], list[int]] = {}
     for (one, two), (same, every, first) in sorted(drawn.items()):
-        lowest = min(rank for rank in ranks.numbers if rank == two or share_samples(ranks, rank, two))
-        if same == every and (one, two) not in taking_shares and share_samples(ranks, one, two) and one == lowest:
+        lowest = min(rank for rank in ranks.numbers if rank == two or get_other_samples(ranks, rank, two))
+        if same == every and (one, two) not in taking_shares and get_other_samples(ranks, one, two) and one == lowest:
             alike.setdefault((one, every, first), []).append(two)
     for (one, every, first), others in alike.items():
         evidence = f"{rank_list(others)}: the same {what} as rank {one} in {every} of {count(every, call)}"
@@ -134,7 +142,7 @@ def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     Cause: a last batch that is not full, or uneven inputs (join); weigh by samples, or drop it
     """
     why = "every step has its loss, so its data was used up before theirs"
-    ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if used_up(ranks) else []
+    ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if is_used_up(ranks) else []
     yield from ends
     given = ranks.of(RankInputs)
     observed(
@@ -154,14 +162,15 @@ def rank_steps(ranks: Ranks) -> Iterator[Hit]:
     """
     hits = ranks.of(Progress).hits
     yield from hits
-    if not hits and not used_up(ranks):
+    if not hits and not is_used_up(ranks):
         yield from uneven_ends(ranks)
 
 
-def used_up(ranks: Ranks) -> bool:
+def is_used_up(ranks: Ranks) -> bool:
     """Whether ranks that end early only ran out of data.
 
-    They are data-parallel, recorded all their steps, and have losses in all of them as the others do.
+    All are data-parallel, recorded every step from their first to their last, have had a loss, and were never seen at
+    different steps.
     """
     progress, steps = ranks.of(Progress), [ranks.run.rank(rank).entries["step"] for rank in ranks.numbers]
     all_seen = all(len(each) and len(each) == each[-1] - each[0] + 1 for each in steps)

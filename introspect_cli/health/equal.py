@@ -60,6 +60,7 @@ class Equal(Gathered):
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        """Start with an empty ledger for each of `ROWS`; `step` compares."""
         super().__init__(ranks)
         self.ledgers = {name: Ledger() for name, _ in ROWS}
         self.stale: dict[str, Difference] = {}
@@ -67,10 +68,10 @@ class Equal(Gathered):
         self.unsound: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the sites of each of `ROWS` between ranks."""
+        """Compare the sites of each of `ROWS` between ranks; fills `ledgers` and sets the attributes of the step."""
         outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
         self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
-        self.unsound = self._unsound(now)
+        self.unsound = self._unsound_modules(now)
         self.calls: dict[tuple[str, str, int], list[int]] = {}
         for number in (*now.of(Kind.INPUT, Phase.FORWARD), *now.of(Kind.RNG, Phase.FORWARD)):
             site = now.sites[number]
@@ -90,8 +91,8 @@ class Equal(Gathered):
                 if difference is not None and name == "output":
                     break  # others follow it
 
-    def _unsound(self, now: AlignedStep) -> set[str]:
-        """Modules that hold, directly or inside, a parameter or buffer that differs between ranks."""
+    def _unsound_modules(self, now: AlignedStep) -> set[str]:
+        """Modules that hold, directly or inside, a parameter or buffer that differs between ranks, now or last time."""
         held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
         names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
         names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.of("param").equal
@@ -100,12 +101,16 @@ class Equal(Gathered):
         }
 
     def of_call(self, now: AlignedStep, number: int, kind: Kind) -> list[int]:
-        """Sites of `kind` (INPUT or RNG) of the same module call as a site."""
+        """Sites of `kind` (INPUT or RNG) of the module call that the site `number` belongs to."""
         site = now.sites[number]
         return self.calls.get((kind.value, site.fqn, site.call), [])
 
     def _note(self, row: str, name: str, difference: Difference | None) -> None:
-        """Note a comparison; gradients of parameters that differ do not count."""
+        """Note a comparison in the ledger of `row`; `difference` is None where the values are equal.
+
+        A gradient that differs is not noted where its parameter differs. One that is equal, and never differed, makes
+        its parameter stale where that differs.
+        """
         ledger, params = self.ledgers[row], self.ledgers["param"]
         if row != "grad" or difference is None or name in params.equal:
             ledger.note(name, difference)
@@ -113,7 +118,11 @@ class Equal(Gathered):
             self.stale.setdefault(name, params.since[name])
 
     def of(self, row: str, needs: str = "") -> Ledger:
-        """The ledger of a row; NotObservedError with `needs` where that is given and nothing was compared."""
+        """The ledger of a row of `ROWS`.
+
+        Raises:
+            NotObservedError: nothing was compared, and `needs`, which is the message, is not "".
+        """
         ledger = self.ledgers[row]
         observed(not needs or ledger.times[1], needs)
         return ledger
@@ -125,7 +134,10 @@ class Equal(Gathered):
 
 
 def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[list[int]]:
-    """Lists of ranks with the same samples: those at the same position in their data-parallel groups, two or more."""
+    """Lists of ranks with the same samples, of two or more: those at the same position in their data-parallel groups.
+
+    Groups with a rank in common count as one.
+    """
     sharing = {rank: {rank} for rank in numbers}  # each with all that share its samples
     for group in groups:
         together = set(group).union(*(sharing[rank] for rank in group if rank in sharing))
@@ -139,7 +151,8 @@ def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[l
 def is_data_parallel(ranks: Ranks) -> bool:
     """Whether ranks are to get different samples.
 
-    All are in data-parallel groups; without groups, half of the parameters or more start equal and none is sharded.
+    If any has a data-parallel group: whether each has one. Else: whether half of the parameters or more were equal when
+    first compared, and none is sharded.
     """
     wrapped = frozenset[int]().union(*ranks.groups)
     if wrapped:
@@ -148,8 +161,11 @@ def is_data_parallel(ranks: Ranks) -> bool:
     return bool(copies.shared) and 2 * len(copies.shared) >= len(copies.times[1]) and not ranks.has_parts
 
 
-def share_samples(ranks: Ranks, one: int, two: int) -> bool:
-    """Whether two ranks get different samples: both in one data-parallel group; without groups, `is_data_parallel`."""
+def get_other_samples(ranks: Ranks, one: int, two: int) -> bool:
+    """Whether two ranks divide samples between them, so that each gets others.
+
+    If there are data-parallel groups, whether both are in one; else as `is_data_parallel` says of all.
+    """
     if ranks.groups:
         return any(one in group and two in group for group in ranks.groups)
     return is_data_parallel(ranks)
@@ -158,17 +174,23 @@ def share_samples(ranks: Ranks, one: int, two: int) -> bool:
 # --- on which ranks a site has to be equal: rows of theirs, none where nothing is to be compared
 
 
-def _together(_: Equal, now: AlignedStep, number: int) -> list[Rows]:
+def _all_ranks(_: Equal, now: AlignedStep, number: int) -> list[Rows]:
+    """The rows of all ranks as one group; [] for a gradient scaler's settings, or where an output was not measured."""
     measured = now.sites[number].kind != Kind.OUTPUT or all(now.status(*at) in _PLACES for at in _held(now, number))
     return [now.rows[number]] if measured and now.sites[number].fqn != SCALER else []  # a tensor, without a text
 
 
 def _held(now: AlignedStep, number: int) -> list[tuple[int, int]]:
+    """(rank, row) of each rank that recorded the site `number`."""
     return list(now.rows[number].items())
 
 
 def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
-    """Rows of ranks that hold the same part; none where layouts differ, or a record is incomplete."""
+    """Rows of ranks in groups that hold the same part.
+
+    [] (not compared) where layouts differ. An empty group, which counts as equal, where a record was not observed, or
+    is incomplete and either whole or a part that is still to be summed.
+    """
     if now.sites[number].fqn in equal.of("layout").since:
         return []
     by_part: dict[object, dict[int, int]] = {}
@@ -182,7 +204,10 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
-    """Rows of the ranks in each data-parallel group, if all are whole and of one layout."""
+    """Rows of the ranks in each data-parallel group; all ranks are one where there is none.
+
+    Only groups of two or more whose records were observed, are no parts, and have one layout.
+    """
     groups = equal.ranks.groups or [frozenset(equal.ranks.numbers)]
     held = [{rank: row for rank, row in _held(now, number) if rank in group} for group in groups]
     whole = [rows for rows in held if all(now.is_whole(*at) for at in rows.items())]
@@ -190,7 +215,10 @@ def _in_groups(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
-    """Rows of peers, ranks given the same samples, that hold the same part."""
+    """Rows of peers (given the same samples) that hold different parts of the module's output or embedding table.
+
+    Only where all of their records of this site (an input) are whole.
+    """
     if not equal.peers:
         return []
     fqn = now.sites[number].fqn
@@ -208,13 +236,17 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
-    """The part of each rank's record of a site; {} where one is whole. Unreduced sums are left out."""
+    """The part of each rank's record of a site, without those still to be summed; {} where any record is no part."""
     parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
     return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.owed}
 
 
 def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
-    """Rows of ranks whose call got equal inputs; none for modules whose parameters or buffers differ."""
+    """Rows of ranks whose call got equal inputs, in groups of two or more; what they give must be equal.
+
+    None for modules whose parameters or buffers differ, for parts, and for calls that draw random numbers on ranks that
+    are to draw different ones.
+    """
     site, inputs = now.sites[number], equal.of_call(now, number, Kind.INPUT)
     if not inputs or site.fqn in equal.unsound:
         return []
@@ -238,7 +270,7 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 
 
 def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """`: their batches differ`, or `: <parameter> differs` at the start of the step; "" where neither does."""
+    """What else differs between two peers: `: their batches differ` or `: PARAMETER differs`; "" for neither."""
     del number
     for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.PARAM, Phase.START)):
         for other in now.of(kind, phase):
@@ -250,23 +282,30 @@ def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> st
 
 
 def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """A clause where the random states that the call drew from differ; "" otherwise."""
+    """A clause where the random states before the call's draws differ between the ranks found; "" otherwise."""
     ranks = [found.base, *found.others]
     drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
     return "the random states it draws from differ" if drew else ""
 
 
 def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """A clause on how a gradient was reduced, proved by collectives, sums or equal copies; "" where unknown."""
+    """A clause on how a gradient was reduced, proved first by collectives, else by sums, else by equal copies.
+
+    "" where nothing proves it, or the ranks' gradients are multiples of one another.
+    """
     rows = now.rows[number]
     if found.is_multiple:
         return ""
     proof = _by_collectives(equal.ranks.of(Collectives), now, rows)
-    return proof or _by_sums(equal.ranks, now, now.sites[number].fqn, rows) or _alike(now, rows)
+    return proof or _by_sums(equal.ranks, now, now.sites[number].fqn, rows) or _equal_gradients(now, rows)
 
 
 def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> str:
-    """A clause on the reduction whose result or input each rank's gradient is a multiple of; "" where one has none."""
+    """A clause where collectives of the step show why ranks' gradients differ; "" otherwise.
+
+    A collective is a gradient's if the gradient is a positive multiple of its result or input, by sketches. It tells of
+    ranks that take the input, of different groups, or of different numbers in one group.
+    """
     found: dict[tuple[bool, int], tuple[str, int, str]] = {}
     for rank, row in rows.items():
         mine, calls = now.sketch(rank, row), collectives.calls.get(rank, {})
@@ -298,7 +337,12 @@ def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> s
 
 
 def _by_sums(ranks: Ranks, now: AlignedStep, fqn: str, rows: Rows) -> str:
-    """A clause where each rank's gradient sums to what its own backward pass gave; "" otherwise."""
+    """A clause on ranks whose gradient adds up to what their own backward pass gave; "" where there are none.
+
+    Only ranks count whose backward pass gave another sum than the mean of all.
+
+    Also "" where the gradient is in parts, or a sum is unknown on any rank.
+    """
     outputs = [now.rows[number] for number in ranks.adding_up.get(fqn, ()) if number in now.rows]
     parts = any(now.layout(*at).part is not None for at in rows.items())
     taken = {rank: now.total(rank, row) for rank, row in rows.items()}
@@ -318,15 +362,21 @@ def _by_sums(ranks: Ranks, now: AlignedStep, fqn: str, rows: Rows) -> str:
 
 
 def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
-    """Sums of the output gradients of some ranks, and of their absolutes; None where one is unknown or sharded."""
+    """(sum, sum of absolutes) of all elements of output gradients on some ranks; None where any is unknown or sharded.
+
+    Args:
+        now: the step.
+        outputs: the rows of each site of output gradients, by rank.
+        ranks: those whose records are added up.
+    """
     at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
     given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
     known = [each for each in given if each is not None]
     return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
 
 
-def _alike(now: AlignedStep, rows: Rows) -> str:
-    """A clause grouping ranks by equal gradients; "" where all differ or any is sharded."""
+def _equal_gradients(now: AlignedStep, rows: Rows) -> str:
+    """A clause naming groups of ranks with equal gradients; "" where all differ or any is sharded."""
     ranks: dict[int, list[int]] = {}
     for rank, row in rows.items():
         ranks.setdefault(now.checksum(rank, row), []).append(rank)
@@ -340,9 +390,9 @@ class Row(NamedTuple):
     """A kind of site that must be equal between ranks.
 
     Attributes:
-        held: of a site, what is compared: the rows of ranks.
-        value: what of them; None for checksums.
-        why: why they differ.
+        held: given a site's number, the groups of ranks whose rows must be equal; [] to compare nothing.
+        value: given a rank and its row, what is compared; None for checksums.
+        why: given a site's number and what differs there, why, in words.
     """
 
     kind: Kind
@@ -353,19 +403,20 @@ class Row(NamedTuple):
 
 
 def _form(now: AlignedStep, rank: int, row: int) -> str:
+    """Dtype and shape in words: `float32 [4, 2]`."""
     return f"{now.layout(rank, row).dtype} {list(now.layout(rank, row).shape)}"
 
 
 ROWS = (
     ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers, why=_why_peers)),
     ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
-    ("layout", Row(Kind.PARAM, (), _together, _form)),
-    ("dtype", Row(Kind.OUTPUT, (Phase.FORWARD,), _together, lambda now, rank, row: now.layout(rank, row).dtype)),
+    ("layout", Row(Kind.PARAM, (), _all_ranks, _form)),
+    ("dtype", Row(Kind.OUTPUT, (Phase.FORWARD,), _all_ranks, lambda now, rank, row: now.layout(rank, row).dtype)),
     ("param", Row(Kind.PARAM, tuple(phase for phase in Phase if phase is not Phase.OPTIMIZER), _by_part)),
     ("grad", Row(Kind.GRAD, (Phase.OPTIMIZER,), _by_part, why=_why_grad)),
     ("param", Row(Kind.PARAM, (Phase.OPTIMIZER,), _by_part)),
     ("buffer", Row(Kind.BUFFER, (), _in_groups)),
-    ("setting", Row(Kind.HYPERPARAMETER, (), _together, AlignedStep.text)),
+    ("setting", Row(Kind.HYPERPARAMETER, (), _all_ranks, AlignedStep.text)),
 )
 """In the order in which they are asked: outputs where copies were equal before the step, gradients before updates."""
 
@@ -516,7 +567,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     """
     hyperparameters = ranks.of(Equal).of("setting").first
     hits = [Hit(d.step, name, f"{name} differs{d.words}", d.rank) for name, d in hyperparameters.items()]
-    hits += _attributes(ranks)
+    hits += _attribute_hits(ranks)
     observed(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
     numbers = ranks.numbers if ranks.run.manifests else ()
@@ -542,13 +593,13 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
         yield name, value
 
 
-def _attributes(ranks: Ranks) -> Iterator[Hit]:
-    """Hits for plain attributes of torch's own modules that differ between data-parallel ranks.
+def _attribute_hits(ranks: Ranks) -> Iterator[Hit]:
+    """Hits for plain attributes of torch's own modules, and modes of all, that differ between data-parallel ranks.
 
-    A script's modules may know which rank they are on, such as the one that prints.
+    Other attributes of a script's modules may know which rank they are on, such as the one that prints.
     """
     base = ranks.numbers[0]
-    sharing = [rank for rank in ranks.numbers if is_data_parallel(ranks) and share_samples(ranks, base, rank)]
+    sharing = [rank for rank in ranks.numbers if is_data_parallel(ranks) and get_other_samples(ranks, base, rank)]
     held: dict[int, dict[tuple[str, str, str], dict[int, str]]] = {rank: {} for rank in [base, *sharing]}
     for rank, attributes in held.items() if sharing else ():
         for module in ranks.run.rank(rank).module_rows:
@@ -579,16 +630,17 @@ class Parts(Gathered):
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        """Begin with nothing found; `step` looks."""
         super().__init__(ranks)
         self.wrong: dict[str, str] = {}
         self.untied: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Check parts and find ties in the first step; check in every step whether ties still hold."""
+        """Check parts and find ties in the first step; note in every step in `untied` which ties end."""
         if now.step == self.ranks.steps[0]:
-            self._tie(now)
+            self._find_ties(now)
             for number in now.of(Kind.PARAM, Phase.START):
-                if len(self.ranks.numbers) >= self.ranks.run.world_size and (wrong := self._wrong(now, number)):
+                if len(self.ranks.numbers) >= self.ranks.run.world_size and (wrong := self._fault(now, number)):
                     self.wrong[now.sites[number].fqn] = wrong
         if None in self.untied.values():
             numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
@@ -599,10 +651,10 @@ class Parts(Gathered):
                 if step is None and one in after and two in after and after[one] != after[two]:
                     self.untied[one, two] = now.step
 
-    def _wrong(self, now: AlignedStep, number: int) -> str:
-        """A clause where parts do not cover the whole exactly, or two different parts have equal moments.
+    def _fault(self, now: AlignedStep, number: int) -> str:
+        """What is wrong with the parts of a site, as a clause; "" where nothing is known to be.
 
-        "" otherwise.
+        It is wrong if the parts do not hold each element once, or two different parts have equal moments.
         """
         holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
         parts: dict[Part, int] = {}
@@ -627,8 +679,8 @@ class Parts(Gathered):
                 return f"rank {rank} holds the same values as rank {other} {same}"
         return ""
 
-    def _tie(self, now: AlignedStep) -> None:
-        """Find parameters of different names that start equal on two ranks, neither of which has both."""
+    def _find_ties(self, now: AlignedStep) -> None:
+        """Add to `untied` parameters of different names that start equal on two ranks, of which none has both names."""
         holders: dict[object, list[tuple[int, str]]] = {}
         for number in now.of(Kind.PARAM, Phase.START):
             for rank, row in _held(now, number):

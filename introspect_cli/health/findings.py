@@ -31,7 +31,11 @@ class NotObservedError(Exception):
 
 
 def observed(value: T, needs: str) -> T:
-    """`value` itself; NotObservedError with `needs` where it is empty or false."""
+    """`value` itself, which is what a rule needs.
+
+    Raises:
+        NotObservedError: it is empty or false; `needs` is the message.
+    """
     if not value:
         raise NotObservedError(needs)
     return value
@@ -84,6 +88,7 @@ def rule(level: Level, *, over_ranks: bool = False) -> Callable[[Find], Rule]:
     """
 
     def made(find: Any) -> Rule:
+        """Read the docstring of `find` and make the rule."""
         text = " ".join((find.__doc__ or "").format_map(find.__globals__).split())
         about, _, rest = text.partition(". When: ")
         when, _, cause = rest.partition(" Cause: ")

@@ -55,7 +55,7 @@ class _Depth(NamedTuple):
     late: NDArray[np.float64]
 
     def first(self, flags: NDArray[np.bool_]) -> Hit:
-        """A hit for the first step whose flag is true."""
+        """The hit at the first step whose flag is true; `flags` is one for each of `steps`."""
         at = int(np.argmax(flags))
         step, early, late = int(self.steps[at]), self.early[at], self.late[at]
         norms = f"{early / late:.1e} times those of its last at step {step} (norms {early:.1e} and {late:.1e})"
@@ -63,7 +63,10 @@ class _Depth(NamedTuple):
 
 
 def _layers(table: Table) -> list[int]:
-    """Sites of output gradients of modules with weights of two or more dimensions, in order; no embeddings."""
+    """Sites of output gradients of layers: modules with weights of two or more dimensions, in the order they ran.
+
+    First calls alone; embeddings and normalisations are none.
+    """
     owners = set()
     for site in table.pick(Kind.GRAD):
         layout = table.layout(site)
@@ -87,7 +90,7 @@ def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
 
 
 def _by_depth(table: Table) -> list[_Depth]:
-    """The gradient norms of each root with `LAYERS` layers or more."""
+    """The gradient norms of each root with `LAYERS` layers or more, in the steps in which all have one."""
     depths = []
     for root, sites in _roots(table, _layers(table)).items():
         norms = table.norms(sites)
@@ -162,7 +165,7 @@ def unbalanced_gradients(table: Table) -> Iterator[Hit]:
 
 
 def _heads(table: Table) -> list[list[str]]:
-    """Groups of modules that get the same input, each with an output that the root returns."""
+    """Groups of modules that get the same input, each with an output that the root returns, in the fullest step."""
     columns = table.many
     if not len(columns.steps):
         return []
@@ -203,13 +206,13 @@ def dead_units(table: Table) -> Iterator[Hit]:
     for site in observed(_activations(table), "outputs of modules with statistics"):
         steps, zeros = table.stat(site, "zeros")
         start = lasting(zeros >= DEAD, LASTING)
-        if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _was_given(table, site)):
+        if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _is_from_input(table, site)):
             text = f"{zeros[-1]:.0%} of its values are zero, {DEAD:.0%} or more since step {steps[start]}"
             yield table.hit(site, steps[start], text)
 
 
 def _activations(table: Table) -> list[int]:
-    """Sites of floating point outputs, and of inputs with a gradient, of two or more dimensions."""
+    """Sites of floating point outputs, and of inputs with a gradient, of two or more dimensions; no `_NO_ZEROS`."""
     sites = []
     for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
         layout, place = table.layout(site), (table.fqn[site], table.call[site], table.path[site])
@@ -220,8 +223,8 @@ def _activations(table: Table) -> list[int]:
     return sites
 
 
-def _was_given(table: Table, site: int) -> bool:
-    """Whether the module's first input had as many zeros (median share) as its output, or more than `DEAD`."""
+def _is_from_input(table: Table, site: int) -> bool:
+    """Whether the module's first input has as large a median share of zeros as its output, or `DEAD` or more."""
     given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
     before = np.zeros(0) if given is None else table.stat(given, "zeros")[1]
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(table.stat(site, "zeros")[1]))))

@@ -92,9 +92,16 @@ class Packed:
 
 
 class _Part:
-    """Collects the series of one part of `Packed`."""
+    """The series of one part of `Packed`, collected site by site."""
 
     def __init__(self, tables: Sequence[Table], shifts: Sequence[int], steps: NDArray[np.int64]) -> None:
+        """Find where the kept steps lie in each run's table.
+
+        Args:
+            tables: one rank of each run.
+            shifts: what is added to the step numbers of each run.
+            steps: int64 (P,), the steps that are kept.
+        """
         self.steps = steps
         self.rows: list[NDArray[np.float32]] = []
         self.states: list[NDArray[np.uint8]] = []
@@ -110,8 +117,8 @@ class _Part:
             for table, shift in zip(tables, shifts, strict=True)
         ]
 
-    def at(self, run: int, number: int, name: str) -> NDArray[Any]:
-        """A site's statistic, or its checksums, at the kept steps; NaN or 0 where absent."""
+    def values_at(self, run: int, number: int, name: str) -> NDArray[Any]:
+        """A site's statistic (checksums for any other `name`) at the kept steps of a run; NaN or 0 where absent."""
         table, common = self._windows[run]
         column = table.column(number)
         values = _SERIES[name](column.floats) if name in _SERIES else column.checksum
@@ -120,15 +127,15 @@ class _Part:
         out[there] = values[rows]
         return out
 
-    def take(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
-        """The series of a site, and the rows they need; `keep` adds these rows."""
+    def series_of(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
+        """The series of a site, and the rows that `keep` must add for them; `runs` has the site's number by run."""
         series: Series = {}
         rows: list[NDArray[np.float32]] = []
         for stat in _SERIES:
             entries: list[int | float] = []
             numbers: dict[bytes, int] = {}
             for run in range(len(self._windows)):
-                values = self.at(run, runs[run], stat) if run in runs else np.zeros(0, np.float32)
+                values = self.values_at(run, runs[run], stat) if run in runs else np.zeros(0, np.float32)
                 if np.isnan(values).all():
                     entries.append(-1)
                 elif (values == values[0]).all():
@@ -142,15 +149,16 @@ class _Part:
         return series, rows
 
     def keep(self, runs: dict[int, int], rows: list[NDArray[np.float32]], *, compared: bool) -> None:
-        """Add rows, and the site's states (equal, differs, only in one run) where runs are compared."""
+        """Add rows, and the site's states where `compared` (equal, differs, in one run); `runs` as in `series_of`."""
         self.rows += rows
         if compared:
             none = np.zeros(len(self.steps), np.uint64)
-            a, b = (self.at(run, runs[run], "checksum") if run in runs else none for run in (0, 1))
+            a, b = (self.values_at(run, runs[run], "checksum") if run in runs else none for run in (0, 1))
             cases = [(a != 0) & (a == b), (a != 0) & (b != 0), (a != 0) & (1 not in runs), (b != 0) & (0 not in runs)]
             self.states.append(np.select(cases, [EQUAL, DIFFERS, ONLY_A, ONLY_B], UNKNOWN).astype(np.uint8))
 
     def result(self) -> Rows:
+        """Everything that was kept."""
         none = 0, len(self.steps)
         values = np.stack(self.rows) if self.rows else np.zeros(none, np.float32)
         return Rows(self.steps, values, np.stack(self.states) if self.states else np.zeros(none, np.uint8))
@@ -168,10 +176,10 @@ def pack(
 
     Args:
         tables: one rank of each run.
-        keep_step: a step that must stay.
+        keep_step: a step that must stay; None for none.
         shifts: what is added to the step numbers of each run; 0 where there are fewer.
         budget: bytes of all series.
-        compared: whether the second run is b; else there is none.
+        compared: whether the second run is b; False where there is no b.
     """
     shifts = [*shifts, *[0] * (len(tables) - len(shifts))]
     by_name: dict[SiteName, dict[int, int]] = {}
@@ -191,10 +199,10 @@ def pack(
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
         for place, name in enumerate(names):
             numbers = by_name[name]
-            entry, rows = parts[place >= whole].take(numbers)
+            entry, rows = parts[place >= whole].series_of(numbers)
             if place < whole and used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
                 whole = place
-                entry, rows = parts[1].take(numbers)
+                entry, rows = parts[1].series_of(numbers)
             used += sum(row.nbytes for row in rows)
             if used > budget and sites:
                 break
@@ -210,6 +218,7 @@ def pack(
 
 
 def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray[np.int64]:
+    """`points` of the steps, evenly chosen (all where there are no more), and the step `keep` if it is one."""
     places = np.unique(np.linspace(0, max(len(every) - 1, 0), min(points, len(every))).round().astype(np.int64))
     return np.union1d(every[places], every[every == keep])
 
@@ -237,7 +246,10 @@ class Curve:
 
 
 def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
-    """Curves of a rank: losses, the gradient norm after the first loss, learning rates; `shift` is added to steps."""
+    """Curves of a rank: losses, the gradient norm after the first loss, learning rates; of each kind the first `_MOST`.
+
+    `shift` is added to step numbers.
+    """
     made = []
     for site in table.pick(Kind.LOSS)[:_MOST]:
         call = f" of backward {table.call[site]}" if table.call[site] else ""
@@ -294,7 +306,10 @@ class Depth:
 
 
 def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
-    """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module."""
+    """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module.
+
+    Of more than `most` modules every k-th is kept, with the smallest k that leaves no more.
+    """
     outputs = [site for site in table.pick(Kind.OUTPUT) if not table.call[site]]
     order = {(table.fqn[site], table.path[site]): place for place, site in enumerate(outputs)}
     sites = [site for site in table.pick(kind) if not table.call[site] and (table.fqn[site], table.path[site]) in order]

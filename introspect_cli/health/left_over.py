@@ -51,7 +51,10 @@ def _total(table: Table, site: int) -> NDArray[np.float64]:
 
 
 def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.float64]]:
-    """Names of biases, sums of their gradients and of their modules' output gradients, float64 (T, biases) each."""
+    """Names of biases; sums of their gradients, and of their modules' output gradients over all calls.
+
+    float64 (T, biases) each, NaN where not observed.
+    """
     outputs: dict[str, list[int]] = {}
     for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
         if not table.path[site]:
@@ -68,8 +71,14 @@ def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.floa
     return names, np.array(taken).T, np.array(given).T
 
 
-def _left_over(taken: NDArray[np.float64], given: NDArray[np.float64], before: NDArray[np.float64]) -> bool:
-    """Whether `taken` is `given` plus `before` times one positive factor, and not a multiple of `given` alone."""
+def _is_left_over(taken: NDArray[np.float64], given: NDArray[np.float64], before: NDArray[np.float64]) -> bool:
+    """Whether `taken` is about `given` + `before` times one positive factor, and no multiple of `given` alone.
+
+    Args:
+        taken: sums of the gradients that the optimizer takes, float64 (biases,).
+        given: sums of what the backward pass of the step gave.
+        before: what the optimizer took in the step before.
+    """
     size = float(np.linalg.norm(taken))
     both = np.stack([given, before], axis=1)
     if not size or np.linalg.matrix_rank(both, tol=1e-3 * float(np.linalg.norm(both))) < 2:
@@ -100,7 +109,7 @@ def gradients_left_over(table: Table) -> Iterator[Hit]:
         there = np.isfinite(taken[row]) & np.isfinite(given[row]) & np.isfinite(taken[row - 1])
         if there.sum() >= BIASES and taken[row][there].any():
             asked += 1
-            if _left_over(taken[row][there], given[row][there], taken[row - 1][there]):
+            if _is_left_over(taken[row][there], given[row][there], taken[row - 1][there]):
                 hits.append(int(steps[row]))
     if not asked:
         raise NotObservedError("gradients of two steps in a row")

@@ -48,10 +48,10 @@ _LACKING = "totals of each step, which a launch keeps since this version"
 def shares_of(task: Task) -> Array:
     """Totals of copies in each step up to the last, as `_HELD`, of the task's ranks; none of ranks without totals."""
     with task.opened() as [run]:
-        return np.concatenate([np.zeros(0, _HELD), *(_of_rank(run.rank(rank), task.given) for rank in run.ranks)])
+        return np.concatenate([np.zeros(0, _HELD), *(_totals_of(run.rank(rank), task.given) for rank in run.ranks)])
 
 
-def _of_rank(reader: RankReader, last: int) -> Array:
+def _totals_of(reader: RankReader, last: int) -> Array:
     """Totals of copies of one rank up to step `last`, as `_HELD`."""
     totals = reader.totals
     steps = reader.entries["step"]
@@ -80,7 +80,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
 
     Args:
         run: the run.
-        total: adds up the results of tasks, wherever they run; see `engine.Engine`.
+        total: does `shares_of` for each task and puts the results together; see `engine.Engine`.
 
     Raises:
         StoreError: the run is damaged.
@@ -95,7 +95,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     unequal, undecided = _unequal(held)
     seen: dict[int, list[tuple[int, int, Hit]]] = {}
     for share, rank, base, most in unequal:
-        seen.setdefault(rank, []).extend(_looked_at(run, share, rank, base, most))
+        seen.setdefault(rank, []).extend(_differing_records(run, share, rank, base, most))
     ordered = ([hit for *_, hit in sorted(every, key=lambda one: one[:2])] for every in seen.values())
     findings = [replace(folded(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
@@ -120,7 +120,7 @@ def _scope(shares: int, alone: int, undecided: int) -> str:
 def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
     """(share, rank, lowest rank of the majority, size of the majority) for each rank in a minority.
 
-    And the number of shares without a majority.
+    And the number of shares without a majority, which is more than half of the ranks that have the share.
     """
     names, share = np.unique(held["share"], return_inverse=True)
     order = np.lexsort((held["rank"], held["number"], share))
@@ -140,15 +140,23 @@ def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
     return unequal, len(names) - len(base)
 
 
-def _looked_at(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tuple[int, int, Hit]]:
-    """Hits for the differing records of a share, in the first step that has any, with their order."""
+def _differing_records(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tuple[int, int, Hit]]:
+    """Read two ranks: (step, sequence, hit) of the records of a share that differ, in the first step that has any.
+
+    Args:
+        run: the run.
+        of: the share, as bytes of a `SHARE`.
+        rank: the one in the minority.
+        base: one of the majority.
+        most: how many ranks the majority has.
+    """
     one, two, share = run.rank(base), run.rank(rank), np.frombuffer(of, SHARE)[0]
     host = run.manifests.get(rank, {}).get("host")
     for row, step in enumerate(two.entries["step"].tolist()):
         if step not in one or two.entries["digest"][row] == one.entries["digest"][one.row_of(step)]:
             continue
         batches = one.read(step), two.read(step)
-        records = [_of_share(reader, batch, share) for reader, batch in zip((one, two), batches, strict=True)]
+        records = [_rows_of_share(reader, batch, share) for reader, batch in zip((one, two), batches, strict=True)]
         hits = []
         for key, at in records[1].items():
             if key not in records[0] or batches[0].checksum[records[0][key]] == batches[1].checksum[at]:
@@ -167,8 +175,8 @@ def _looked_at(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tup
     return []
 
 
-def _of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int]:
-    """Row numbers of a share's records, by site key."""
+def _rows_of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int]:
+    """Row numbers of a share's records in a step, by site key."""
     kinds = np.array([KIND_CODES[kind] for kind in reader.sites.kind], np.int64)
     places = np.array([part_hash(layout) for layout in reader.layouts], np.uint64)
     rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["part"]))

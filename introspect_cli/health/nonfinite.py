@@ -49,16 +49,16 @@ _MADE = {
 
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
-    """Whether non-finite values are intended: only -Inf in a mask-like value, or bounds in a buffer."""
+    """Whether non-finite values are intended: -Inf alone in `_MASKS` or a forward operator, or bounds in a buffer."""
     if event.nans or (event.posinfs and table.kind[event.site] != Kind.BUFFER.value):
         return False
     if event.posinfs:
-        return any(table.fqn[site] == table.fqn[event.site] for site in _bounds(table))
+        return any(table.fqn[site] == table.fqn[event.site] for site in _bound_buffers(table))
     kind, forward = table.kind[event.site], table.phase[event.site] == Phase.FORWARD.value
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
-def _bounds(table: Table) -> list[int]:
+def _bound_buffers(table: Table) -> list[int]:
     """Sites of buffers with infinities and no NaN at the start of the first step."""
     first = int(table.many.steps[0])
     began = (event for event in table.nonfinite if event.step == first and not event.nans)
@@ -85,10 +85,10 @@ def nonfinite(table: Table) -> Iterator[Hit]:
         if not _is_mask(table, event) and not (event.step in skipped and table.kind[event.site] in _BACKWARD)
     ]
     if events:
-        yield Hit(events[0].step, table.name(events[0].site), _maker(table, events[0], events))
+        yield Hit(events[0].step, table.name(events[0].site), _maker_sentence(table, events[0], events))
 
 
-def _maker(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
+def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     """A sentence: what the first non-finite record holds, and whether its inputs were finite."""
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
@@ -186,6 +186,7 @@ ROBUST = 1.4826
 
 
 def _losses(table: Table) -> list[int]:
+    """Sites of losses; NotObservedError where there are none."""
     return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
 
 
@@ -230,6 +231,7 @@ def loss_spike(table: Table) -> Iterator[Hit]:
     """
 
     def limit(before: NDArray[np.float64]) -> float:
+        """What a loss must exceed to be a spike, from the losses before it."""
         usual = float(np.median(before))
         spread = ROBUST * float(np.median(np.abs(before - usual)))
         return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)

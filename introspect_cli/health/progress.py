@@ -26,6 +26,7 @@ class Progress(Gathered):
     """
 
     def __init__(self, ranks: Ranks) -> None:
+        """Begin with nothing seen; `step` compares."""
         super().__init__(ranks)
         self.losses: Hit | None = None
         self.unmoved: Hit | None = None
@@ -35,12 +36,12 @@ class Progress(Gathered):
 
     @property
     def hits(self) -> list[Hit]:
-        """Hits where ranks began to be at different steps: other numbers of losses, or of updates."""
+        """Hits where ranks began to be at different steps: at most one by losses, then at most one by updates."""
         return [hit for hit in (self.losses, self.unmoved) if hit is not None]
 
     def step(self, now: AlignedStep) -> None:
-        """Compare losses, gradients and updates of the ranks."""
-        self._gradients(now)
+        """Compare losses, gradients and updates of the ranks, and note the first differences."""
+        self._note_missing(now)
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
         self.computing |= times.keys()
         numbers = [rank for rank in self.ranks.numbers if rank in self.computing]  # of a pipeline, the last stage's
@@ -52,7 +53,7 @@ class Progress(Gathered):
             losses = count(times[most], "loss", "losses")
             evidence = f"rank {most} has {losses} in step {now.step} and rank {least} {times[least]}: {why}"
             self.losses = Hit(now.step, f"rank {most}", evidence, most)
-        moved = self._moves(now)
+        moved = self._moved_ranks(now)
         if self.unmoved is None and len(set(moved.values())) > 1:
             changed, unchanged = ([rank for rank in sorted(moved) if moved[rank] is flag] for flag in (True, False))
             evidence = (
@@ -62,8 +63,8 @@ class Progress(Gathered):
             )
             self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 
-    def _gradients(self, now: AlignedStep) -> None:
-        """Note parameters with a gradient on only some of the ranks that step."""
+    def _note_missing(self, now: AlignedStep) -> None:
+        """Note in `missing` parameters with a gradient on only some of the ranks that have any; parts do not count."""
         holders = {now.sites[n].fqn: now.rows[n] for n in now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
         gradients = now.of(Kind.GRAD, Phase.OPTIMIZER)
         stepping = {rank for number in gradients for rank in now.rows[number]}
@@ -78,8 +79,8 @@ class Progress(Gathered):
                 )
                 self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
 
-    def _moves(self, now: AlignedStep) -> dict[int, bool]:
-        """By rank, whether any parameter with a gradient changed in the step."""
+    def _moved_ranks(self, now: AlignedStep) -> dict[int, bool]:
+        """By rank, whether any parameter with a gradient changed in the step; keeps its checksums for the next."""
         with_grad = {(rank, now.sites[n].fqn) for n in now.of(Kind.GRAD, Phase.OPTIMIZER) for rank in now.rows[n]}
         before, moved = dict(self._last), dict[int, bool]()
         for phase in (Phase.START, Phase.OPTIMIZER):
@@ -124,7 +125,7 @@ def rank_gradients(ranks: Ranks) -> Iterable[Hit]:
 
 
 def uneven_ends(ranks: Ranks) -> Iterator[Hit]:
-    """Ranks that ended by themselves after fewer steps than others."""
+    """One hit, at the rank that ended first, where all ended by themselves at different steps; else none."""
     if ended_unevenly(ranks.run):
         last = {rank: ranks.run.rank(rank).last_step or 0 for rank in ranks.numbers}
         rank = min(last, key=lambda each: (last[each], each))

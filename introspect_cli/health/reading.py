@@ -28,7 +28,11 @@ _NOT_FINITE = ("nans", "posinfs", "neginfs")
 
 
 def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
-    """Read all steps of a rank once; sites with many records only every `stride`-th, to stay below `most_cells`."""
+    """Read all steps of a rank once, into a table.
+
+    Losses, batches and hyper-parameters keep every step; other sites every `stride`-th, so that about `most_cells`
+    cells or fewer are kept of each statistic.
+    """
     sites, steps = reader.sites, reader.entries["step"].astype(np.int64)
     is_few = np.array([kind in _FEW for kind in sites.kind], np.bool_)
     stride = max(1, -(-len(steps) * int((~is_few).sum()) // most_cells))
@@ -79,7 +83,16 @@ def _fill(
     place: NDArray[np.int64],
     numel: NDArray[np.float64],
 ) -> None:
-    """Fill row `row` of the columns with some records of a step."""
+    """Fill row `row` of the columns with some records of a step.
+
+    Args:
+        columns: filled in place.
+        row: position of the step in them.
+        batch: the records of the step.
+        rows: positions of the records in `batch`; their sites must be in `columns`.
+        place: position of a site in its columns, by site number.
+        numel: elements of a layout, by its number.
+    """
     places, floats = place[batch.site[rows]], columns.floats
     measured = np.isin(batch.status[rows], _MEASURED)
     columns.layout[row, places[measured]] = batch.layout[rows[measured]]
@@ -111,6 +124,13 @@ class _MovesBuilder:
     """Collects `Moves` step by step."""
 
     def __init__(self, reader: RankReader, steps: NDArray[np.int64], numel: NDArray[np.float64]) -> None:
+        """Make `moves` with nothing observed; `take` fills it.
+
+        Args:
+            reader: the rank.
+            steps: numbers of all its steps.
+            numel: elements of a layout, by its number.
+        """
         sites = reader.sites
         params = [number for number, kind in enumerate(sites.kind) if kind == Kind.PARAM.value]
         self._after = np.array([phase == Phase.OPTIMIZER.value for phase in sites.phase], np.bool_)
@@ -127,13 +147,13 @@ class _MovesBuilder:
         self._last_sketch: NDArray[np.float32] | None = None
 
     def take(self, row: int, batch: StepBatch) -> None:
-        """Compare the parameters after a step's optimizer with the values seen last."""
+        """Compare the parameters after a step's optimizer with the values seen last; `row` is the step's position."""
         if self.moves.names:
-            self._see(row, batch, after=False)
-            self._see(row, batch, after=True)
+            self._note_parameters(row, batch, after=False)
+            self._note_parameters(row, batch, after=True)
 
-    def _see(self, row: int, batch: StepBatch, *, after: bool) -> None:
-        """Keep parameters' checksums and sketches; with `after`, note first how they changed."""
+    def _note_parameters(self, row: int, batch: StepBatch, *, after: bool) -> None:
+        """Keep checksums and sketches of parameters before (or `after`) the optimizer; `after`, note what changed."""
         numbers = self._param[batch.site]
         rows = np.flatnonzero((numbers >= 0) & (self._after[batch.site] == after) & (batch.checksum != 0))
         if not len(rows):

@@ -69,7 +69,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Some sites over some steps: `Column`, (T, S) in place of (T,).
+    """Some sites over some steps: as `Column`, with (T, S) in place of (T,).
 
     Attributes:
         sites: int64 (S,), numbers of the sites in the rank's table.
@@ -185,7 +185,7 @@ class Table:
         return [site for site in self.pick(Kind.HYPERPARAMETER) if self.path[site].endswith("['lr']")]
 
     def column(self, site: int) -> Column:
-        """A site over the steps that are kept of it."""
+        """A site over the steps of `few` or `many`, whichever has it."""
         return (self.few if site in self.few.place else self.many).column(site)
 
     def name(self, site: int) -> str:
@@ -208,7 +208,7 @@ class Table:
         return self.layouts[int(seen[0])] if len(seen) else None
 
     def tensors(self, *kinds: Kind, phase: Phase | None = None, floats: bool = True) -> list[int]:
-        """As `pick`, of sites with several elements; by default of floating point dtypes."""
+        """As `pick`, of sites with more than one element; of floating point dtypes alone unless `floats` is False."""
         sites = []
         for site in self.pick(*kinds, phase=phase):
             layout = self.layout(site)
@@ -217,7 +217,7 @@ class Table:
         return sites
 
     def norms(self, sites: Sequence[int]) -> NDArray[np.float64]:
-        """L2 norms (T, n) of sites in `many`, NaN where not measured."""
+        """float64 (T, n), L2 norms of the finite elements of sites in `many`; NaN where not measured."""
         places = [self.many.place[site] for site in sites]
         mean, var, bad = (self.many.floats[name][:, places].astype(np.float64) for name in ("mean", "var", "bad"))
         return l2_norm(mean, var, self.numel[self.many.layout[:, places]] * (1 - np.nan_to_num(bad)))
@@ -228,7 +228,7 @@ class Table:
         return total
 
     def stat(self, site: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Step numbers and values of a statistic where it is present."""
+        """Step numbers and values of one statistic at the steps where it is present."""
         steps, values = self.stats(site, name)
         return steps, values[0]
 
@@ -243,15 +243,19 @@ class Table:
 def first_rise(
     values: NDArray[np.float64], limit: Callable[[NDArray[np.float64]], float], least: int, most: int
 ) -> int | None:
-    """First position from `least` on whose value exceeds `limit` of the up to `most` values before it.
+    """First position whose value exceeds the limit that the values before it set; None where there is none.
 
-    None where there is none.
+    Args:
+        values: one per step.
+        limit: the limit, given the values before a position.
+        least: how many values must stand before a position.
+        most: how many of them `limit` is given at most: the last ones.
     """
     return next((at for at in range(least, len(values)) if values[at] > limit(values[max(0, at - most) : at])), None)
 
 
 def lasting(flags: NDArray[np.bool_], least: int) -> int | None:
-    """Start of the stretch of true flags that ends the array; None where it is shorter than `least`."""
+    """Start of the stretch of true flags that ends the array; None where it has fewer than `least` (1 or more)."""
     others = np.flatnonzero(~flags)
     start = int(others[-1]) + 1 if len(others) else 0
     return start if len(flags) - start >= least else None

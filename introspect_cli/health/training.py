@@ -36,8 +36,8 @@ def _layouts(table: Table) -> dict[str, Layout]:
     return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
 
 
-def _gradients(table: Table) -> dict[str, float]:
-    """For each parameter with recorded gradients, the largest mean absolute value; infinite where not finite."""
+def _gradient_sizes(table: Table) -> dict[str, float]:
+    """For each parameter with recorded gradients, the largest mean of absolutes; infinite if any was not finite."""
     sizes: dict[str, float] = {}
     for site in table.pick(Kind.GRAD):
         (_, size), (_, bad) = table.stat(site, "amean"), table.stat(site, "bad")
@@ -47,8 +47,8 @@ def _gradients(table: Table) -> dict[str, float]:
     return sizes
 
 
-def _resting(table: Table) -> Iterator[tuple[str, int, int, bool]]:
-    """(name, first step, steps seen, whether it ever changed) of parameters seen in `LEAST` steps or more."""
+def _seen_parameters(table: Table) -> Iterator[tuple[str, int, int, bool]]:
+    """(name, first step, steps seen, whether it ever changed) of each parameter seen in `LEAST` steps or more."""
     for place, name in enumerate(table.moves.names):
         changed = table.moves.changed[:, place]
         seen = np.flatnonzero(changed >= 0)
@@ -66,10 +66,10 @@ def never_changes(table: Table) -> Iterator[Hit]:
     """
     observed(table.moves.names, "parameters after optimizer steps")
     observed(table.pick(Kind.GRAD), "gradients of parameters")
-    sizes, layouts = _gradients(table), _layouts(table)
+    sizes, layouts = _gradient_sizes(table), _layouts(table)
     # A bias in front of a normalisation gets a gradient that is nothing but rounding.
     noise = ROUNDING * float(np.median(list(sizes.values()))) if sizes else np.inf
-    for name, first, times, changed in _resting(table):
+    for name, first, times, changed in _seen_parameters(table):
         if sizes.get(name, 0.0) > noise and not changed:
             dtype = layouts[name].dtype if name in layouts else "?"
             yield Hit(first, f"param {name}", f"has a gradient and the same bits ({dtype}) after each of {times} steps")
@@ -84,10 +84,10 @@ def no_gradient(table: Table) -> Iterator[Hit]:
     """
     seen = table.moves.names and table.pick(Kind.GRAD)
     observed(seen, "gradients of parameters, and parameters after optimizer steps")
-    sizes, layouts = _gradients(table), _layouts(table)
+    sizes, layouts = _gradient_sizes(table), _layouts(table)
     # where it is cut over ranks, others may have all of its elements
     elsewhere = {name for name, layout in layouts.items() if layout.part is not None and not layout.part.numel}
-    for name, first, times, _ in _resting(table):
+    for name, first, times, _ in _seen_parameters(table):
         if not sizes.get(name, 0.0) > 0 and name not in elsewhere:
             what = "its gradient is zero" if name in sizes else "it has no gradient"
             yield Hit(first, f"param {name}", f"{what} at each of {times} steps, though an optimizer holds it")
@@ -104,7 +104,7 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
     trained = set(observed(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
-    copied = _copies(table, trained)
+    copied = _copied_modules(table, trained)
     for site in table.pick(Kind.PARAM, phase=Phase.START):
         name = table.fqn[site]
         is_apart = name not in trained and name not in aliases and name.rpartition(".")[0] not in copied
@@ -112,7 +112,7 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
             yield Hit(int(table.many.steps[0]), f"param {name}", "no optimizer step was seen to hold it")
 
 
-def _copies(table: Table, trained: set[str]) -> set[str]:
+def _copied_modules(table: Table, trained: set[str]) -> set[str]:
     """Untrained modules whose parameters all start equal to trained ones, such as moving averages.
 
     One parameter at least must be random: constants are equal by chance.
@@ -131,10 +131,12 @@ def _copies(table: Table, trained: set[str]) -> set[str]:
 
 
 def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:
-    """For each weight of two or more dimensions: name, steps not skipped, relative length of the update.
+    """For each weight of two or more dimensions: name, steps not skipped, L2 of the update over that of the weight.
+
+    Only weights with a gradient other than zero and `LEAST` such steps or more.
 
     Raises:
-        NotObservedError: there are no updates, or an L-BFGS optimizer made them.
+        NotObservedError: there are no updates, or L-BFGS optimizers made all of them.
     """
     moves = table.moves
     observed(moves.names, "parameters after optimizer steps")
@@ -143,7 +145,7 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
         raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
     if np.isnan(moves.relative).all():
         raise NotObservedError("sketches and statistics of parameters")
-    layouts, sizes = _layouts(table), _gradients(table)
+    layouts, sizes = _layouts(table), _gradient_sizes(table)
     taken = ~np.isin(moves.steps, list(moves.skipped))
     updates = []
     for place, name in enumerate(moves.names):
@@ -161,7 +163,7 @@ def tiny_updates(table: Table) -> Iterator[Hit]:
         its norm, which float32 rounds away; L-BFGS does not count
     Cause: a learning rate that is far too low, or decayed to nothing
     """
-    sizes = _gradients(table)
+    sizes = _gradient_sizes(table)
     for name, steps, relative in _updates(table):
         if sizes.get(name, 0.0) > 0 and (relative > 0).any() and float(np.median(relative)) < TINY:
             text = f"an update is {np.median(relative):.1e} of its size (median), less than float32 can tell apart"

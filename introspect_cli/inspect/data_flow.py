@@ -34,7 +34,7 @@ class Node:
         number: the site's number in its run.
         record: the record.
         forward: number of the forward operator that a backward one belongs to; None for others.
-        inputs: floating point inputs, parameters and what no recorded operator wrote among them.
+        inputs: how many floating point inputs it has, of any origin: operators, parameters, or not recorded.
         state: in a comparison `equal`, `origin`, `diverged`, `only a`, `only b`; "" outside one.
         rel_l2: relative distance in a comparison; None where not measured.
     """
@@ -48,7 +48,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The operator, or the parameter."""
+        """The operator with its output; of a parameter its FQN."""
         site = self.record.site
         return site.path if site.kind is Kind.OP_OUTPUT else site.fqn
 
@@ -85,8 +85,13 @@ class Graph:
 def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Graph:
     """The dataflow of a step.
 
+    Args:
+        run: the run.
+        step: its number; None for the first of the first eight recorded steps that has operators.
+        rank: whose; None for the first.
+
     Raises:
-        UsageError: the run has no such step, or no operators in it.
+        UsageError: the run has no such step or rank, or no operators in it.
     """
     reader = reader_of(run, rank, step)
     steps = reader.entries["step"].tolist() if step is None else [step]
@@ -131,7 +136,7 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
             between the backward pass and the optimizer step, which is as much as there are parameters.
 
     Returns:
-        the rest. What diverges in the forward or backward pass, or holds NaN or infinities, always stays.
+        the rest. What diverges in the forward or backward pass, and what holds NaN or infinities, always stays.
     """
     gone: set[int] = set()
     if targets:
@@ -148,14 +153,17 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
 
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
-    """Whether a node's FQN, name or operator matches one of the globs."""
+    """Whether a node's FQN, name or operator matches any of the globs."""
     return (
         selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
     )
 
 
 def _unchanging(graph: Graph) -> set[int]:
-    """Numbers of operators with one input that leave its scale within `UNCHANGED`, forward and backward."""
+    """Numbers of operators with one input that leave its scale within `UNCHANGED`.
+
+    A forward operator and its backward ones are in it together, or not at all.
+    """
     by_number = {node.number: node for node in graph.nodes}
     inputs: dict[int, list[int]] = {}
     for start, end in graph.edges:

@@ -53,7 +53,10 @@ class ValueRow:
 
 
 def pieces(path: str) -> list[str]:
-    """`[0]['hidden'].logits` as `[0]`, `['hidden']`, `.logits`; an unreadable rest is one piece."""
+    """A path in pieces: `[0]['hidden'].logits` as `[0]`, `['hidden']`, `.logits`.
+
+    From an unreadable piece on, and after `_DEEPEST` pieces, the rest is one piece.
+    """
     out: list[str] = []
     place = 0
     while place < len(path):
@@ -66,7 +69,7 @@ def pieces(path: str) -> list[str]:
 
 
 def keys(path: str) -> list[str | int]:
-    """`[0]['hidden'].logits` as 0, `hidden`, `logits`; an unreadable rest is one key."""
+    """The keys of a path: `[0]['hidden'].logits` as 0, `hidden`, `logits`; an unreadable rest is one key."""
     return [_key(piece) for piece in pieces(path)]
 
 
@@ -84,11 +87,12 @@ def _key(piece: str) -> str | int:
 
 
 def nested(items: Iterable[tuple[str, Any]]) -> Any:
-    """Values by path as nested dicts and lists; keys 0, 1, ... make a list."""
+    """(path, value) pairs as nested dicts and lists; a level whose keys are 0 to n - 1 is a list."""
     return _nested([(keys(path), value) for path, value in items])
 
 
 def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
+    """As `nested`, of (keys, value) pairs; a value beside others that lie inside it has the key ""."""
     if len(pairs) == 1 and not pairs[0][0]:
         return pairs[0][1]
     groups: dict[str | int, list[tuple[list[str | int], Any]]] = {}
@@ -100,7 +104,13 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
 
 
 def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False) -> list[tuple[str, Any]]:
-    """(path, leaf) of nested dicts, lists and tuples; `is_leaf` ends the descent."""
+    """(path, leaf) of nested dicts, lists and tuples.
+
+    Args:
+        value: what is nested.
+        path: put before each path.
+        is_leaf: whether a value is a leaf although it is a dict, list or tuple.
+    """
     if is_leaf(value) or not isinstance(value, (dict, list, tuple)):
         return [(path, value)]
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -112,7 +122,14 @@ _Tree: TypeAlias = "dict[str, Any]"
 
 
 def _nested_values(sides: Iterable[Record], classes: Any) -> dict[str, tuple[ValueRow, ...]]:
-    """By module, the rows of nested inputs and outputs of its first call in the first step."""
+    """By module, the rows of nested inputs and outputs of its first call in the first step.
+
+    Inputs that are tensors and nothing else are left out.
+
+    Args:
+        sides: the records of inputs and outputs.
+        classes: names of classes by module, `input` or `output`, and path; None where none were recorded.
+    """
     trees: dict[tuple[str, str], _Tree] = {}
     for record in sides:
         site, layout = record.site, record.summary.layout
@@ -138,6 +155,7 @@ def _scale(record: Record) -> float | None:
 
 
 def _inside(node: _Tree) -> _Tree:
+    """What is inside a place, without what lies there itself."""
     return {piece: inner for piece, inner in node.items() if piece}
 
 
@@ -149,7 +167,17 @@ def _named(document: Any, *keys: str) -> dict[str, str]:
 
 
 def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]) -> Iterator[ValueRow]:
-    """Rows of a nested value, the outermost first; equal numbered neighbours are folded."""
+    """Rows of a nested value, the outermost first.
+
+    Of three or more numbered neighbours in a row that look equal, only the first and the last are shown.
+
+    Args:
+        node: the value.
+        name: of its row.
+        path: the whole path to it.
+        depth: levels below the module.
+        classes: names of classes by path.
+    """
     inside = list(_inside(node).items())
     if not inside:
         yield replace(node[""], depth=depth, name=name)
@@ -157,7 +185,7 @@ def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]
     arguments = name == Kind.INPUT.value and depth == 1
     yield ValueRow(depth, name, path, "" if arguments else classes.get(path) or _guess(inside[0][0]))
     for start, end in stretches(
-        [_look(inner) for _, inner in inside], [piece[1:-1].isdecimal() for piece, _ in inside]
+        [_form_of(inner) for _, inner in inside], [piece[1:-1].isdecimal() for piece, _ in inside]
     ):
         folded = end - start - 1 if end - start >= 2 else 0
         for place in (start, end) if folded else range(start, end + 1):
@@ -168,7 +196,12 @@ def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]
 
 
 def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """(first, last) positions of runs of equal neighbours; only a numbered entry begins a run longer than one."""
+    """(first, last) positions of stretches of equal neighbours, which cover all entries.
+
+    Args:
+        looks: what is compared, of each.
+        numbered: whether an entry is numbered; only such a one begins a stretch longer than one.
+    """
     start = 0
     while start < len(looks):
         end = start
@@ -178,9 +211,10 @@ def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tup
         start = end + 1
 
 
-def _look(node: _Tree) -> object:
+def _form_of(node: _Tree) -> object:
+    """Layout and content of a nested value: equal for values that may be folded."""
     leaf = node.get("")
-    return leaf and (leaf.shape, leaf.dtype), [(piece, _look(inner)) for piece, inner in _inside(node).items()]
+    return leaf and (leaf.shape, leaf.dtype), [(piece, _form_of(inner)) for piece, inner in _inside(node).items()]
 
 
 def _guess(piece: str) -> str:
@@ -214,9 +248,19 @@ class ModuleRow:
 
 
 def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: int | None = None) -> list[ModuleRow]:
-    """The module tree; of runs of equal numbered neighbours only the first and the last, unless told otherwise."""
+    """The module tree at the first recorded step.
+
+    Args:
+        run: the run.
+        fold: of three or more numbered neighbours in a row that look equal, show only the first and the last.
+        rank: whose; None for the first.
+        depth: how many levels below the root are shown, of modules and of nested values; None for all.
+
+    Raises:
+        UsageError: the run has no such rank.
+    """
     reader = reader_of(run, rank)
-    sizes, sides = parameter_sizes(reader), list(_flowing(reader))
+    sizes, sides = parameter_sizes(reader), list(_first_sides(reader))
     settings = dict(run.settings)
     values = _nested_values(sides, settings.get("nested"))
     outputs: dict[str, list[Record]] = {}
@@ -237,10 +281,10 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: 
             row = replace(row, shape=layout.shape, dtype=layout.dtype, scale=_scale(record))
         rows.append(row)
     rows = _folded(rows) if fold else rows
-    return rows if depth is None else [_cut(row, depth) for row in rows if row.info.fqn.count(".") <= depth]
+    return rows if depth is None else [_cut_values(row, depth) for row in rows if row.info.fqn.count(".") <= depth]
 
 
-def _flowing(reader: Any) -> Iterator[Record]:
+def _first_sides(reader: Any) -> Iterator[Record]:
     """Records of module inputs and outputs in the first step, without recomputation."""
     batch, kinds = reader.read_row(0) if len(reader) else None, reader.sites.kind
     for row, number in enumerate(batch.site.tolist() if batch is not None else ()):
@@ -250,8 +294,8 @@ def _flowing(reader: Any) -> Iterator[Record]:
                 yield record
 
 
-def _cut(row: ModuleRow, depth: int) -> ModuleRow:
-    """The row without nested values below `depth` levels of the tree."""
+def _cut_values(row: ModuleRow, depth: int) -> ModuleRow:
+    """The row without nested values that lie deeper than `depth` levels below the root."""
     left = depth - row.info.fqn.count(".")
     return replace(row, values=tuple(value for value in row.values if value.depth <= left))
 
@@ -264,6 +308,7 @@ def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
             children.setdefault(row.info.fqn.rpartition(".")[0], []).append(row)
 
     def look(row: ModuleRow) -> tuple[Any, ...]:
+        """What of a module and of all inside it must be equal for it to be folded."""
         inner = tuple(look(child) for child in children.get(row.info.fqn, []))
         return (row.info.module_class, row.parameters, row.shape, inner)
 

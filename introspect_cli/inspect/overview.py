@@ -99,7 +99,7 @@ def _steps(reader: Any) -> str:
 
 
 def overview(run: Any) -> Overview:
-    """The overview of a run; reads only its first step."""
+    """The overview of a run; reads records of its first step alone."""
     readers = [run.rank(rank) for rank in run.ranks]
     first = next((reader for reader in readers if len(reader)), None)
     batch, names = (first.read_row(0), first.sites.kind) if first is not None else (None, [])
@@ -140,7 +140,7 @@ def _text(value: object) -> str:
 
 
 def size_on_disk(path: str) -> int:
-    """Bytes of all files of a run, links not followed; of a packed run, of its file."""
+    """Bytes of all files below a run, links not followed; of a packed run, of its file; 0 where there is none."""
     total = 0
     if os.path.isfile(path):  # noqa: PTH113 - as below
         return os.path.getsize(path)  # noqa: PTH202
@@ -209,7 +209,14 @@ def step_records(run: Any, step: int, selection: Selection, *, rank: int | None 
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
-    """A statistic of all sites whose FQN matches, over all steps; sites inside it where it has none itself.
+    """A statistic of all sites whose FQN matches, over all steps.
+
+    Args:
+        run: the run.
+        fqn: name or glob; where no site has it itself, sites of the modules inside it are taken.
+        stat: name of the statistic; of plain values, their number is taken for any statistic.
+        kinds: which kinds; empty for all.
+        rank: whose; None for the first.
 
     Raises:
         UsageError: the run has no site of that name, or the statistic is unknown or was not kept.
@@ -247,7 +254,7 @@ def paired(a: list[History], b: list[History]) -> list[tuple[History | None, His
 
 
 def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]]) -> History:
-    """The history of a site from (step, value, text) rows."""
+    """The history of a site from (step, value, text) rows; without texts where all are ""."""
     site, _ = sites[number]
     call = f" #{site.call}" if site.call else ""
     name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"
@@ -256,7 +263,7 @@ def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]])
 
 
 def _number(value: float | None, text: str) -> float | None:
-    """The value, or the number in `text` where it is None; None where that is no number."""
+    """The value; where it is None, the number in `text`; None where that is no number."""
     with suppress(ValueError):  # most plain values are no numbers
         return float(text) if value is None and text else value
     return None
@@ -266,6 +273,13 @@ def stored_values(
     run: Any, fqn: str, selection: Selection, *, step: int | None = None, rank: int | None = None
 ) -> list[Stored]:
     """The records of an FQN (or glob) at one step, with the tensors that were stored.
+
+    Args:
+        run: the run.
+        fqn: name or glob.
+        selection: which kinds and modules.
+        step: its number; None for the first step that has any values.
+        rank: whose; None for the first.
 
     Raises:
         UsageError: there is no such site or step, or nothing of it was stored whole.
@@ -293,5 +307,6 @@ def stored_values(
 
 
 def _values(run: Any, record: Record) -> NDArray[Any] | None:
+    """The tensor of a record; None where it was not stored, or is a plain value."""
     checksum = record.summary.checksum
     return run.tensor(checksum) if checksum and record.summary.status is not Status.VALUE else None

@@ -86,7 +86,13 @@ class RunList:
 
 
 def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
-    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot."""
+    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
+
+    Goes `DEEPEST` levels down, the nearest first, and looks into no more than `most` directories.
+
+    Raises:
+        UsageError: one of the given directories does not exist.
+    """
     waiting: deque[tuple[Path, int]] = deque()
     for root in roots:
         if not root.is_dir():
@@ -116,7 +122,7 @@ def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
 
 
 def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(runs, subdirectories to search): the directory itself where it is a run, else its packs."""
+    """(runs, subdirectories to search) of a directory: itself alone where it is a run, else the packs in it."""
     if (folder / MANIFEST).is_file():
         return [folder], []
     with os.scandir(folder) as scanned:
@@ -131,14 +137,14 @@ def _row(path: Path) -> RunRow:
     size = size_on_disk(str(path))
     try:
         with open_run(path) as run:
-            return _opened(path, run, size)
+            return _row_of_open(path, run, size)
     except DamageError as error:
         return RunRow(path, "", None, 0, size, "damaged", str(error))
     except StoreError as error:
         return RunRow(path, "", None, 0, size, "unreadable", str(error))
 
 
-def _opened(path: Path, run: Run, size: int) -> RunRow:
+def _row_of_open(path: Path, run: Run, size: int) -> RunRow:
     """The row of an open run."""
     manifest = run.manifest
     ended, detail = run.state.value, ""
@@ -159,7 +165,11 @@ def _command(manifest: dict[str, Any]) -> str:
 
 
 def parse_age(text: str) -> dt.timedelta:
-    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration."""
+    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration.
+
+    Raises:
+        UsageError: it is none.
+    """
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not (number.isascii() and number.isdigit()):
         raise UsageError(f"{text!r} is not an age: give a number and s, m, h, d or w, as in 7d.")
@@ -167,10 +177,16 @@ def parse_age(text: str) -> dt.timedelta:
 
 
 def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | None, now: dt.datetime) -> list[RunRow]:
-    """The runs that may go: beyond the `keep` latest, and older than `older_than` where that is given.
+    """The runs that may go: not among the first `keep`, and started more than `older_than` ago.
 
     A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one, nor one
     whose age is not known while an age is asked for.
+
+    Args:
+        rows: runs, the latest first.
+        keep: how many of them stay in any case.
+        older_than: None for any age.
+        now: the present time.
     """
     return [
         row
@@ -186,7 +202,9 @@ _NAMED = 3
 
 
 def chosen(word: str | os.PathLike[str]) -> Path | str:
-    """The run that `@1` (the last), `@2`, ... or a label stands for; the word itself for anything else.
+    """The run that `@1` (the last), `@2`, ... or a label stands for, among those below `introspect-runs/`.
+
+    A path that exists, a URL, and what is no label are returned as they are.
 
     Raises:
         UsageError: there are not so many runs, or several have that label.
@@ -200,7 +218,7 @@ def chosen(word: str | os.PathLike[str]) -> Path | str:
         if not number:
             raise UsageError("@0 is no run: @1 is the last one, @2 the one before it.")
         return latest(number, text)[-1]
-    labelled = [row.path for row in _listed() if row.label == text]
+    labelled = [row.path for row in _runs_here() if row.label == text]
     if len(labelled) > 1:
         named = ", ".join(clean(str(path)) for path in labelled[:_NAMED]) + (", ..." if len(labelled) > _NAMED else "")
         raise UsageError(f"{len(labelled)} runs have the label {text!r}: name one of {named}.")
@@ -208,12 +226,13 @@ def chosen(word: str | os.PathLike[str]) -> Path | str:
 
 
 def latest(count: int, asked: str = "") -> list[Path]:
-    """The last runs below `introspect-runs/`, the newest first.
+    """The last `count` runs below `introspect-runs/`, the newest first.
 
     Raises:
-        UsageError: there are not so many.
+        UsageError: there are not so many; the message names `asked`, the word that stood for one of them, if it is
+            given.
     """
-    rows = _listed()
+    rows = _runs_here()
     if len(rows) < count:
         are = "is" if len(rows) == 1 else "are"
         there = f"there {are} {run_count(len(rows), 'run') if rows else 'no runs'} below {RUNS}/ here"
@@ -221,5 +240,5 @@ def latest(count: int, asked: str = "") -> list[Path]:
     return [row.path for row in rows[:count]]
 
 
-def _listed() -> list[RunRow]:
+def _runs_here() -> list[RunRow]:
     return find_runs([Path(RUNS)]).rows if Path(RUNS).is_dir() else []

@@ -27,7 +27,10 @@ class Introspect(Callback):  # type: ignore[misc] # the base is untyped where Li
     """A callback that records from the beginning of a fit to its end, or to the error that ended it."""
 
     def __init__(self, path: str | Path, **options: Any) -> None:
-        """Say where to record; `options` are those of `introspect capture`, as in `introspect_cli.api.capture`."""
+        """Say where to record; nothing starts before the fit.
+
+        `options` are those of `introspect capture`, as in `introspect_cli.api.capture`.
+        """
         super().__init__()
         self._window = Window(path, options)
 

@@ -23,14 +23,14 @@ _UPDATE = "--introspect-update"
 
 
 def pytest_addoption(parser: Any) -> None:
-    """Declare the option."""
+    """Declare the option `--introspect-update`."""
     group = parser.getgroup("introspect")
     group.addoption(_UPDATE, action="store_true", help="Save the golden runs of tests anew instead of checking them.")
 
 
 @pytest.fixture
 def introspect(request: Any) -> Checks:
-    """Assertions about training."""
+    """Assertions about training; golden runs are looked for beside the test's file."""
     return Checks(Path(request.path).parent, update=request.config.getoption(_UPDATE))
 
 
@@ -43,6 +43,7 @@ class Checks:
     """
 
     def __init__(self, folder: Path, *, update: bool) -> None:
+        """Keep both; nothing runs before an assertion."""
         self._folder = folder
         self._update = update
 
@@ -51,14 +52,18 @@ class Checks:
     ) -> None:
         """Assert that a function trains as it did when the golden run was saved.
 
-        Where the golden run took 20 seconds or more, the function is ended soon after the first divergence: a
-        SystemExit comes out of the optimizer's step.
+        With `--introspect-update`, the golden run is saved and nothing is compared. Where the golden run took 20
+        seconds or more, the function is ended soon after the first divergence: a SystemExit comes out of the
+        optimizer's step.
 
         Args:
-            path: the golden run, relative to the test's file.
+            path: the golden run, relative to the test's directory.
             train: what trains; called once, without arguments.
             rtol: tolerated root-mean-square difference, relative to the values.
             atol: tolerated root-mean-square difference.
+
+        Raises:
+            AssertionError: the verdict is not SAME; undecided, too.
         """
         __tracebackhide__ = True
         from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compare_golden, pack_golden, takes_long
@@ -71,7 +76,7 @@ class Checks:
         if not self._update and takes_long(place):
             options |= {"against": str(place / STORE), "stop": True, "diff": f"--rtol {rtol} --atol {atol}"}
         with tempfile.TemporaryDirectory() as folder:
-            run = _captured(None, Path(folder) / "run", train, **options)
+            run = _capture_run(None, Path(folder) / "run", train, **options)
             if self._update:
                 pack_golden(run, golden, place)
                 return
@@ -85,9 +90,12 @@ class Checks:
         Args:
             model_a: the reference.
             model_b: what should equal it.
-            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; each model gets the same.
+            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; each model is called once with it.
             rtol: tolerated root-mean-square difference, relative to the values.
             atol: tolerated root-mean-square difference.
+
+        Raises:
+            AssertionError: the verdict is not SAME; undecided, too.
         """
         __tracebackhide__ = True
         from introspect_cli.compare.diff import compare_runs
@@ -98,13 +106,13 @@ class Checks:
             runs = []
             for name, model in (("a", model_a), ("b", model_b)):
                 options = {"eval": True, "record": "param,buffer,input,output"}
-                runs.append(_captured(model, Path(folder) / name, partial(_called, model, inputs), **options))
+                runs.append(_capture_run(model, Path(folder) / name, partial(_call_model, model, inputs), **options))
             with open_run(runs[0]) as one, open_run(runs[1]) as two:
                 _fail_unless_same(compare_runs(one, two, DiffOptions(rtol=rtol, atol=atol)))
 
 
-def _called(model: Any, inputs: Any) -> None:
-    """Call a model with a dict as keywords, a tuple as arguments, or one value."""
+def _call_model(model: Any, inputs: Any) -> None:
+    """Call a model with a dict as keywords, a tuple as arguments, or any other value as the one argument."""
     if isinstance(inputs, dict):
         model(**inputs)
     elif isinstance(inputs, tuple):
@@ -113,8 +121,11 @@ def _called(model: Any, inputs: Any) -> None:
         model(inputs)
 
 
-def _captured(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
-    """Capture a function into a run; a SystemExit by which the comparison stopped it is swallowed."""
+def _capture_run(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
+    """Call `work` under a capture, and return the run's `path`.
+
+    A SystemExit by which the comparison stopped it is swallowed.
+    """
     from introspect_cli.api import capture
     from introspect_cli.store.read.run import open_run
 

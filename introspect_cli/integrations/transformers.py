@@ -25,7 +25,10 @@ class Introspect(TrainerCallback):  # type: ignore[misc] # the base is untyped w
     """A callback that records from the beginning of a training to its end."""
 
     def __init__(self, path: str | Path, **options: Any) -> None:
-        """Say where to record; `options` are those of `introspect capture`, as in `introspect_cli.api.capture`."""
+        """Say where to record; nothing starts before the training.
+
+        `options` are those of `introspect capture`, as in `introspect_cli.api.capture`.
+        """
         self._window = Window(path, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature

@@ -34,12 +34,13 @@ class Window:
     """
 
     def __init__(self, path: str | Path, options: dict[str, Any]) -> None:
+        """Keep where and how to record; nothing starts before `begin`."""
         self.path = path
         self._options = options
         self._open: AbstractContextManager[Path] | None = None
 
     def begin(self, model: nn.Module | None, rank: int = 0, world_size: int = 1) -> None:
-        """Start the capture; nothing if it is open.
+        """Start the capture, which ends with the process at the latest; nothing if it is open.
 
         Args:
             model: what is trained.
@@ -55,21 +56,24 @@ class Window:
         opened = capturing(model, self.path, self._options, _this_script(), _launch(rank, world_size))
         opened.__enter__()
         self._open = opened
-        atexit.register(self._process_ends)
+        atexit.register(self._end_with_process)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Close the capture, with the error that ended training; nothing if it is not open."""
+        """Close the capture; nothing if it is not open.
+
+        `error` is what ended training, for the manifest; it is not raised again. None where training ended by itself.
+        """
         opened, self._open = self._open, None
         if opened is None:
             return
-        atexit.unregister(self._process_ends)
+        atexit.unregister(self._end_with_process)
         try:
             opened.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
         except BaseException as raised:
             if raised is not error:
                 raise
 
-    def _process_ends(self) -> None:
+    def _end_with_process(self) -> None:
         """Close the capture as the process ends, with the last exception that python has shown."""
         self.end(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
 

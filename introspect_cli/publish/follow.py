@@ -37,13 +37,13 @@ def follow(
     rank: int | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> tuple[int, RunState]:
-    """Hand on every step of a run's lowest rank, in order, until the run is over.
+    """Hand on every step of a run's lowest rank, in order, and wait until the run is over.
 
     Args:
         path: the run.
-        take: called with the rank and the number of a step.
-        rank: the only one to look at; the lowest of all, where it is None.
-        between: called after each look.
+        take: called with the rank's reader and the number of a step.
+        rank: the only one to look at; None for the lowest of all.
+        between: called after each look at the run, whether or not it had new steps.
 
     Returns:
         how many steps there were, and how the run ended.
@@ -75,6 +75,9 @@ def numbers_of(
     reader: RankReader, step: int, selection: Selection | None = None, stats: Sequence[str] = ()
 ) -> dict[str, float]:
     """The numbers of a step to publish, by name.
+
+    Always losses, the first learning rate, L2 norms of all gradients and parameters, counts of NaN and infinities, and
+    the framework's epoch and step where they are numbers; and what is selected.
 
     Args:
         reader: of the rank.
@@ -118,7 +121,7 @@ def numbers_of(
 
 
 def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | None:
-    """The L2 norm over all elements of some records; None where none has mean and variance."""
+    """The L2 norm over all elements of the records at `rows`; None where none of these has mean and variance."""
     if not rows or not {"mean", "var"} <= batch.floats.keys():
         return None
     mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
@@ -128,6 +131,6 @@ def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | N
 
 
 def _value(record: Record) -> float:
-    """A loss's mean; NaN or infinity where it holds one."""
+    """The mean of a loss's record; NaN where it holds one, else infinity where it holds one."""
     stats = record.summary.stats
     return math.nan if stats.get("nans", 0) else math.inf if stats.get("infs", 0) else float(stats["mean"])

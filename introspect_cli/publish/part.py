@@ -55,8 +55,8 @@ class _State(NamedTuple):
 
     Attributes:
         over: whether nobody writes it any more.
-        inline: what goes into the catalogue, by the name of a file.
-        lengths: of the logs, how much counts.
+        inline: content that goes into the catalogue itself, by the name of its file.
+        lengths: bytes of each log that hold whole frames, by its name.
     """
 
     over: bool
@@ -68,14 +68,14 @@ class PartSender:
     """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
 
     Attributes:
-        over: whether all is sent, and nothing will follow.
+        over: whether all is sent of a run that nobody writes any more.
         waiting: bytes that were there to send, and were not sent yet.
     """
 
     def __init__(
         self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool, before: Callable[[], None]
     ) -> None:
-        """Resume from the catalogue that is there, if any.
+        """Read the catalogue that is in the storage, if any, to go on from there; nothing is sent yet.
 
         Args:
             run: the run's directory.
@@ -103,7 +103,11 @@ class PartSender:
         self._resume(place)
 
     def _resume(self, place: str) -> None:
-        """Take over the extents of an earlier catalogue whose pieces exist; StoreError for another run's."""
+        """Take over the pieces of an earlier catalogue that exist, as far as each file has them without a gap.
+
+        Raises:
+            StoreError: the catalogue is another run's.
+        """
         try:
             [before] = catalogues(self._storage, [place])
             entries = self._storage.entries(place) or {}
@@ -167,7 +171,17 @@ class PartSender:
     def _add_rank(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
     ) -> None:
-        """Add a rank's heads and log length to `inline` and `lengths`; nothing of a log without its first frame."""
+        """Add a rank's heads and log length to `inline` and `lengths`; nothing of a log without its first frame.
+
+        Forgets what was sent of a log that was written anew.
+
+        Args:
+            rank: the rank's directory.
+            prefix: path of that in the directory that is sent, with a slash at its end; "" where it is the same.
+            number: the rank.
+            inline: filled, as in `_State`.
+            lengths: filled, as in `_State`.
+        """
         log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
         with rank.file(LOG) as file:
             frames = Frames(file, number, file.path)
@@ -183,7 +197,7 @@ class PartSender:
     # --- what is to be sent
 
     def _unsent(self, state: _State) -> Iterator[ByteRange]:
-        """Byte ranges not uploaded yet, of at most `MAX_PIECE` bytes: small files first, then logs, tensors last."""
+        """Byte ranges that are in no piece yet, of at most `MAX_PIECE` bytes: small files, then logs, then tensors."""
         there = {name for name, _ in files_of(self._path, sources=self._sources)}
         whole = [name for name in there if name not in state.inline and not name.endswith((LOG, HEADS))]
         every = (*state.lengths, *whole)
@@ -197,7 +211,11 @@ class PartSender:
         return sum(extent.length for _, extent in self._extents.get(name, ()))
 
     def _size_of_whole(self, name: str) -> int:
-        """Size of a file that is only replaced as a whole; forgets uploaded extents whose digests no longer fit."""
+        """Size of a file that is written once, and only ever replaced by another.
+
+        Where it was replaced since the last call, pieces whose digests no longer fit are forgotten, so that it is sent
+        again.
+        """
         there = (self._path / name).stat()
         size = there.st_size
         stamp = size, there.st_mtime_ns
@@ -222,7 +240,11 @@ class PartSender:
     # --- sending
 
     def _put(self, group: list[ByteRange]) -> None:
-        """Upload some byte ranges as one piece, and note where in it each lies."""
+        """Upload some byte ranges as one piece, note where in it each lies, and take them off `waiting`.
+
+        Raises:
+            OSError: a file became shorter.
+        """
         parts, extents, at = [], [], 0
         for name, begin, end in group:
             data = self._read(name, begin, end)
@@ -241,7 +263,7 @@ class PartSender:
         self.waiting -= at
 
     def _put_catalogue(self, state: _State, every: float) -> None:
-        """Upload the catalogue of all pieces in use."""
+        """Upload the catalogue of all pieces in use, then remove the pieces that are not."""
         used = {piece for extents in self._extents.values() for piece, _ in extents}
         pieces = sorted(used)
         number = {piece: place for place, piece in enumerate(pieces)}
@@ -269,7 +291,7 @@ class PartSender:
 
 
 def _grouped(unsent: list[ByteRange]) -> Iterator[list[ByteRange]]:
-    """Group byte ranges, in order, to pieces of at most `MAX_PIECE` bytes."""
+    """Group byte ranges, in order, into lists of at most `MAX_PIECE` bytes."""
     group: list[ByteRange] = []
     for part in unsent:
         if group and sum(each.end - each.begin for each in group) + part.end - part.begin > MAX_PIECE:

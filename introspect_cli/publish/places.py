@@ -54,7 +54,7 @@ class Directory:
     """A directory with a subdirectory for each run."""
 
     def __init__(self, path: str, name: str) -> None:
-        """Create the directory `path/name` and its file of numbers."""
+        """Create the directory `path/name` and an empty file of numbers in it, which stays open."""
         self.path = Path(path) / name
         self.path.mkdir(parents=True, exist_ok=True)
         self._file = (self.path / NUMBERS).open("w", encoding="utf-8")
@@ -80,17 +80,17 @@ class Remote:
     """A run uploaded to object storage while it is written, with its numbers and page."""
 
     def __init__(self, url: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> None:
-        """Prepare the upload.
+        """Open the storage; nothing is sent yet.
 
         Args:
             url: such as `s3://bucket/runs`.
             run: its directory.
             name: of the run.
-            rank: which rank of a launch; all, where it is None. Only the first one's numbers are sent.
+            rank: which rank of a launch; None for all. Only the first one's numbers are sent.
             sources: whether the text of source files goes with it.
 
         Raises:
-            StoreError: it cannot be reached.
+            StoreError: it cannot be reached, or `run` is no directory.
         """
         if not Path(run).is_dir():
             raise StoreError(f"{run} is not a directory of a run: name one that `introspect capture -o` made")
@@ -110,10 +110,10 @@ class Remote:
             self._files[file.name] = file.read_bytes()
 
     def send_if_due(self) -> None:
-        """Upload what is new, if the interval is over; a failed upload is retried with the next.
+        """Upload what is new, if the interval is over; a failed upload is repeated with the next.
 
         Raises:
-            RefusedError: storage refuses the first upload.
+            RefusedError: storage refuses, and nothing was uploaded before.
         """
         if self._sender.is_due():
             try:
@@ -132,7 +132,9 @@ class Remote:
             self._sender.storage.put(name, bytes(data))
 
     def close(self) -> str:
-        """Upload the rest, retried after each of `PAUSES`.
+        """Upload the rest, and wait for it; returns the URL.
+
+        A failed upload is repeated after each of `PAUSES`, except where storage refuses.
 
         Raises:
             StoreError: not all was sent.
@@ -161,7 +163,7 @@ class TensorBoard:
     """A TensorBoard event file; in a logger's directory it joins that logger's run."""
 
     def __init__(self, directory: str, name: str) -> None:
-        """Create an event file in `directory`; in `runs/NAME` where that is ""."""
+        """Create an event file in `directory` now; in `runs/NAME` where that is ""."""
         self._directory = Path(directory or f"runs/{name}")
         self._directory.mkdir(parents=True, exist_ok=True)
         stem = f"events.out.tfevents.{int(time.time())}.introspect.{os.getpid()}.0"
@@ -173,10 +175,10 @@ class TensorBoard:
         self._file.add(step, values, time.time())
 
     def add_file(self, file: Path) -> None:
-        """TensorBoard shows no files."""
+        """Do nothing: TensorBoard shows no files."""
 
     def close(self) -> str:
-        """Close the file."""
+        """Close the event file; returns the command that shows it."""
         self._file.close()
         return f"`tensorboard --logdir {self._directory}`"
 
@@ -185,12 +187,15 @@ class MLflow:
     """A run of MLflow, begun here or by a logger; where it is tracked is up to `MLFLOW_TRACKING_URI`, as everywhere."""
 
     def __init__(self, run: str, name: str) -> None:
-        """Begin a run, or join one.
+        """Begin a run now, or join one.
 
         Args:
             run: id of the run to join, perhaps with its tracking URI behind an `@`; "" to begin one in the experiment
                 that `MLFLOW_EXPERIMENT_NAME` names, or `introspect`.
             name: of a run that is begun.
+
+        Raises:
+            UsageError: MLflow cannot write to where it is tracked.
         """
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
@@ -224,7 +229,7 @@ class MLflow:
         self._client.log_artifact(self._run, str(file), "introspect")
 
     def close(self) -> str:
-        """End a run that was begun here."""
+        """End the run if it was begun here; returns its id in words."""
         if self._begun:
             self._client.set_terminated(self._run)
         return f"MLflow run {self._run}"
@@ -234,10 +239,10 @@ class WeightsAndBiases:
     """A run beside the script's, which no other process can write; online or offline as `WANDB_MODE` says."""
 
     def __init__(self, project: str, name: str) -> None:
-        """Begin a run.
+        """Begin a run now.
 
         Args:
-            project: of the run, perhaps with the group behind an `@`; "" for `WANDB_PROJECT`, or `introspect`.
+            project: of the run, perhaps with the group behind an `@`; "" for `WANDB_PROJECT`, else `introspect`.
             name: of the run.
         """
         import wandb
@@ -263,7 +268,7 @@ class WeightsAndBiases:
         self._run.log_artifact(artifact)
 
     def close(self) -> str:
-        """Finish the run."""
+        """Finish the run, which waits until it is uploaded; returns where it is."""
         place = self._run.url or self._run.dir
         self._run.finish()
         return f"Weights & Biases: {place}"
@@ -278,17 +283,18 @@ LOGGERS: dict[str, Callable[[str, str], Place]] = {
 
 
 def open_place(text: str, run: str, name: str, rank: int | None = None, *, sources: bool = False) -> Place:
-    """Open the place to publish to that `text` names.
+    """Open the place to publish to that `text` names; what is not there is made.
 
     Args:
         text: `mlflow`, `mlflow:RUN_ID`, `tensorboard:DIR`, `wandb:PROJECT`, a directory, or a URL.
         run: the run's directory.
         name: of the run, for loggers that name theirs.
-        rank: of a launch, which process's run this is; None for all.
+        rank: which rank of a launch is sent to a URL; None for all.
         sources: whether the text of source files may go to a URL.
 
     Raises:
         UsageError: its package is not installed, or it looks like a logger and is none.
+        StoreError: the URL cannot be reached.
     """
     word, colon, rest = text.partition(":")
     if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:

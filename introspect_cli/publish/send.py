@@ -58,7 +58,7 @@ class Sender:
         Args:
             run: its directory.
             url: what is to be the run's.
-            rank: which rank of the last attempt of a launch; all of all, where it is None.
+            rank: which rank of the last attempt of a launch; None for all ranks of all attempts.
             sources: whether the text of source files goes with it.
 
         Raises:
@@ -77,7 +77,7 @@ class Sender:
 
     @property
     def waiting(self) -> int:
-        """Bytes seen in the last round and not sent."""
+        """Bytes that the last round saw and did not send."""
         return sum(part.waiting for part in self._parts.values())
 
     def is_due(self) -> bool:
@@ -85,7 +85,7 @@ class Sender:
         return time.monotonic() >= self._next
 
     def send(self) -> None:
-        """Upload what is new, several directories concurrently.
+        """Upload what is new, several directories at once, and wait for it; sets when the next round is due.
 
         Raises:
             StoreError: some of it was not sent.
@@ -102,7 +102,7 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _new_part(self, place: str) -> PartSender:
-        """The `PartSender` of a directory, begun and kept for further rounds."""
+        """Make the `PartSender` of a directory, and keep it for further rounds."""
         base = place.rpartition("/")[0]
         with Folder.at(str(self._run / base)) as folder:
             run_id = str(read_manifest(folder).get("id"))
@@ -113,7 +113,10 @@ class Sender:
         return part
 
     def _send_shared(self, base: str) -> None:
-        """Upload the launch's `shared/` files before a catalogue whose log names them."""
+        """Upload the `shared/` files of a launch that are not in the storage, before a catalogue that needs them.
+
+        `base` is the attempt's directory in the run; "" for the first.
+        """
         with self._lock, Folder.at(str(self._run / base)) as run:
             if SHARED not in run:
                 return
@@ -129,9 +132,9 @@ class Sender:
                         there.add(name)
 
     def _directories(self) -> list[str]:
-        """The directories with a catalogue each: "" for a run of one process, else each rank's.
+        """The directories with a catalogue each: "" for a run of one process, else that of each rank that is sent.
 
-        Uploads manifests above.
+        Uploads the manifests of a launch and its attempts, each once.
         """
         with Folder.at(str(self._run)) as folder:
             if launch_of(read_manifest(folder)) is None:
@@ -150,7 +153,11 @@ class Sender:
         return [place for place in places if (self._run / place / LOG).exists()]
 
     def _send_manifest(self, folder: Folder, base: str) -> None:
-        """Upload a launch's manifest unless it is there; StoreError where another launch's is."""
+        """Upload a launch's manifest if there is none yet.
+
+        Raises:
+            StoreError: another launch's is there, or it cannot be sent.
+        """
         name = f"{base}{MANIFEST}"
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
         [there] = self.storage.read([(name, 0, LIMIT_DOCUMENT)])

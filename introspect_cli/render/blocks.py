@@ -22,7 +22,10 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def shorten(text: str, width: int) -> str:
-    """A name cut at its front to `width` characters, `…` first, at a dot in its first third if there is one."""
+    """A name of at most `width` characters: cut at its front, `…` in place of what is missing.
+
+    The cut is moved to a dot, if what would be kept has one in its first third.
+    """
     if len(text) <= width:
         return text
     kept = text[-(width - 1) :] if width > 1 else ""
@@ -31,14 +34,14 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut(text: str, length: int, *, front: bool = False) -> str:
-    """A text of at most `length` characters, `…` in place of its end, or of its front."""
+    """A text of at most `length` characters, `…` in place of its end; with `front`, in place of its beginning."""
     if len(text) <= length:
         return text
     return "…" + text[len(text) - length + 1 :] if front else text[: length - 1] + "…"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number in `digits` significant digits; whole ones below a million as integers, None as `-`."""
+    """A number in `digits` significant digits; without a fraction and below a million, as an integer; `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 10**6):
@@ -47,12 +50,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def statistic(summary: Summary | None, name: str, digits: int = 4) -> str:
-    """A statistic of a record; "" where it has none."""
+    """The statistic `name` of a record in `digits` significant digits; "" where it has none."""
     return "" if summary is None or name not in summary.stats else number(summary.stats[name], digits)
 
 
 def two_numbers(a: float, b: float, least: int = 4, most: int = 9) -> tuple[str, str]:
-    """Two numbers with as many digits as it takes to tell them apart, `least` to `most`."""
+    """Two numbers in the fewest digits (`least` to `most`) that tell them apart; in `most` where none does."""
     for digits in range(least, most + 1):
         one, two = number(a, digits), number(b, digits)
         if one != two:
@@ -61,7 +64,7 @@ def two_numbers(a: float, b: float, least: int = 4, most: int = 9) -> tuple[str,
 
 
 def distance(rel: float | None) -> str:
-    """A relative distance in at most seven characters; `-` where unknown, `<1e-07` below that."""
+    """A relative distance in at most seven characters; `-` for None and NaN, `<1e-07` below that, for zero too."""
     if rel is None or math.isnan(rel):
         return "-"
     if rel < 1e-7:
@@ -70,12 +73,15 @@ def distance(rel: float | None) -> str:
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """`2x3`, or `scalar`."""
+    """The sizes of a tensor as `2x3`; `scalar` where there are none."""
     return "x".join(map(str, sizes)) if sizes else "scalar"
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Values as a row of little bars, folded by their mean to the width; `!` where not finite, a blank where absent."""
+    """Values as a row of little bars, one each, or one for the mean of several where there are more than `width`.
+
+    `!` where any of them is not finite, a blank where all are None.
+    """
     fold = max(1, -(-len(values) // max(width, 1)))
     folded: list[float | None] = []
     for start in range(0, len(values), fold):
@@ -105,7 +111,7 @@ def site_text(site: Site) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, or none: what a full disk cut short is removed.
+    """Write a file whole, or remove what a full disk cut short.
 
     Raises:
         OSError: it cannot be written.
@@ -219,7 +225,15 @@ def section(title: str, blocks: Iterable[Block]) -> list[Block]:
 
 
 def rest_of(total: int, shown: int, where: str = "", indent: int = 0, *, what: str = "more") -> list[Block]:
-    """`and 3 more (--all lists them)` where `total` is larger than `shown`; [] otherwise."""
+    """A line such as `and 3 more (--all lists them)` where `total` is larger than `shown`; [] otherwise.
+
+    Args:
+        total: how many things there are.
+        shown: how many of them are listed.
+        where: what lists the others; "" for nothing.
+        indent: of the line.
+        what: what the others are called.
+    """
     named = f" ({where})" if where else ""
     return [line(f"and {total - shown:,} {what}{named}", "dim", indent)] if total > shown else []
 
@@ -230,7 +244,14 @@ def table_of(
     style: Callable[[Item], str] = lambda _: "",
     caption: str = "",
 ) -> Table:
-    """A table with a row per item; columns whose texts are all "" are left out."""
+    """A table with a row per item; columns whose texts are all "" are left out.
+
+    Args:
+        items: what the rows are about.
+        columns: each column with a function that gives its text for an item.
+        style: gives the style of an item's row.
+        caption: what the table shows.
+    """
     items = tuple(items)
     cells = [(column, [words(item) for item in items]) for column, words in columns]
     kept = [(column, texts) for column, texts in cells if any(texts)]
@@ -241,8 +262,9 @@ def table_of(
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:
     """The table fitted to a width, and the width of each column.
 
-    Texts are cut, the widest column first, down to its least width; where that is not enough, columns are dropped
-    before, in the order they ask for.
+    First, columns are dropped, the one with the lowest `drop_at` first, while their least widths together are too wide.
+    Then texts are cut: again and again the widest column that is above its least width loses a character. It may still
+    be too wide where no column can be dropped or cut.
     """
     gap = 2 if width >= 100 else 1
     cells = [[column.title, *(row[place] for row in table.rows)] for place, column in enumerate(table.columns)]

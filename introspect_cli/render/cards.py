@@ -34,11 +34,14 @@ _STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
 
 
 def first_screen(result: DiffResult) -> str:
-    """Markup of a comparison's verdict, three cards and strip."""
+    """Markup of a comparison's verdict, three cards, findings and strip.
+
+    Without a first divergence, and for checkpoints, the verdict with the whole sentence, findings and counts.
+    """
     badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
     first, found = result.first, html_of(page_blocks(result))
     if first is None or result.subject == "checkpoints":
-        return f'<p class="verdict sentence">{badge} {text(result.sentence)}</p>{found}{html_of([_counted(result)])}'
+        return f'<p class="verdict sentence">{badge} {text(result.sentence)}</p>{found}{html_of([_count_line(result)])}'
     place = f"First divergence at {first.step_words}: {what(first.site)}"
     both = ""
     if result.training is not None and result.evaluation is not None:
@@ -103,7 +106,7 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
 
 
 def _later(result: DiffResult, first: Divergence) -> str:
-    """The largest distance at the last compared step, and its module; "" where no step came later."""
+    """The largest finite distance at the last compared step, and its module; "" where none is later or differs."""
     found = result.map
     if found is None or not found.steps or found.steps[-1] <= first.step:
         return ""
@@ -121,7 +124,7 @@ def _why(result: DiffResult, first: Divergence) -> str:
     return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
 
 
-def _counted(result: DiffResult) -> Block:
+def _count_line(result: DiffResult) -> Block:
     """A line: how many records agree, differ and were not observed."""
     counts = result.counts
     counted = (
@@ -135,7 +138,7 @@ def _counted(result: DiffResult) -> Block:
 def rests_on(result: DiffResult) -> list[Block]:
     """Evidence, counts, and notes in a fold."""
     blocks: list[Block] = [line(f"- {clause}") for clause in result.evidence]
-    blocks += [_counted(result)] * (result.first is not None)
+    blocks += [_count_line(result)] * (result.first is not None)
     notes = tuple(line(f"- {note}") for note in result.notes)
     return [*blocks, Fold(f"Notes ({len(notes)})", notes)] if notes else blocks
 
@@ -144,6 +147,7 @@ def first_table(first: Divergence) -> list[Block]:
     """A table of both records at the first divergence; rows equal in both are only counted."""
 
     def sides(words: Callable[[Summary], str], absent: str = "") -> tuple[str, str]:
+        """Both texts of a row; `absent` for a side without a record."""
         a, b = (absent if side is None else words(side) for side in (first.a, first.b))
         return a, b
 
@@ -172,7 +176,10 @@ def strip(result: DiffResult) -> str:
 
 
 def _shade(cell: StripCell) -> str:
-    """CSS class of a cell by its state and distance (bounds 1e-6, 1e-4, 1e-2, 0.3)."""
+    """CSS class of a cell by its state; of one that differs `h0` to `h4`: how many of four bounds its distance reaches.
+
+    `far` where the distance is unknown, `one` where only one run has the record.
+    """
     if cell.state != "differs":
         return {"equal": "eq", "within": "in", "not seen": "un"}.get(cell.state, "one")
     rel = cell.rel_l2
@@ -180,7 +187,11 @@ def _shade(cell: StripCell) -> str:
 
 
 def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str:
-    """One row of the strip; beyond `_MOST_CELLS`, neighbours share a cell that shows the worst of them."""
+    """One row of the strip, of at most `_MOST_CELLS` cells.
+
+    Where there are more, neighbours share one: it shows the first divergence if that is among them, else the one that
+    is furthest from equal.
+    """
     fold = -(-len(cells) // _MOST_CELLS)
     wide = 100 / -(-len(cells) // fold)
     parts, mark = [], ""

@@ -58,7 +58,7 @@ def summary(result: CheckResult) -> str:
 
 
 def _finding(finding: Finding, since: str) -> list[Block]:
-    """A finding: level, rule, site; its evidence; its cause."""
+    """A finding: level, rule, site; its evidence; its cause. `since` is put after the rule: " from step 3", or ""."""
     rank = f", rank {finding.rank}" if finding.rank else ""
     head = Line(
         (
@@ -86,7 +86,7 @@ def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
 
 
 def _folded(text: str, style: str, width: int) -> list[Block]:
-    """A text wrapped to the terminal, between `_NARROWEST` and `_WIDEST` columns."""
+    """A text wrapped to the terminal's `width`, but to no less than `_NARROWEST` and no more than `_WIDEST` columns."""
     room = max(min(width, _WIDEST), _NARROWEST) - 4
     folded = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
     return [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
@@ -98,7 +98,13 @@ _MODULES = 8
 
 
 def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = None) -> list[Block]:
-    """The screen of a run in progress: curves, distance to another run, and findings."""
+    """The screen of a run in progress: curves, distance to another run, and findings.
+
+    Args:
+        look: the run at this moment.
+        against: name of the other run, and the comparison with it, None while nothing can be compared; None without
+            one.
+    """
     blocks: list[Block] = [Line(((clean(look.path), "heading"), (f"  {watch_line(look)}", "")))]
     for curve in look.curves[:_CURVES]:
         blocks += _curve(curve)
@@ -139,7 +145,13 @@ def _curve(curve: Curve) -> list[Block]:
 
 
 def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:
-    """How far the run is from another one, in a line."""
+    """How far the run is from another one, in a line.
+
+    Args:
+        look: the run at this moment.
+        name: of the other run.
+        result: their comparison; None while nothing can be compared.
+    """
     if result is None:
         return [line(f"against {clean(name)}: nothing to compare yet", "dim"), line()]
     if result.verdict is Verdict.DIVERGED:

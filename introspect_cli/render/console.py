@@ -47,6 +47,12 @@ class Screen:
     """
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
+        """Look now whether the stream is a terminal, how wide, and what it can show; nothing is written.
+
+        Args:
+            stream: where blocks are drawn; None for standard output.
+            width: number of columns; None to ask the environment and the terminal.
+        """
         self._stream = stream if stream is not None else sys.stdout
         self.interactive = bool(getattr(self._stream, "isatty", lambda: False)())
         encoding = (getattr(self._stream, "encoding", None) or "ascii").lower().replace("-", "")
@@ -63,7 +69,7 @@ class Screen:
         )
 
     def _measure(self) -> int:
-        """Number of columns: `COLUMNS`, else the terminal's; `WIDEST` in a pipe."""
+        """Number of columns: `COLUMNS` of the environment, else the terminal's, else 80; `WIDEST` in a pipe."""
         columns = os.environ.get("COLUMNS", "")
         if columns.isdecimal() and int(columns) > 0:
             return int(columns)
@@ -82,7 +88,7 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
-        """A function that replaces the blocks it drew before; None where the stream is no terminal."""
+        """For the length of a block, a function that replaces the blocks it drew last; None without a terminal."""
         if not self.interactive or self._console.is_dumb_terminal:
             yield None
             return
@@ -98,7 +104,7 @@ class Screen:
 
     def _texts(self, line: Line) -> list[Text]:
         """A line, styled, wrapped at blanks to at most 120 columns; longer words are not cut."""
-        text = _styled(line, self._shown)
+        text = _styled(line, self._encodable)
         width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
         if not line.wrap or len(text) <= width or self.width >= WIDEST:
             return [text]
@@ -112,7 +118,7 @@ class Screen:
                 parts[place] = Text(" " * hang) + part[len(part) - len(part.plain.lstrip(" ")) :]
         return parts
 
-    def _shown(self, content: str) -> str:
+    def _encodable(self, content: str) -> str:
         """The text; where the stream has no unicode, with ASCII in place of other characters."""
         if self.unicode:
             return content
@@ -120,6 +126,7 @@ class Screen:
 
 
 def _styled(line: Line, shown: Callable[[str], str] = str) -> Text:
+    """A line with its indent and styles, not wrapped; `shown` is applied to each of its texts."""
     text = Text(" " * line.indent)
     for content, style in line.spans:
         text.append(shown(content), STYLES.get(style, ""))

@@ -35,10 +35,11 @@ def diff_blocks(
 
     Args:
         result: the comparison.
-        everything: whether to list all settings.
+        everything: whether to list all settings, ranks and tensors of checkpoints; else the first few.
         verbose: whether to show what differs in each divergence that is listed.
-        grouped: whether it is told how much follows from the first divergence, and no other one is listed.
-        more: how more divergences are listed; "" where nothing lists them.
+        grouped: True to show the first divergence alone, and how many records follow it in the same step; False to list
+            all that the result has.
+        more: how more divergences are listed, for the last line; "" where nothing lists them.
     """
     short = bool(result.head)
     blocks: list[Block] = [line(clean(result.head if short else result.sentence), _VERDICT_STYLE[result.verdict])]
@@ -53,11 +54,11 @@ def diff_blocks(
     if result.subject == "checkpoints":
         blocks += _tensors(result, everything=everything, verbose=verbose)
     elif result.divergences and short and grouped:
-        blocks += [] if by_rank else [line(), *_followed(result)]
+        blocks += [] if by_rank else [line(), *_followers(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
-        already = {_place(divergence) for divergence in by_rank}
-        listed = [one for one in result.divergences if _place(one) not in already]
+        already = {_key_of(divergence) for divergence in by_rank}
+        listed = [one for one in result.divergences if _key_of(one) not in already]
         if listed:
             blocks += [line(), divergence_table(listed, ranks=several)]
         if verbose:
@@ -78,7 +79,10 @@ _LIKELY = 3
 
 
 def why_lines(result: DiffResult) -> list[Block]:
-    """Labelled lines: what is known to be equal, what explains the first divergence, what likely caused it."""
+    """Labelled lines: what is known to be equal, what explains the first divergence, what likely caused it.
+
+    Then a line on changed statements that are not named, or a command that finds which one it is.
+    """
     rows: list[tuple[str, str, str]] = []
     for known in _KNOWN:
         things = [fact.text for fact in result.rests_on if fact.known == known]
@@ -111,8 +115,8 @@ def why_lines(result: DiffResult) -> list[Block]:
     return [*blocks, *(line(clean(text), "dim", 2) for text in result.also)]
 
 
-def _followed(result: DiffResult) -> list[Block]:
-    """The first divergence, and how many follow in the same pass and later in the step."""
+def _followers(result: DiffResult) -> list[Block]:
+    """The first divergence, and how many others its step has, in the same phase and in other phases."""
     first, *rest = result.divergences
     blocks: list[Block] = [divergence_table([first])]
     same = [each for each in rest if each.step == first.step]
@@ -135,7 +139,7 @@ def first_blocks(result: DiffResult) -> list[Block]:
 
 
 def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Block]:
-    """A table of differing tensors of two checkpoints: missing ones first, then by distance."""
+    """A table of differing tensors of two checkpoints: all with `everything`, else the first few of the result."""
     shown = result.divergences if everything else result.divergences[:_SHOWN_TENSORS]
     if not shown:
         return []
@@ -145,12 +149,19 @@ def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Blo
     return [*blocks, *rest_of(len(result.divergences), len(shown), "--all lists them")]
 
 
-def _place(divergence: Divergence) -> tuple[int, int, Site]:
+def _key_of(divergence: Divergence) -> tuple[int, int, Site]:
+    """Rank, step and site of a divergence, which no other one has."""
     return divergence.rank, divergence.step, divergence.site
 
 
 def _rest(result: DiffResult, listed: int, how: str) -> list[Block]:
-    """A line: how many divergences there are, and how many are not listed."""
+    """A line: how many divergences there are, and how many are not listed.
+
+    Args:
+        result: the comparison.
+        listed: how many are listed.
+        how: what lists the others; "" for nothing, and then their number is not given.
+    """
     more = result.counts.diverged - listed
     counts = result.counts
     text = f"{count(counts.diverged, 'divergence')} in {count(counts.steps_diverged, 'step')}"

@@ -38,7 +38,13 @@ _SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "
 
 
 def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, moments: bool = False) -> Table:
-    """A table of divergences without empty columns; `moments` leaves out columns of time (step, phase, rank)."""
+    """A table of divergences without empty columns.
+
+    Args:
+        divergences: a row each.
+        ranks: whether there is a column for the rank.
+        moments: whether they are of two checkpoints, which have no step, phase, rank or role.
+    """
     noisy = any(each.floor is not None for each in divergences)
     sized = any(each.size is Size.ROUNDING for each in divergences)
     shifted = any(each.step_b != each.step for each in divergences)
@@ -61,12 +67,13 @@ def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, 
 
 
 def _over_noise(divergence: Divergence) -> str:
+    """The distance in multiples of the noise; `-` where one of them is unknown or there is no noise."""
     rel, floor = divergence.rel_l2, divergence.floor
     return f"{rel / floor:.3g}" if rel is not None and floor else "-"
 
 
 def module_of(divergence: Divergence) -> str:
-    """`model.head (Linear)`, or the name alone where the class is unknown or the same."""
+    """`model.head (Linear)`; the name alone where the class is unknown or equals the name."""
     name, owner = clean(divergence.site.fqn), clean(divergence.module_class)
     return f"{name} ({owner})" if owner and owner != name else name
 
@@ -75,7 +82,7 @@ def glance(divergence: Divergence) -> tuple[str, str]:
     """(a, b) in a few characters: shapes, dtypes, values or statistics, whichever differs first."""
     a, b = divergence.a, divergence.b
     if a is None or b is None or Status.VALUE in (a.status, b.status):
-        return _alone(a), _alone(b)
+        return _one_record(a), _one_record(b)
     forms = [(shape(side.layout.shape), _SHORT.get(side.layout.dtype, side.layout.dtype)) for side in (a, b)]
     if shapes_differ(a, b):
         return forms[0][0], forms[1][0]
@@ -89,7 +96,7 @@ def glance(divergence: Divergence) -> tuple[str, str]:
     return _statistic(a, b)
 
 
-def _alone(summary: Summary | None) -> str:
+def _one_record(summary: Summary | None) -> str:
     """One record in a few characters: its value, or shape and dtype; `(none)` where missing."""
     if summary is None:
         return "(none)"
@@ -101,11 +108,15 @@ def _alone(summary: Summary | None) -> str:
 
 
 def _shape(summary: Summary) -> str:
+    """The shape in words; only the number of elements where a record has no shape of its own."""
     return f"{summary.layout.numel} elements" if shapeless(summary) else shape(summary.layout.shape)
 
 
 def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
-    """The statistic that moved most relative to the spread of values; checksums where none visibly moved."""
+    """(a, b) of the statistic that moved most relative to the spread of values; checksums where none moved by 1e-8.
+
+    A statistic later in `_COMPARED` is taken only if it moved half as much again.
+    """
     if a.layout.numel == 1 and "mean" in a.stats and "mean" in b.stats:
         return two_numbers(a.stats["mean"], b.stats["mean"])
     spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
@@ -132,7 +143,7 @@ def detail_blocks(result: DiffResult) -> list[Block]:
         title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
         blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
         if a is None or b is None:
-            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_alone(a or b)}", indent=2))
+            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_record(a or b)}", indent=2))
             continue
         statistics = statistics_words(divergence)
         if divergence.elements is not None:
@@ -145,7 +156,7 @@ def detail_blocks(result: DiffResult) -> list[Block]:
 
 
 def statistics_words(divergence: Divergence) -> str:
-    """What differs between the records of both runs: layout, value, statistics; "" where only one has the site."""
+    """What differs between the records of both runs: layout, value, statistics; "" where only one run has the site."""
     a, b = divergence.a, divergence.b
     if a is None or b is None:
         return ""
@@ -213,7 +224,7 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
 
 
 def change_lines(one: Ranked) -> Iterator[Line]:
-    """The place of a change, then its lines in a and in b."""
+    """The place of a change, then its lines in a and in b; of a whole file, a line that says why no lines are shown."""
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope and change.unit != "value" else ""
     sides = change.a is not None and change.b is not None and change.a.first != change.b.first
@@ -227,11 +238,11 @@ def change_lines(one: Ranked) -> Iterator[Line]:
         yield line(f"only in {only}" if only else whole, "dim", 4)
         return
     for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
-        yield from _side(side, sign, style)
+        yield from _side_lines(side, sign, style)
 
 
-def _side(side: Side | None, sign: str, style: str) -> Iterator[Line]:
-    """Lines of one side, each after `sign`; beyond `_LONGEST` only their number."""
+def _side_lines(side: Side | None, sign: str, style: str) -> Iterator[Line]:
+    """The first `_LONGEST` lines of one side, each after `sign`, then how many more there are; nothing for None."""
     if side is None:
         return
     lines = side.text.splitlines()

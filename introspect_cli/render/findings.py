@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.answer.restored import head_of, together
+from introspect_cli.compare.answer.restored import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.step.structure import SHOWN, clause_of
 from introspect_cli.compare.terms.findings import Restored
@@ -31,13 +31,19 @@ _LONGEST_CODE = 4000
 
 
 def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = False) -> list[Block]:
-    """Lines of each finding; differing settings too where `settings` is set."""
+    """Lines of each finding.
+
+    Args:
+        result: the comparison.
+        everything: whether lists are shown whole.
+        settings: whether settings that differ are among the findings.
+    """
     rows = (*_TEXT, _settings_blocks) if settings else _TEXT
     return [block for blocks_of in rows for block in blocks_of(result, everything)]
 
 
 def page_blocks(result: DiffResult) -> list[Block]:
-    """The findings for a page: the likeliest changes, all others in folds."""
+    """The findings for a page: the first `_LIKELY` likely changes, others up to `_MOST` in a fold, and the rest."""
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
     if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
@@ -54,7 +60,7 @@ def page_blocks(result: DiffResult) -> list[Block]:
 
 
 def findings_document(result: DiffResult) -> dict[str, Any]:
-    """Plain values of each finding by key; a key without a value is left out unless in `_ALWAYS`."""
+    """Plain values of each finding by key; a key without a value is left out, except those in `_ALWAYS`."""
     documents = {key: document_of(result) for key, document_of in _DOCUMENT.items()}
     return {key: value for key, value in documents.items() if value is not None or key in _ALWAYS}
 
@@ -63,12 +69,12 @@ def findings_document(result: DiffResult) -> dict[str, Any]:
 
 
 def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """What a resumed run restored: lines for what was not, one line each for the rest."""
+    """What a resumed run restored: a line for what was not, for what was, and for what cannot be told."""
     resumed = result.resumed
     if resumed is None:
         return []
     styles = {Restored.NO: "bad", Restored.YES: "", Restored.UNSEEN: ""}
-    by_state = {state: together([part for part in resumed.parts if part.state is state]) for state in styles}
+    by_state = {state: parts_words([part for part in resumed.parts if part.state is state]) for state in styles}
     lines = [
         line(clean(f"{state.value}: {'; '.join(parts)}"), styles[state], 2)
         for state, parts in by_state.items()
@@ -80,21 +86,25 @@ def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
 # --- what rests on nothing that differs
 
 
-def _several(result: DiffResult) -> bool:
+def _has_several_origins(result: DiffResult) -> bool:
     """Whether there is an origin other than the first divergence."""
     return any(origin.divergence != result.first for origin in result.origins)
 
 
 def _origins_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """A line per origin, where there are several."""
-    if not _several(result) or (not everything and all(origin.part for origin in result.origins)):
+    """A line per origin; [] where there is only the first divergence.
+
+    Without `everything`, also [] where all origins are parts of a checkpoint that were not restored.
+    """
+    if not _has_several_origins(result) or (not everything and all(origin.part for origin in result.origins)):
         return []
     origins = (line(clean(origin.sentence), indent=2) for origin in result.origins)
     return section("Independent divergences (nothing they depend on differs):", origins)
 
 
 def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
-    if not _several(result) and not any(origin.part for origin in result.origins):
+    """Origins as plain values; None where there is only the first divergence, and it is no part of a checkpoint."""
+    if not _has_several_origins(result) and not any(origin.part for origin in result.origins):
         return None
     return [
         {"sentence": origin.sentence, "part": origin.part or None, "divergence": plain(origin.divergence)}
@@ -106,7 +116,11 @@ def _origins_document(result: DiffResult) -> list[dict[str, Any]] | None:
 
 
 def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """Lines on differences in structure with their evidence; [] where the head has named all."""
+    """Lines on differences in structure that the head does not name, with their evidence.
+
+    [] where there are none, or where a verdict other than DIVERGED names them all in its sentence and none has
+    evidence.
+    """
     changes = tuple(change for change in result.structure if not (result.head and clause_of(change) in result.head))
     in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
     if not changes or (in_sentence and not any(change.evidence for change in changes)):
@@ -146,6 +160,7 @@ def _code_document(result: DiffResult) -> dict[str, Any] | None:
 
 
 def _lines(side: Side | None) -> dict[str, Any] | None:
+    """Lines of a changed statement, and its text cut at `_LONGEST_CODE` characters; None for None."""
     if side is None:
         return None
     return {"first": side.first, "last": side.last, "text": side.text[:_LONGEST_CODE]}
@@ -155,7 +170,10 @@ def _lines(side: Side | None) -> dict[str, Any] | None:
 
 
 def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
-    """Differing settings, where one run ended earlier, or with `everything`."""
+    """Differing settings: all with `everything`; else the first few, and only of UNDECIDED runs of unequal lengths.
+
+    [] otherwise. Source files whose changed statements are known are left out.
+    """
     counts, told = result.counts, {one.change.file for one in result.code.ranked} if result.code is not None else ()
     settings = [one for one in result.settings if one.source != "sources" or one.name not in told]
     if not settings or not (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
@@ -176,6 +194,7 @@ def settings_blocks(result: DiffResult) -> list[Block]:
 
 
 def _setting(change: SettingChange) -> Line:
+    """A line: how a setting differs, and the document it is in."""
     return Line(((clean(describe(change), 240), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
 
 

@@ -51,7 +51,10 @@ _STYLE = (
 
 
 def marked(graph: Graph, result: DiffResult) -> Graph:
-    """The graph with each operator's state: `equal`, `diverged`, `origin`, `only a`, `only b`."""
+    """A copy of the graph with each operator's state: `equal`, `diverged`, `origin`, `only a`.
+
+    Operators that b alone has are counted in a note. `result` must list all divergences of the step.
+    """
     divergences = {(item.step, item.site): item for item in result.divergences}
     nodes = []
     for node in graph.nodes:
@@ -89,7 +92,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
     columns: list[tuple[Column, Callable[[Node], str]]] = [
         (Column("phase", drop_at=1), lambda node: node.record.site.phase.value),
         (Column("module", least=14), lambda node: clean(node.record.site.fqn)),
-        (Column("operator", least=16), lambda node: _called(node.record.site)),
+        (Column("operator", least=16), lambda node: _operator_words(node.record.site)),
         (Column("shape", drop_at=6), lambda node: shape(node.record.summary.layout.shape)),
         *(scale(title, name, 3 if place > 1 else 0) for place, (title, name) in enumerate(_STATS)),
         (Column("gradient mean|x|", right=True, drop_at=5), gradient_scale),
@@ -103,7 +106,8 @@ def graph_blocks(graph: Graph) -> list[Block]:
     return [line(head), *(line(clean(note)) for note in graph.notes), table]
 
 
-def _called(site: Site) -> str:
+def _operator_words(site: Site) -> str:
+    """The operator and output of a site, with the number of the call where it is not the first."""
     return f"{clean(site.path)}{f' ({site.call})' if site.call else ''}"
 
 
@@ -113,7 +117,7 @@ def graph_svg(graph: Graph) -> str:
     size = f'width="{width}" height="{height + _TOP}"'
     by_number = {node.number: node for node in graph.nodes}
     # What the forward pass saved for the backward pass is drawn first, and faintly: there is much of it.
-    across = {edge for edge in graph.edges if _across(by_number[edge[0]], by_number[edge[1]])}
+    across = {edge for edge in graph.edges if _is_across(by_number[edge[0]], by_number[edge[1]])}
     parts = []
     for edge in sorted(graph.edges, key=lambda edge: edge not in across):
         (x0, y0), (x1, y1) = (places[end] for end in edge)
@@ -143,15 +147,16 @@ def graph_html(graph: Graph, title: str) -> str:
     )
 
 
-def _across(start: Node, end: Node) -> bool:
+def _is_across(start: Node, end: Node) -> bool:
+    """Whether one of two nodes ran in the backward pass and the other did not."""
     return (start.record.site.phase is Phase.BACKWARD) != (end.record.site.phase is Phase.BACKWARD)
 
 
 def draw(graph: Graph, path: str, title: str) -> None:
-    """Write the picture to a file, a page or the bare drawing by the file's ending.
+    """Write the picture to a file: a page where `path` ends in .html or .htm, the bare drawing where it ends in .svg.
 
     Raises:
-        UsageError: the ending is neither `.svg` nor `.html`, or the file cannot be written.
+        UsageError: it ends in something else, or cannot be written.
     """
     if not path.endswith((".svg", ".html", ".htm")):
         raise UsageError(f"{path} is neither .svg nor .html: name the file so that its kind is known.")
@@ -185,7 +190,11 @@ def _box(node: Node, x: float, y: float) -> str:
 
 
 def _colour(node: Node) -> tuple[str, str, str]:
-    """Fill colour, and CSS classes of both lines of text."""
+    """Fill colour, and CSS classes of both lines of text.
+
+    NaN or infinity is red; in a comparison the state decides; else the mean of absolutes, in powers of ten from 1e-6 to
+    100.
+    """
     scale = node.scale
     if node.nonfinite:
         colour = _NAN
@@ -198,6 +207,7 @@ def _colour(node: Node) -> tuple[str, str, str]:
 
 
 def _legend(graph: Graph) -> str:
+    """The legend as SVG: colours of states in a comparison, else those of scales."""
     texts = ("mean|x| 1e-6", "1e-5", "1e-3", "1e-2", "0.1", "1", "100")
     items = [*zip(_RAMP, texts, strict=True), (_NAN, "NaN or Inf")]
     if any(node.state for node in graph.nodes):
@@ -212,13 +222,16 @@ def _legend(graph: Graph) -> str:
 
 
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
-    """(left, top) of each node, width and height of the picture."""
+    """(left, top) of each node by its number; width and height of the picture.
+
+    A node stands below all that it was given, and what is made early directly above its first use.
+    """
     by_number = {node.number: node for node in graph.nodes}
     before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
     users: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
     for start, end in graph.edges:
         before[end].append(start)
-        if not _across(by_number[start], by_number[end]):
+        if not _is_across(by_number[start], by_number[end]):
             users[start].append(end)
     depth: dict[int, int] = {}
     first_backward = 0

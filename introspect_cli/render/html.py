@@ -70,7 +70,7 @@ def page_html(page: Page) -> str:
         "rests": rests_on(result) if result is not None else [],
         "settings": settings_blocks(result) if result is not None else [],
         "findings": checks,
-        "runs": _ran(page),
+        "runs": _what_ran(page),
         "ops": [*_picture(page.graph), *_ops(page.ops, page.ops_step, two=result is not None)] if page.ops else [],
     }
     values = {
@@ -79,7 +79,7 @@ def page_html(page: Page) -> str:
         "heading": "Where they diverge" if result is not None else "The run",
         "style": style(),
         "screen": first_screen(result) if result is not None else _summary(page),
-        "kept": _kept(page.history),
+        "kept": _kept_sentence(page.history),
         "data": page_data(page),
         "script": script,
         **{name: html_of(each) for name, each in blocks.items()},
@@ -115,7 +115,7 @@ def _summary(page: Page) -> str:
     return f'<div class="cards">{"".join(drawn)}</div>'
 
 
-def _ran(page: Page) -> list[Block]:
+def _what_ran(page: Page) -> list[Block]:
     """A table of what ran, a column per run, and notes on what was not recorded."""
     sides = [dict(facts_of(run)) for run in page.runs]
     heads = [f"{letter}: {clean(run.path, 120)}" for letter, run in zip("ab", page.runs, strict=False)]
@@ -126,7 +126,7 @@ def _ran(page: Page) -> list[Block]:
 
 
 def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
-    """A table of the operators of a step in order of execution."""
+    """A table of the first `_MOST_OPS` operators of a step, in order of execution; `two`: whether there is a run b."""
 
     def mean(side: Record | None) -> str:
         return number(side.summary.stats.get("mean") if side is not None else None, 6)
@@ -156,7 +156,7 @@ def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
 
 
 def _picture(graph: Graph | None) -> list[Block]:
-    """The graph of operators as a picture; a line above `MOST_NODES` nodes, [] without a graph."""
+    """The graph of operators as a picture; just a line where it has over `MOST_NODES` nodes, [] without a graph."""
     if graph is None or not graph.nodes:
         return []
     shown = f"{len(graph.nodes):,} of {graph.total:,} results of operators at step {graph.step}"
@@ -166,8 +166,8 @@ def _picture(graph: Graph | None) -> list[Block]:
     return [line(f"{shown}; hover one to see its statistics.", "dim"), Figure(lambda _: (), lambda: box)]
 
 
-def _kept(history: Packed) -> str:
-    """A sentence: how many sites and steps the page holds."""
+def _kept_sentence(history: Packed) -> str:
+    """Markup of a sentence: how many sites and steps the page holds, and how many sites found no room."""
     every, some = history.parts
     sentence = f"{count(history.whole, 'site')} with {count(len(every.steps), 'step')} of {history.steps:,}"
     rest = len(history.sites) - history.whole

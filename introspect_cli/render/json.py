@@ -32,7 +32,7 @@ _UNUSUAL = re.compile(r"[^\n -~]")
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """Strict JSON: no NaN, no Infinity, wherever in a document they are (settings may hold any number).
+    """A document as strict JSON: NaN and infinities, wherever they are, as `plain` writes them.
 
     Names come from stores and from directories; what a terminal would obey stands as JSON's escape of it.
     """
@@ -44,6 +44,7 @@ def to_json(document: dict[str, Any]) -> str:
 
 
 def _harmless(match: re.Match[str]) -> str:
+    """The matched character, as JSON's escape of it where a terminal would obey it."""
     char = match[0]
     return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
 
@@ -80,6 +81,7 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
 
 
 def _separate(result: Separate | None) -> dict[str, Any] | None:
+    """Verdict, sentence and first divergence of training or evaluation by itself; None for None."""
     names = ("verdict", "sentence", "first")
     return None if result is None else {name: plain(getattr(result, name)) for name in names}
 
@@ -103,6 +105,7 @@ def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
 
 
 def _module(row: ModuleRow) -> dict[str, Any]:
+    """A row of the module tree with its nested values, as plain values."""
     info, values = row.info, []
     for place, value in enumerate(row.values):
         at = {"side": _side(row.values, place), "path": value.path, "class": value.value_class or None}
@@ -144,15 +147,15 @@ def values_document(records: Sequence[Stored]) -> dict[str, Any]:
     for stored in records:
         site = stored.record.site
         about = {"step": stored.record.step, "fqn": site.fqn, "kind": site.kind.value, "path": site.path}
-        values = None if stored.values is None else _listed(stored.values)
+        values = None if stored.values is None else _plain_array(stored.values)
         rows.append({**about, "summary": plain(stored.record.summary), "values": values})
     return {"format": FORMAT, "values": rows}
 
 
-def _listed(values: Any) -> Any:
-    """An array as nested lists that JSON can hold."""
+def _plain_array(values: Any) -> Any:
+    """An array as nested lists that JSON can hold; a complex one as [real parts, imaginary parts]."""
     if values.dtype.kind == "c":
-        return [_listed(values.real), _listed(values.imag)]
+        return [_plain_array(values.real), _plain_array(values.imag)]
     return plain(values.tolist())
 
 
@@ -221,5 +224,6 @@ def proof_document(proof: Proof) -> dict[str, Any]:
 
 
 def _with_result(document: dict[str, Any], result: DiffResult | None) -> dict[str, Any]:
+    """A document as plain values, with the comparison `result` as a document below the key `result`."""
     made: dict[str, Any] = plain({**document, "result": None})
     return {**made, "result": None if result is None else diff_document(result)}

@@ -32,6 +32,7 @@ def html_of(blocks: Iterable[Block]) -> str:
 
 
 def _block(block: Block) -> str:
+    """One block as markup; an unwrapped line is left as text for a `<pre>`."""
     if isinstance(block, Line):
         said = "".join(map(_span, block.spans))
         return (
@@ -45,6 +46,7 @@ def _block(block: Block) -> str:
 
 
 def _span(span: Span) -> str:
+    """A text as markup in its style; names may break after each dot."""
     content, style = span
     tag = _TAGS.get(style, "span")
     said = text(content).replace(".", ".<wbr>") if tag == "code" else text(content)
@@ -52,6 +54,7 @@ def _span(span: Span) -> str:
 
 
 def _table(table: Table) -> str:
+    """A table as markup that scrolls sideways; the first cell of a row is its heading."""
     titles = "".join(f'<th scope="col">{text(column.title)}</th>' for column in table.columns)
     styles = (*table.styles, *[""] * len(table.rows))
     body = "".join(

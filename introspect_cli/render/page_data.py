@@ -125,12 +125,16 @@ def _paired(curves: Sequence[Sequence[Curve]]) -> list[tuple[Curve | None, ...]]
 
 
 def _curve(pair: tuple[Curve | None, ...]) -> dict[str, Any]:
+    """Name and kind of a curve, and its points in each run; None for a run without it."""
     first = next(curve for curve in pair if curve is not None)
     return {"name": _text(first.name), "kind": first.kind, "lines": [curve and _line(curve) for curve in pair]}
 
 
 def _line(curve: Curve) -> list[Any]:
-    """[steps, values] of a curve, at most 2000 points, in the fewest digits that read back equal."""
+    """[steps, values] of a curve, no more than 2000 points, evenly chosen, in the fewest digits that read back equal.
+
+    None for a value that is not finite.
+    """
     keep = np.unique(np.linspace(0, len(curve.steps) - 1, min(len(curve.steps), 2000)).round().astype(np.int64))
     norm = curve.kind == "gradients"
     values = [float(f"{value:.9g}" if norm else str(np.float32(value))) for value in curve.values[keep]]
@@ -138,6 +142,7 @@ def _line(curve: Curve) -> list[Any]:
 
 
 def _depth(name: str, depth: Depth) -> dict[str, Any]:
+    """The scales along the depth in four digits, with their modules and dtypes; 0 for what is not finite."""
     scales = {
         side: [float(f"{value:.4g}") if math.isfinite(value) else 0.0 for value in getattr(depth, side)]
         for side in ("low", "middle", "high")
@@ -153,7 +158,10 @@ def _units(history: Packed) -> list[list[Any]]:
 
 
 def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """(low, high) powers of ten for the map's shades: from the 5 % quantile of distances to the largest."""
+    """(low, high) powers of ten for the map's shades: from the 5 % quantile of distances to the largest.
+
+    Only positive finite distances count, neither below 1e-8 nor above 10; (-8, 0) where there is no such distance.
+    """
     measured = values[np.isfinite(values) & (values > 0)]
     if not len(measured):
         return -8, 0
@@ -163,7 +171,7 @@ def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
-    """Levels (rows, steps) as uint8, and the decades they span."""
+    """Levels (rows, steps) as uint8 (see `LOWEST`), and the powers of ten (low, high) that they span."""
     values, unmeasured, behind = _cells(divergence_map)
     low, high = scale_of(np.where(unmeasured, np.nan, values))
     with np.errstate(all="ignore"):
@@ -180,6 +188,10 @@ def _cells(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, 
 
 
 def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
+    """The map with its levels, the cell of the first divergence, and the noise at each step.
+
+    Neighbouring rows are joined, with the higher of their levels, where there are more than `MOST_CELLS` cells.
+    """
     levels, low, high = levels_of(divergence_map)
     fold = max(1, -(-levels.size // MOST_CELLS))
     names = [list(divergence_map.modules[row : row + fold]) for row in range(0, len(divergence_map.modules), fold)]
@@ -214,6 +226,7 @@ def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> 
 
 
 def _divergence(divergence: Divergence) -> dict[str, Any]:
+    """A divergence with checksum, text, mean and standard deviation of both records."""
     site = divergence.site
     sides = {}
     for name, summary in (("a", divergence.a), ("b", divergence.b)):

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def finite(value: Any) -> Any:
-    """A number, or None for NaN, which JSON has no word for; infinities as text."""
+    """A value as it is; of floats, None for NaN, which JSON has no word for, and "inf" or "-inf" for infinities."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
 
 
 def plain(value: Any) -> Any:
-    """A value as dicts, lists, texts and finite numbers; dataclasses as dicts."""
+    """A value as dicts, lists, texts and finite numbers; dataclasses as dicts, members of an Enum as their values."""
     if isinstance(value, Divergence):
         return divergence_document(value)
     if isinstance(value, Summary):

@@ -31,13 +31,19 @@ _MOST_ROWS = 40
 
 
 def map_blocks(result: DiffResult, most: int = _MOST_ROWS, widest: int = 160) -> list[Block]:
-    """The divergence map as text; [] where the result has none."""
+    """The divergence map as text, no more than `most` rows and `widest` columns; [] where the result has none."""
     found = result.map
     return [] if found is None else [line(), Figure(lambda width: _map(found, min(width, widest), most))]
 
 
 def _map(divergence_map: DivergenceMap, width: int, most: int) -> list[Block]:
-    """The map's rows, those that differ first kept beyond `most`, steps folded to the width."""
+    """The map as a heading, a row per module and a legend.
+
+    Args:
+        divergence_map: what is drawn.
+        width: columns; several steps share one, which shows the largest distance, where there are too many.
+        most: how many rows are shown: those that differ first.
+    """
     names, steps, values = list(map(clean, divergence_map.modules)), divergence_map.steps, divergence_map.values
     label = min(max((len(name) for name in names), default=6), 34)
     room = max(width - label - 2, 10)
@@ -77,7 +83,7 @@ _AROUND = 3
 
 
 def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
-    """For each site a heading, a sparkline and its values."""
+    """For each site a heading, a sparkline and its values: all, or the first and the last `_ENDS`."""
     blocks: list[Block] = []
     for history in histories:
         numbers = [value for value in history.values if value is not None]
@@ -95,13 +101,13 @@ def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
 
 
 def spark(values: Sequence[float | None], widest: int, indent: int = 0) -> Figure:
-    """A sparkline, as wide as there is room."""
+    """A sparkline as wide as the terminal allows: 10 to `widest` columns."""
     drawn = partial(sparkline, values)
     return Figure(lambda width: [line(drawn(max(min(width - 2 * indent, widest), 10)), "name", indent, wrap=False)])
 
 
 def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: str) -> list[Block]:
-    """For each site of two runs a plot (the first few only) and a table of values."""
+    """For each site of two runs a table of values, and for the first `_PLOTS` a plot; a line where one run lacks it."""
     blocks: list[Block] = []
     for place, (a, b) in enumerate(pairs):
         one = a or b
@@ -155,10 +161,13 @@ def _plot(a: History, b: History, width: int) -> list[Block]:
 
 
 def _table(a: History, b: History) -> list[Block]:
-    """Both runs' values at some steps: evenly spaced, and around the first that differs."""
+    """Both runs' values at some steps (`_ROWS` evenly spaced ones, and around the first that differs), and a summary.
+
+    All steps where there are no more than `_ENDS`.
+    """
     one, two = dict(zip(a.steps, a.values, strict=True)), dict(zip(b.steps, b.values, strict=True))
     steps = sorted({*one, *two})
-    differing = [step for step in steps if not _same(one.get(step), two.get(step))]
+    differing = [step for step in steps if not _is_same(one.get(step), two.get(step))]
     shown = set(range(len(steps)))
     if len(steps) > _ENDS:
         shown = {round(place * (len(steps) - 1) / (_ROWS - 1)) for place in range(_ROWS)}
@@ -167,8 +176,9 @@ def _table(a: History, b: History) -> list[Block]:
         shown |= set(range(max(0, at - 1), min(len(steps), at + _AROUND)))
 
     def sides(step: int) -> tuple[str, str, str]:
+        """Both values at a step, and how far they are apart relative to the larger; "" where equal or not known."""
         x, y = one.get(step), two.get(step)
-        if x is None or y is None or _same(x, y):
+        if x is None or y is None or _is_same(x, y):
             return number(x, 5), number(y, 5), ""
         finite = math.isfinite(x) and math.isfinite(y)
         return *two_numbers(x, y, 5, 17), number(abs(x - y) / max(abs(x), abs(y)), 2) if finite else ""
@@ -190,5 +200,6 @@ def _table(a: History, b: History) -> list[Block]:
     return [table, line(f"{summary}{listed}.", "dim")]
 
 
-def _same(x: float | None, y: float | None) -> bool:
+def _is_same(x: float | None, y: float | None) -> bool:
+    """Whether two values are equal, or both NaN, or both None."""
     return x == y or (x is not None and y is not None and math.isnan(x) and math.isnan(y))

@@ -35,7 +35,7 @@ def culprit_blocks(culprit: Culprit) -> list[Block]:
     blocks = [line(f"The first bad commit is {culprit.commit[:10]}: {clean(culprit.subject)}", "bold")]
     blocks += [line(clean(name), indent=2) for name in culprit.files]
     if culprit.proof is not None:
-        blocks += [line(), *_proven(culprit.proof)]
+        blocks += [line(), *_proof_summary(culprit.proof)]
     blocks.append(line())
     if culprit.result is not None:
         blocks += _diverging(culprit.result) if culprit.proof is not None else first_blocks(culprit.result)
@@ -49,7 +49,7 @@ def _value(value: object) -> str:
 
 def proof_blocks(proof: Proof) -> list[Block]:
     """The smallest set of changes, with both versions, and the divergence they cause."""
-    blocks = _proven(proof)
+    blocks = _proof_summary(proof)
     if proof.result is not None:
         blocks += [line(), *_diverging(proof.result)]
     undecided = f", {proof.undecided} of them answered nothing" if proof.undecided else ""
@@ -62,7 +62,8 @@ def _diverging(result: DiffResult) -> list[Block]:
     return [line(clean(result.sentence, 1200)), line(clean(again, 1200), "dim", wrap=False)]
 
 
-def _proven(proof: Proof) -> list[Block]:
+def _proof_summary(proof: Proof) -> list[Block]:
+    """The sentence of a proof, the first `_SHOWN` of its changes, and what was not tried."""
     blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "bold")]
     for element in proof.elements[:_SHOWN]:
         blocks += _element_blocks(element)

@@ -120,11 +120,13 @@ def _where(run: Overview) -> str:
 
 
 def _command(manifest: dict[str, Any]) -> str:
+    """The command line of a run; the script alone where that was not recorded."""
     argv = manifest.get("argv")
     return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
 
 def _ending(run: Overview) -> str:
+    """How a run ended, in words: when, by what signal or exception, with which exit code."""
     manifest = run.manifest
     if run.state == "running":
         return "still being written"
@@ -142,6 +144,7 @@ def _ending(run: Overview) -> str:
 
 
 def _steps(run: Overview) -> str:
+    """How many steps a run has, from which to which, and what came after the last one."""
     if not run.steps:
         return "none"
     if run.steps == 1:
@@ -195,6 +198,7 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
 
 
 def _folded(indent: str, number: int) -> list[tuple[str, ...]]:
+    """A row of the tree that stands for `number` hidden ones; [] for none."""
     return [("dim", f"{indent}... {number} more like it", *[""] * 6)] if number else []
 
 
@@ -231,6 +235,7 @@ def _seen(summary: Summary) -> str:
 
 
 def _record_style(record: Record) -> str:
+    """The style of a record's row: `hot` with NaN or infinities, `dim` where it was not observed."""
     stats = record.summary.stats
     if stats.get("nans", 0) or stats.get("infs", 0):
         return "hot"
@@ -270,7 +275,7 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
 
 
 def unseen_sentences(search: RunList) -> list[str]:
-    """Where a search did not look, in sentences; none where it looked everywhere."""
+    """Where a search did not look, in sentences; [] where it looked everywhere."""
     named = ", ".join(clean(str(path), 200) for path in search.unread[:_NAMED])
     more = f" and {len(search.unread) - _NAMED:,} more" if len(search.unread) > _NAMED else ""
     deeper, left = (count(number, "directory", "directories") for number in (search.deeper, search.left))

@@ -45,13 +45,19 @@ def values_blocks(records: Sequence[Stored]) -> list[Block]:
 
 
 def _array(values: NDArray[Any], width: int) -> list[Block]:
+    """A tensor as lines of text fitted to the terminal; of more than 200 elements the middle is left out."""
     wide = max(min(width, 120) - 2, 20)
     text = np.array2string(values, max_line_width=wide, threshold=200, edgeitems=3, precision=6, separator=" ")
     return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
-def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
-    """A table of differing elements, the largest differences first, and the number of further ones."""
+def _element_table(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
+    """A table of differing elements, as given (the largest differences first), and how many more differ.
+
+    Args:
+        elements: (index, value in a, value in b) of each row.
+        differing: how many elements differ in all.
+    """
     heads = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
     rows = []
     for index, one, two in elements:
@@ -62,7 +68,7 @@ def _listed(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) 
 
 
 def pair_words(one: Any, two: Any) -> tuple[str, str]:
-    """Two elements in as many digits as show them different, and their distance to within a fifth.
+    """Two elements, in as many digits as it takes to tell them apart and to show their distance to within a fifth.
 
     2.9003549 and 2.9003551 are 2.90035 and 2.90036 in six digits: told apart, and fifty times too far.
     """
@@ -81,7 +87,12 @@ def pair_words(one: Any, two: Any) -> tuple[str, str]:
 
 
 def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
-    """A divergence element by element: source line, inputs, counts, largest differences, picture."""
+    """A divergence element by element: source line, inputs, counts, largest differences, picture.
+
+    Args:
+        closeup: the divergence.
+        source: lines of the script that ran it; () where they are not known.
+    """
     site = closeup.divergence.site
     layouts = [side.layout for side in (closeup.divergence.a, closeup.divergence.b) if side is not None]
     title = f"step {closeup.divergence.step}: {what(site)}"
@@ -117,7 +128,7 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
 
 def _tables(difference: TensorDifference) -> list[Block]:
     """The largest differences, and the histogram of ULPs."""
-    blocks = _listed(difference.largest, difference.elements.differing)
+    blocks = _element_table(difference.largest, difference.elements.differing)
     if difference.ulps:
         most = max(times for _, times in difference.ulps)
         bars = [
@@ -137,6 +148,7 @@ def _picture_svg(picture: Picture) -> str:
         low, told = high, "the sign of a zero, " if high == SIGN else f"|a-b| {number(high, 2)}, " * bool(high)
 
     def square(x: int, y: int, cell: float) -> str:
+        """One cell as a square at column `x`, row `y`."""
         place = 1.0 if cell == math.inf or low >= high else math.log(cell / low) / math.log(high / low)
         shade = 1 / 6 + 5 / 6 * round(place * _STEPS) / _STEPS
         return f'<rect x="{x}" y="{y}" width="1.02" height="1.02" fill-opacity="{shade:.2f}"/>'

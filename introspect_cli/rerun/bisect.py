@@ -66,9 +66,9 @@ def bisect(
         bad: later revision that is not.
         command: what is captured.
         tell: shown a line for each commit tried.
-        until_step: last step to look at; None to find it from the bad revision's own divergence.
-        output: where runs and the place are kept; None for a directory among the project's runs.
-        max_runs: how many runs may be made to find the change in the first bad commit; 0 for not asking.
+        until_step: last step that is compared; None for the step at which the run of `bad` diverges.
+        output: where the runs, and meanwhile the work tree, are; None for `bisect-GOOD-BAD` among the project's runs.
+        max_runs: how many runs may be made to find the change in the first bad commit; with 0 it is not looked for.
 
     Raises:
         UsageError: no such revision, the good one does not run, or good and bad do not differ.
@@ -82,7 +82,7 @@ def bisect(
     with signals_as_exits():
         search = _Search(Captures.here(user, directory, command, tell), until_step)
         culprit = search.run(first, last)
-        return replace(culprit, proof=search.proof(culprit, max_runs))
+        return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
 
 
 @dataclass
@@ -145,7 +145,10 @@ class _Search:
                 skipped.add(commit)
 
     def _capture(self, commit: str) -> Rerun:
-        """Capture a commit, or take its kept run; once there is a reference, it ends at the last step that counts."""
+        """Capture a commit, or take its run of an earlier call, and set its entry in `runs`.
+
+        It ends at `until_step`, if that is given; once there is a reference, where the options of that say.
+        """
         until = self.until_step
         ends: tuple[str, ...] = () if until is None else ("--until-step", str(until))
         ends = ends if self.reference is None else self.reference.stop_options
@@ -154,7 +157,7 @@ class _Search:
         return done
 
     def _judge(self, reference: Reference, commit: str) -> tuple[Verdict, DiffResult | None]:
-        """Capture a commit, compare it with the reference, and tell the verdict in a line."""
+        """Capture a commit, compare it with the reference, tell the verdict in a line; fills `results` and `tried`."""
         verdict, result = reference.judge(self._capture(commit))
         self.results[commit] = result
         self.tried.append((commit, verdict))
@@ -163,8 +166,13 @@ class _Search:
         self.captures.tell(f"{commit[:10]} is {said}" if verdict is Verdict.SAME else f"{commit[:10]} is {said}: {why}")
         return verdict, result
 
-    def proof(self, culprit: Culprit, max_runs: int) -> Proof | None:
-        """Find which change of the first bad commit makes the runs diverge; None where its parent was not captured."""
+    def prove_culprit(self, culprit: Culprit, max_runs: int) -> Proof | None:
+        """Run variants of the first bad commit's parent to find which of its changes makes the runs diverge.
+
+        Returns:
+            the proof; None where there is no such commit, `max_runs` is 0, the parent has no complete run, or the
+            change cannot be looked for (the reason is told).
+        """
         if culprit.commit is None or not max_runs or self.reference is None:
             return None
         before = self.captures.user.ask("rev-parse", f"{culprit.commit}^")
@@ -189,7 +197,7 @@ class _Search:
             return None
 
     def _culprit(self, first: str, candidates: Sequence[str]) -> Culprit:
-        """The result: the commit `first`, or `candidates` where that is ""."""
+        """The result: the first bad commit is `first`; where that is "", it is unknown and one of `candidates`."""
         subject, files, user = "", "", self.captures.user
         if first:
             subject = user.ask("log", "-1", "--format=%s", first)

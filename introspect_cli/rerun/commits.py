@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.answer.endings import raised
+from introspect_cli.compare.answer.endings import exception_of
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import StoreError, UsageError
@@ -110,11 +110,19 @@ class Captures:
         return cls(user, base, command, survey_of_git(user, here, scripts_of(command.words), base), tell)
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
-        """The place in which a revision runs, for the length of a block."""
+        """Build the place in which a revision runs, for the length of a block; it is removed then."""
         return build_place(self.around, self.base / TREE, revision=revision, links=self.command.links)
 
     def capture(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
-        """Capture the command at a revision into `run`, with more capture options; a run without steps if it fails.
+        """Capture the command at a revision into `run`, and tell what is linked instead of copied.
+
+        Args:
+            revision: what is captured.
+            run: directory of the run; removed where an error is raised.
+            more: further capture options.
+
+        Returns:
+            the run; one without steps where the setup command or the script fails before a step.
 
         Raises:
             UsageError: a file was imported from the user's work tree.
@@ -144,20 +152,22 @@ class Captures:
         for name, digest in ran.items():
             forms = (str(name), str(name).removesuffix(".py") + "/__init__.py")
             named = [file for file in files if any(f"/{file}".endswith(f"/{form}") for form in forms)]
-            if digest not in _digests(place.root, named) and digest in _digests(self.user.root, named):
+            if digest not in _source_digests(place.root, named) and digest in _source_digests(self.user.root, named):
                 raise UsageError(
                     f"{name} did not run as it is at {revision.words}: python imported the one of your work tree, by "
                     "an absolute path or from where it is installed"
                 )
 
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
-        """The kept run of a revision, if nothing that went into it has changed; else a new one.
+        """The earlier run of a revision, if nothing that went into it has changed; else capture it now.
+
+        An earlier run that is taken counts as used now: see `remove_old`.
 
         Args:
             revision: what is captured.
-            side: `a` or `b`, whose runs are kept apart, and told of in a line each; "" to tell nothing.
+            side: `a` or `b`, whose runs are separate, and told of in a line each; "" to tell nothing.
             more: further capture options.
-            fresh: capture again what is kept.
+            fresh: True to capture in any case.
 
         Raises:
             UsageError: a file was imported from the user's work tree.
@@ -197,7 +207,11 @@ class Captures:
         return f"{revision.commit[:10]}{'-changed' if revision.changed else ''}-{key}"
 
     def changed_since(self, kept: Path) -> str:
-        """Name of a file outside the revision that a kept run read and that has changed since; "" where none has."""
+        """Name of a file outside the revision that a kept run read and that has changed since; "" where none has.
+
+        It has changed if it is gone, has another size, or was modified after the run started. Directories of many files
+        that were recorded as one do not count.
+        """
         place, links = self.base / TREE, [self.around.directory / path for path in self.command.links]
         with open_run(kept) as run:
             files, began = run.settings.document("files"), started_at(run) or 0.0
@@ -214,7 +228,7 @@ class Captures:
         return ""
 
     def remove_old(self, used: Sequence[Path]) -> None:
-        """Remove the least recently used captures beyond `MAX_KEPT`, never those in `used`."""
+        """Remove captures, with their logs, that are neither the `MAX_KEPT` most recently used nor in `used`."""
         runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
             if run not in used:
@@ -223,7 +237,7 @@ class Captures:
                     log_of(run).unlink(missing_ok=True)
 
 
-def _digests(root: Path, names: Sequence[str]) -> set[str]:
+def _source_digests(root: Path, names: Sequence[str]) -> set[str]:
     """Source digests of the files `names` that exist below `root`."""
     return {source_digest((root / name).read_bytes()) for name in names if (root / name).is_file()}
 
@@ -239,9 +253,9 @@ class Pair:
         words: a and b: a revision, `.` for the work tree as it is, or the name of a run.
         runs: the runs that they stand for; None for a revision.
         fresh: run again what was run before.
-        stop: end b at its first divergence.
-        rtol: what b is compared by while it runs.
-        noise: runs that should equal a.
+        stop: whether b, if it is a revision, ends at its first divergence.
+        rtol: relative tolerance of the comparison that ends b.
+        noise: repeats of a, whose differences from it do not end b.
     """
 
     words: tuple[str, str]
@@ -287,10 +301,17 @@ def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> t
 
 
 def _capture_side(captures: Captures, side: str, revision: Revision, stops: tuple[str, ...], pair: Pair) -> str:
-    """Path of the run of a revision; with `stops`, capture options that end it at its first divergence.
+    """Path of the run of a revision, which is captured unless a kept run will do.
+
+    Args:
+        captures: captures the command.
+        side: `a` or `b`.
+        revision: what is captured.
+        stops: capture options that end it at its first divergence; () to run all of it.
+        pair: both sides as they were asked for.
 
     Raises:
-        UsageError: it recorded no step, unless b ended by an exception, which is compared.
+        UsageError: it recorded no step; but a b that ended by an exception is compared all the same.
     """
     done = captures.run_of(revision, side, stops, fresh=pair.fresh)
     if done.usable:
@@ -298,7 +319,7 @@ def _capture_side(captures: Captures, side: str, revision: Revision, stops: tupl
     error = None
     if complete_run(done.run) is not None:
         with open_run(done.run) as opened:
-            error = raised(opened, "")
+            error = exception_of(opened, "")
     if error is None or side == "a":
         last = done.last_lines.rpartition(" / ")[2]
         why = f"exit code {done.exit_code} ({last})" if error is None else error.words
@@ -310,6 +331,6 @@ def _capture_side(captures: Captures, side: str, revision: Revision, stops: tupl
 
 
 def _near(path: Path) -> str:
-    """A path relative to the current directory, if it is below it."""
+    """A path: relative where it lies below the current directory, else as it is."""
     near = os.path.relpath(path)
     return str(path) if near.startswith(os.pardir) else near

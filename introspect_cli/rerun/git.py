@@ -31,7 +31,7 @@ class Repository:
     """A git repository, asked through git itself."""
 
     def __init__(self, directory: Path) -> None:
-        """Find the repository that holds the directory.
+        """Ask git now for the root of the repository that holds the directory.
 
         Raises:
             UsageError: there is none, or no git.
@@ -98,7 +98,7 @@ class Repository:
         return self._resolve(word).returncode == 0
 
     def _resolve(self, word: str) -> subprocess.CompletedProcess[str]:
-        """Git's answer to which commit a word names."""
+        """Git's answer to which commit a word names; a return code other than 0 where it names none."""
         return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}")
 
     def commit(self, revision: str) -> str:
@@ -164,7 +164,7 @@ class Revision:
 
     @property
     def words(self) -> str:
-        """`main (4e52087ddf)`."""
+        """Name and commit for a sentence: `main (4e52087ddf)`, `the work tree (4e52087ddf with 2 changed)`."""
         changes = f" with {len(self.changed)} changed" if self.changed else ""
         shown = "the work tree" if self.name == WORK_TREE else self.name
         return f"{shown} ({self.commit[:10]}{changes})"
@@ -176,7 +176,9 @@ class Revision:
 
     @contextlib.contextmanager
     def checked_out(self, root: Path) -> Iterator[None]:
-        """Its tree at `root`, changed files included, for the length of a block.
+        """Check out its tree at `root`, changed files included, for the length of a block.
+
+        What was at `root` is removed before, the tree afterwards.
 
         Raises:
             UsageError: git refuses.
@@ -201,7 +203,7 @@ class Revision:
 
 
 def copy_file(path: Path, to: Path) -> None:
-    """Copy a file, or recreate a link, unless `to` exists; nothing where the file is gone."""
+    """Copy a file, or make a link to the same target; does nothing where `to` exists or `path` is gone."""
     if os.path.lexists(to):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):

@@ -64,23 +64,29 @@ def small_run_options(steps: int) -> list[str]:
 
 
 def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = False) -> int:
-    """Run the script and keep what it computes.
+    """Run the script and keep what it computes at `path`.
+
+    Args:
+        golden: what to run, and how it will be compared.
+        path: directory of the golden run.
+        force: whether to write into a directory that has something in it.
+        sources: whether to keep the text of the source files.
 
     Returns:
         how many bytes it takes.
 
     Raises:
-        StoreError: the directory exists, or the script recorded nothing.
+        StoreError: the directory has something in it, or the script recorded nothing.
     """
     if path.exists() and not force and any(path.iterdir()):
         raise StoreError(f"{path} exists already; choose another place with -o, or --force to replace it")
     with tempfile.TemporaryDirectory() as folder:
-        run = _captured(golden, Path(folder) / "run", sources=sources)
+        run = _capture_small(golden, Path(folder) / "run", sources=sources)
         return pack_golden(run, golden, path, sources=sources)
 
 
 def pack_golden(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
-    """Pack a run as the golden run at `path`; returns bytes written."""
+    """Pack a run as the golden run at `path`, in place of one that is there; returns the bytes in that directory."""
     path.mkdir(parents=True, exist_ok=True)
     about = {
         "words": list(golden.words),
@@ -120,7 +126,7 @@ def _open_golden(path: Path) -> Run:
 
 
 def takes_long(path: Path) -> bool:
-    """Whether a golden run took `LONG_SECONDS` seconds or more, so that comparing a new one while it runs pays.
+    """Whether the golden run took `LONG_SECONDS` seconds or more: then comparing a new run while it goes on pays.
 
     Raises:
         StoreError: it cannot be read.
@@ -132,6 +138,10 @@ def takes_long(path: Path) -> bool:
 def check(path: Path, *, noise: bool = False) -> DiffResult:
     """Run the script of a golden run again and compare.
 
+    Args:
+        path: the golden run.
+        noise: whether to run it twice: differences as between the two new runs are then accepted.
+
     Raises:
         StoreError: there is no golden run, or the script recorded nothing.
         UsageError: a test saved it, and only that test can check it.
@@ -142,14 +152,19 @@ def check(path: Path, *, noise: bool = False) -> DiffResult:
     with tempfile.TemporaryDirectory() as folder:
         # with noise, what may pass is known after both runs
         stop = stop_options(path) if not noise and takes_long(path) else ()
-        runs = [_captured(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
+        runs = [_capture_small(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
         return compare_golden(path, golden, runs[0], runs[1:])
 
 
 def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
     """Compare a new run with the golden one: once for each kind with its own tolerance, once for all other kinds.
 
-    Side a is the golden run; with noise runs, which measure the code of a, it is the new one.
+    Args:
+        path: the golden run.
+        golden: its description.
+        run: the new run.
+        noise: more runs of the same code as `run`. Side a is the golden run without them, and `run` with them, since
+            they must be repeats of a.
 
     Returns:
         the first that is DIVERGED, else the first UNDECIDED, else the first. DIVERGED becomes UNDECIDED where the
@@ -163,7 +178,7 @@ def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] 
     answer = next((r for r in results if r.verdict is Verdict.DIVERGED), results[0])
     if answer.verdict is Verdict.SAME:
         answer = next((r for r in results if r.verdict is Verdict.UNDECIDED), answer)
-    return _decided_on_machine(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
+    return _undecided_if_rounding(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
 
 
 def _options_by_tolerance(golden: Golden, run: Run) -> list[DiffOptions]:
@@ -178,8 +193,12 @@ def _options_by_tolerance(golden: Golden, run: Run) -> list[DiffOptions]:
     return [*([DiffOptions(kinds=others, rtol=rest[0], atol=rest[1])] if others else []), *parts]
 
 
-def _decided_on_machine(result: DiffResult) -> DiffResult:
-    """UNDECIDED in place of DIVERGED where the first difference is as small as rounding, on another machine."""
+def _undecided_if_rounding(result: DiffResult) -> DiffResult:
+    """The result; UNDECIDED in place of DIVERGED where another machine's rounding may explain the first difference.
+
+    It may where the difference is at most `_SMALL` roundings of its dtype, and a setting says that both machines round
+    differently.
+    """
     first = result.first
     if result.verdict is not Verdict.DIVERGED or first is None or first.a is None or first.b is None:
         return result
@@ -195,8 +214,14 @@ def _decided_on_machine(result: DiffResult) -> DiffResult:
     return replace(result.unexplained(), verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
-def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
-    """Run the script under capture, with more options than the golden run's where some are given.
+def _capture_small(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
+    """Run the script under capture and return `run`.
+
+    Args:
+        golden: what to run.
+        run: directory of the run.
+        more: capture options beside those of `golden`.
+        sources: whether to keep the text of the source files.
 
     Raises:
         StoreError: it recorded nothing.
@@ -210,10 +235,15 @@ def _captured(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: b
 
 
 def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:
-    """Tolerances by kind.
+    """Tolerances (rtol, atol) by kind, as in `Golden`.
+
+    Args:
+        texts: `KIND=RTOL` or `KIND=RTOL,ATOL`.
+        rtol: of all other kinds.
+        atol: of all other kinds.
 
     Raises:
-        UsageError: a text is none, or names no kind.
+        UsageError: a text is not of this form, or names no kind.
     """
     tolerances: dict[str, Any] = {"": (rtol, atol)} if rtol or atol else {}
     for text in texts:

@@ -44,25 +44,26 @@ class LiveReference:
     _opened: Run | None = None
 
     def reference(self) -> Run:
-        """The reference, opened again while it is being written or has no step."""
+        """The reference, kept open; it is opened again in each call while it is being written or has no step."""
         if self._opened is None or self._opened.state is RunState.RUNNING or self._opened.last_step is None:
             self.close()
             self._opened = self.open_reference()
         return self._opened
 
     def close(self) -> None:
-        """Close the reference."""
+        """Close the reference; `reference` opens it again."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
 
     def result(self, run: Run) -> DiffResult | None:
-        """Compare with a run; None where it is in progress and its steps may still be taken back.
+        """Compare the reference with a run; None while the run goes on and nothing can be said of it yet.
 
-        What a model computes before anything is trained may turn out to have been an evaluation.
+        That is while its steps may still be taken back (what a model computes before anything is trained may turn out
+        to have been an evaluation), or nothing that was selected is there.
         """
         one, running = self.reference(), run.state is RunState.RUNNING
-        if running and not (_trains(run) or (run.ranks and not _trains(one))):
+        if running and not (_has_training(run) or (run.ranks and not _has_training(one))):
             return None
         try:
             return self.compare(one, run)
@@ -90,8 +91,12 @@ class Digests:
         """The last step compared on every rank; -1 where there is none."""
         return min(self.last_looked.values(), default=-1)
 
-    def differ(self, reference: Run, run: Run) -> bool:
-        """Whether a step not compared before differs from the reference's, or a rank is not in the reference."""
+    def compare_new(self, reference: Run, run: Run) -> bool:
+        """Compare each step that was not compared before; whether any differs, or a rank is not in the reference.
+
+        Steps that the reference lacks do not count. Sets `last_looked`; reads the reference's digests again where it
+        was opened again.
+        """
         if reference is not self._reference:
             self.by_rank |= {rank: reference.rank(rank).digests() for rank in reference.ranks}
             self._reference = reference
@@ -114,8 +119,13 @@ def compare_live(
 ) -> DiffResult:
     """Compare a run with a reference while it is written, until it is over.
 
-    `first` hears once of the first divergence that is seen, and `agreed`, until then, of each step up to which the two
-    do not diverge.
+    Args:
+        against: the reference.
+        path: the run.
+        first: called once, with the first comparison that is DIVERGED.
+        agreed: called before that with the last step that all ranks have and up to which the two do not diverge, each
+            time it is another.
+        pause: seconds between two looks at the run, at least.
 
     Returns:
         the comparison of the whole run.
@@ -128,9 +138,9 @@ def compare_live(
     is_waiting = is_reported = False  # for a full comparison; to `first`
 
     def look(run: Run) -> DiffResult | None:
-        """Compare new steps; the result where a full comparison was made, else None."""
+        """Compare new steps and call `first` or `agreed`; the result where a full comparison was made, else None."""
         nonlocal last, is_waiting, is_reported
-        is_waiting = (digests.differ(against.reference(), run) or is_waiting) and not is_reported
+        is_waiting = (digests.compare_new(against.reference(), run) or is_waiting) and not is_reported
         is_over = run.state is not RunState.RUNNING
         result = against.result(run) if is_over or is_waiting else None
         is_waiting &= result is None
@@ -150,7 +160,7 @@ def compare_live(
     return result
 
 
-def _trains(run: Run) -> bool:
+def _has_training(run: Run) -> bool:
     """Whether any rank's first, middle or last step has a record of a training phase."""
     for rank in run.ranks:
         reader = run.rank(rank)

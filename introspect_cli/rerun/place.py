@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, copy_file, tracked_files
 from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.write.run_writer import ignored
+from introspect_cli.store.write.run_writer import add_gitignore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ class Place:
         return path
 
     def rebuilt_word(self, word: str) -> str:
-        """A command-line word with its path, or that after `=`, replaced by the rebuilt one, where it is absolute."""
+        """A command-line word; an absolute path in it, alone or after `=`, is replaced by the rebuilt one."""
         option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         there = self.rebuilt(real := Path(os.path.realpath(value)))
         return f"{option}{equals}{there}" if Path(value).is_absolute() and there != real else word
@@ -123,8 +123,9 @@ def survey(
     Args:
         root: the project.
         directory: where the script ran.
-        sources: files that are given, and therefore left out.
-        before: files changed after this time (seconds since 1970) are left out, unless git tracks them; None for none.
+        sources: files whose text is given otherwise; they are left out.
+        before: files changed after this time (seconds since 1970) are left out, except those that git tracks; None to
+            leave out none.
         skipped: a directory that is left out: where variants and their runs are kept.
     """
     root, directory = Path(os.path.realpath(root)), Path(os.path.realpath(directory))
@@ -145,7 +146,7 @@ def survey(
 
 
 def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Surroundings:
-    """List files that git does not track; untracked code is left out, except `scripts`."""
+    """As `survey`, without what git tracks and without untracked code other than `scripts`; of any age."""
     tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
     code = {path for path in others if path.suffix in CODE_ENDINGS} - {*scripts}
@@ -184,7 +185,13 @@ def _modified_at(path: Path) -> float:
 def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
     """(path, True) for what is copied or linked, (path, False) for directories that are made.
 
-    Directories with too many entries or with installed packages are linked whole unless in `needed`.
+    A directory is linked as a whole where it has more than `_MAX_ENTRIES` entries, more than `_MAX_ENTRIES_BELOW` were
+    seen before its end, or it holds installed packages; but never one in `needed`.
+
+    Args:
+        top: the directory to walk.
+        needed: the given files and all directories above them, which must be made and not linked.
+        skipped: a directory that is left out.
     """
     waiting, count = [top], 0
     while waiting:
@@ -225,10 +232,10 @@ def build_place(
     links: Sequence[str] = (),
     paths: str | None = None,
 ) -> Iterator[Place]:
-    """Build the place below `at` from a survey, and remove it afterwards.
+    """Build the place below `at` from a survey, for the length of a block, and remove it afterwards.
 
     Args:
-        around: what that is.
+        around: the survey.
         at: a directory that holds all of it, which is emptied.
         texts: what files hold, by the user's path.
         revision: whose tree the project is; None where the project is as it lies.
@@ -280,7 +287,7 @@ def _remove(at: Path) -> None:
 
 
 def _rebuilt_below(place: Path, top: Path) -> Path:
-    """Where `top` is rebuilt below `place`: under the names of up to `_LEVELS_ABOVE` of its parents."""
+    """Where `top` is rebuilt below `place`: under the names of its nearest `_LEVELS_ABOVE` parents (all if fewer)."""
     above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
     return place.joinpath(*(path.name for path in reversed(above)), top.name)
 
@@ -292,16 +299,19 @@ def users_path(place: Path, path: Path, top: Path) -> Path:
 
 
 def keep_out_of_git(directory: Path) -> None:
-    """Make `directory`, and put a `.gitignore` into the directory of runs it is in, or into it if new."""
+    """Make `directory`, and put a `.gitignore` into the nearest parent that is a directory of runs.
+
+    Where there is no such parent, it goes into `directory` itself if that is new, else nowhere.
+    """
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     runs = next((path for path in directory.parents if path.name == RUNS), directory if is_new else None)
     if runs is not None:
-        ignored(runs)
+        add_gitignore(runs)
 
 
 def link(path: Path, to: Path) -> None:
-    """Make `to` a link to `path`; where both are directories, link the entries that `to` lacks.
+    """Make `to` a link to `path`, if `to` does not exist; where both are directories, link the entries that `to` lacks.
 
     Raises:
         UsageError: there is no such path.
@@ -317,9 +327,9 @@ def link(path: Path, to: Path) -> None:
 
 
 def _copy(files: Mapping[Path, Path]) -> list[Path]:
-    """Copy files (target: source), smallest first, up to `MAX_COPIED_BYTES` in all.
+    """Copy files (target: source), the smallest first, while their sum is below `MAX_COPIED_BYTES`.
 
-    Link the rest, and return those.
+    Link the others and all directories, and return the sources of those links.
     """
     total, large = 0, []
     real = {to: Path(os.path.realpath(path)) for to, path in files.items() if path.exists()}
@@ -335,7 +345,15 @@ def _copy(files: Mapping[Path, Path]) -> list[Path]:
 
 
 def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
-    """Link the siblings of a directory and of its parents beside the rebuilt one, so that `../data` exists."""
+    """Link the siblings of a directory and of its parent beside the rebuilt ones, so that `../data` exists.
+
+    Stops at a directory with more than `_MAX_NEIGHBOURS` entries.
+
+    Args:
+        top: the user's directory.
+        rebuilt: where it is rebuilt.
+        place: directory of the place, outside of which nothing is linked.
+    """
     for _ in range(_LEVELS_ABOVE):
         top, rebuilt, before = top.parent, rebuilt.parent, top
         if top == top.parent or rebuilt.parent == place:
@@ -350,7 +368,10 @@ def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
 
 
 def _search_path(place: Place, modules: Path, given: str) -> str:
-    """PYTHONPATH for a place: entries inside the project rebuilt, editable installs of the project first."""
+    """PYTHONPATH for a place: entries inside the project rebuilt, modules of editable installs of the project first.
+
+    The latter get links in the directory `modules`, which is made where there is any. `given` is the user's PYTHONPATH.
+    """
 
     def rebuilt(path: Path) -> Path | None:
         """The rebuilt path of an import directory; None where it is not rebuilt, or is inside an environment."""
@@ -380,7 +401,7 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 
 @contextlib.contextmanager
 def signals_as_exits() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit(128 + number), so that cleanup runs."""
+    """Turn SIGTERM and SIGHUP into SystemExit(128 + number) for the length of a block, so that cleanup runs."""
 
     def end(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
@@ -395,7 +416,10 @@ def signals_as_exits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Hold a lock on `base`, waiting for another process that captures revisions there."""
+    """Make the directory `base` and hold a lock on it for the length of a block; it is removed afterwards if empty.
+
+    Waits, and tells so in a line, while another process that captures revisions has the lock.
+    """
     try:
         keep_out_of_git(base)
         descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)

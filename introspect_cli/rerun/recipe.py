@@ -133,7 +133,10 @@ def _options(run: Run) -> list[str]:
 
 
 def _users_paths(directory: str) -> Callable[[str], str]:
-    """A function that replaces a revision's former place in a text by the user's project; the identity otherwise."""
+    """A function that replaces the place in which a revision ran, and which is gone, in a text by the user's project.
+
+    It returns texts unchanged where `directory` lies in no such place, or still exists.
+    """
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, TREE)), None)
     repository = None if place is None else Repository.around(place.parents[2])
     if place is None or repository is None or Path(directory).is_dir():
@@ -143,7 +146,10 @@ def _users_paths(directory: str) -> Callable[[str], str]:
 
 
 def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:
-    """Environment variables to set (None: remove) to what was recorded, and notes on those that cannot be."""
+    """Environment variables to set (None: remove) to what was recorded, and notes on those that cannot be.
+
+    `moved` is the function of `_users_paths`.
+    """
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):
         return {}, ["its environment variables were not recorded: the current ones are used"]

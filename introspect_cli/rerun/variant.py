@@ -90,7 +90,7 @@ def capture(
     *,
     again: bool = True,
 ) -> Rerun:
-    """Capture a script at a place, in a process of its own.
+    """Capture a script at a place, in a process of its own, and wait for its end.
 
     Args:
         run: directory for its run; its output is kept beside it, as `NAME.log`.
@@ -98,7 +98,7 @@ def capture(
         words: capture options, then the script and its arguments.
         environment: variables to set; None removes one.
         python: the interpreter; "" for the one that runs this.
-        again: whether it runs although its run is there already and complete.
+        again: True to run in any case and replace a run that is there; False to take a complete one as it is.
 
     Raises:
         StoreError: the log cannot be written.
@@ -117,7 +117,7 @@ def capture(
         code = run_logged(command, log_of(run), place.directory, variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
-    state, made = _read(run, code)
+    state, made = _read_result(run, code)
     if "--stop" in words and state is RunState.COMPLETE:  # the status is then that of the comparison
         return made
     return replace(made, exit_code=code)
@@ -138,7 +138,7 @@ def duration(run: Run) -> float:
 def run_logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run a command (a str: in a shell) with all output in the file `log`; returns its exit code."""
+    """Run a command (a str: in a shell) with all output in the file `log`, wait for it, and return its exit code."""
     keep_out_of_git(log.parent)
     with log.open("wb") as file:
         return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
@@ -173,12 +173,12 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 def complete_run(run: Path) -> Rerun | None:
     """The result of an earlier capture at `run`; None where there is none that is COMPLETE."""
-    state, kept = _read(run, 0) if (run / "manifest.yaml").exists() else (None, None)
+    state, kept = _read_result(run, 0) if (run / "manifest.yaml").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
 
 
-def _read(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
-    """State and result of a run; None and `exit_code` where it cannot be read."""
+def _read_result(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
+    """(state, result) of a run; (None, a result with `exit_code` and no step) where it cannot be read."""
     try:
         with open_run(run) as opened:
             steps = opened.steps
@@ -207,9 +207,10 @@ class Reference:
 
     @property
     def stop_options(self) -> tuple[str, ...]:
-        """Capture options that end a rerun at the last step, and at its divergence where that saves `LONG_SECONDS`.
+        """Capture options that end a rerun at the last step, and at its divergence where that pays.
 
-        To compare while a script runs takes a second or two to begin, so it must pay.
+        It pays where `until` is None or the reference took `LONG_SECONDS` to that step: to compare while a script runs
+        takes a second or two to begin.
         """
         stops = stop_options(self.run)
         if self.until is None:
@@ -225,10 +226,14 @@ class Reference:
             return exit_code_of(run)
 
     def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
-        """Compare a rerun with the reference; UNDECIDED without a step, or where it agrees and then fails.
+        """Compare a rerun with the reference, up to the step `until`.
 
         A script that fails tells something only by what it recorded before: diverging is diverging, but agreeing up to
         the crash is not agreeing.
+
+        Returns:
+            (verdict, comparison): (UNDECIDED, None) for a rerun without a step; UNDECIDED, too, for one that agrees and
+            whose exit code is neither 0 nor the reference's.
 
         Raises:
             StoreError: a store cannot be read.
@@ -251,7 +256,7 @@ def first_sentence(result: DiffResult) -> str:
 
 @contextlib.contextmanager
 def removed_on_error(run: Path) -> Iterator[None]:
-    """Remove the run, and its log unless the error is a UsageError, where the block raises."""
+    """Where the block raises, remove the run, and its log unless it raises a UsageError: a log may show its reason."""
     try:
         yield
     except BaseException as error:

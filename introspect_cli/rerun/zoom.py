@@ -117,7 +117,7 @@ def zoom(
         b: the other.
         options: of the first comparison; the second compares all steps, kinds and modules.
         output: directory of the new runs; None for `zoom-<a>-<b>` among the project's.
-        links: paths outside git that a work tree needs.
+        links: paths that are linked, and not copied, where a project is rebuilt; relative to where the script ran.
         tell: is given progress, a line each.
         noise: runs of the code of a, whose differences count as noise.
 
@@ -133,7 +133,7 @@ def zoom(
         directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
         keep_out_of_git(directory)
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
-        asked = [_recipe(name, run) for name, run in zip("ab", (one, two), strict=True)]
+        asked = [_recipe_or_reason(name, run) for name, run in zip("ab", (one, two), strict=True)]
         recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
         zoomed = Zoomed(before, tuple(side for side in asked if isinstance(side, Side)))
         if not zoomed.sides:
@@ -168,26 +168,35 @@ class _Rerun:
     tell: Callable[[str], None]
 
     def look_at(self, first: Divergence) -> Zoomed:
-        """Capture both again around `first` and look at it; once more where whole tensors lack at a nearer one."""
+        """Capture both again around `first`, the divergence of the stores, and look at where the new captures diverge.
+
+        Once more where they diverge at a comparable site of which no whole tensors were kept: these are kept then.
+        """
         steps = steps_between(self.runs[0], first)
         globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
-        zoomed = self._captured(steps, globs, first)
+        zoomed = self._capture_both(steps, globs, first)
         without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
         nearer = next(filter(comparable, without_tensors), None)
         if nearer is None:
             return zoomed
         self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
-        return self._captured(steps_at(nearer), (*globs_around(self.runs[0], nearer), *globs), first)
+        return self._capture_both(steps_at(nearer), (*globs_around(self.runs[0], nearer), *globs), first)
 
-    def _captured(
+    def _capture_both(
         self, steps: tuple[tuple[int, ...], tuple[int, ...]], globs: Sequence[str], first: Divergence
     ) -> Zoomed:
         """Capture both at the given steps with whole tensors at `globs`, and look at their first divergences.
 
-        No closeups where a run does not repeat, or both agree now.
+        Args:
+            steps: those of a, and those of b.
+            globs: of the modules and tensors that are stored whole.
+            first: the divergence of the stores.
+
+        Returns:
+            what was seen; without closeups where a run does not repeat, or both agree now.
         """
         pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
-        sides = tuple(self._side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
+        sides = tuple(self._capture_side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
         zoomed = Zoomed(self.before, sides, directory=self.directory)
         if not all(side.repeats for side in sides):
             return zoomed
@@ -199,8 +208,16 @@ class _Rerun:
             lines = source_lines((one, two), after.first)
         return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
 
-    def _side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
-        """Capture a run again, its `steps` with operators and tensors at `globs` whole; compare it with its store."""
+    def _capture_side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
+        """Capture a run again and compare it with its store.
+
+        Args:
+            name: `a` or `b`.
+            run: as it was recorded.
+            recipe: how it is run again.
+            steps: which are recorded, with operators; it ends after the last.
+            globs: of the modules and tensors that are stored whole.
+        """
         path = self.directory / name
         with place_for(run, recipe, self.directory / f"{name}-tree", self.links) as (place, where):
             there = (*recipe.options, *recipe.words_at(place))
@@ -213,7 +230,7 @@ class _Rerun:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
             why += " (a file that is newer than the run has to be named: --link PATH)" if place.tops else ""
             return Side(name, None, f"{note}, but {why}", repeats=False)
-        difference = _not_repeated(run, path, steps)
+        difference = _why_not_repeated(run, path, steps)
         if difference:
             ended = f" (it ended with exit code {new.exit_code})" if new.exit_code else ""
             note = f"{note}, but does not repeat what was recorded{ended}. {difference}"
@@ -221,7 +238,7 @@ class _Rerun:
         return Side(name, path, f"{note}, and repeats what was recorded.", repeats=True)
 
 
-def _recipe(name: str, run: Run) -> Recipe | Side:
+def _recipe_or_reason(name: str, run: Run) -> Recipe | Side:
     """The recipe of a run; a `Side` with the reason where it cannot be run again."""
     try:
         return recipe_of(run)
@@ -231,9 +248,10 @@ def _recipe(name: str, run: Run) -> Recipe | Side:
 
 @contextlib.contextmanager
 def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
-    """A place to run a recipe, and where that is as a clause: where it ran, if its files are as they were.
+    """A place to run a recipe, for the length of a block, and a clause that says where it is.
 
-    Else the project is rebuilt with the texts that the run recorded, where all of these can be had.
+    Where all sources are as recorded, or the recorded text of a changed one cannot be had: where it ran. Else the
+    project is rebuilt with the recorded texts.
 
     Args:
         run: the run.
@@ -254,15 +272,15 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         clause = f"although {some(without)} {has} text is not kept" if without else clause
         yield Place(sources.root, recipe.directory), f"where it ran, {clause}"
         return
-    texts = _texts(run, sources)
+    texts = _kept_texts(run, sources)
     around = survey(sources.root, recipe.directory, texts.keys(), started_at(run), at.parent)
     paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
     with build_place(around, at, texts, links=links, paths=paths) as place:
         yield place, "from its recorded sources"
 
 
-def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
-    """Bytes by path of the recorded sources, and of opened configuration files that the run keeps."""
+def _kept_texts(run: Run, sources: Texts) -> dict[Path, bytes]:
+    """Bytes by path of the recorded sources, and of those opened configuration files whose text the run keeps."""
     texts = {sources.places[name]: encode_text(text) for name, text in sources.texts.items()}
     for name, digest in opened_files(run).items():
         path = Path(os.path.realpath(sources.root / name))
@@ -272,8 +290,8 @@ def _texts(run: Run, sources: Texts) -> dict[Path, bytes]:
     return texts
 
 
-def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
-    """Why a new capture differs from what its run recorded at `steps`; "" where it is the same."""
+def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
+    """The sentence on how a new capture differs from what its run recorded at `steps`; "" where it is the same."""
     reader = run.rank(run.ranks[0])
     recorded = [step for step in steps if step in reader]
     if not recorded:
@@ -287,9 +305,10 @@ def _not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
 
 
 def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps of a and of b to record: 0, and all from the last recorded step before the divergence up to it.
+    """Steps of a and of b to record: 0, and all from the last recorded step before the divergence to the divergence.
 
-    At most `FURTHEST_BACK` steps before it.
+    No more than `FURTHEST_BACK` steps before the divergence are among the latter; where no step before it is recorded,
+    only its own is.
     """
     earlier = [int(step) for step in a.rank(first.rank).entries["step"] if step < first.step]
     since = max(*earlier[-1:], first.step - FURTHEST_BACK, 0) if earlier else first.step

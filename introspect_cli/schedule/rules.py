@@ -43,12 +43,12 @@ class Span(NamedTuple):
     stride: int
 
     def wants(self, step: int) -> bool:
-        """Whether `step` is one of them."""
+        """Whether `step` is one of the span's steps."""
         return step >= self.start and (self.stop is None or step < self.stop) and (step - self.start) % self.stride == 0
 
     @property
     def last(self) -> int | None:
-        """The last step, None where there is no end."""
+        """The last step of the span; None where it has no end."""
         if self.stop is None:
             return None
         return self.start + (self.stop - 1 - self.start) // self.stride * self.stride
@@ -139,7 +139,7 @@ class Schedule:
         return cls(",".join(map(str, spans)))
 
     def wants(self, step: int) -> bool:
-        """Whether a step is one of them."""
+        """Whether `step` is in any span."""
         return any(span.wants(step) for span in self.spans)
 
     @property

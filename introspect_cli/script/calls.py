@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """Interface of a capture that receives a script's calls."""
 
-    def stepped(self) -> None:
-        """End the step."""
+    def end_step(self) -> None:
+        """End the step: the script called `step`."""
 
-    def recorded(self, name: str, value: object) -> None:
-        """Record a value."""
+    def record_value(self, name: str, value: object) -> None:
+        """Record a value: the script called `record`."""
 
-    def entered(self, name: str) -> None:
-        """Begin a phase of the script's; "" ends it."""
+    def enter_phase(self, name: str) -> None:
+        """Begin a phase of the script's own, ending the one before; "" ends it without a new one."""
 
 
 _listeners: list[Listener] = []
@@ -34,19 +34,19 @@ def step() -> None:
     """End the current step of the capture under way; from the first call on, optimizer steps no longer end steps."""
     if _listeners:
         for listener in tuple(_listeners):
-            listener.stepped()
+            listener.end_step()
 
 
 def record(name: str, value: Any) -> None:
-    """Record a value of the script's own: `record("advantages", advantages)`.
+    """Record a value of the script's own: `record("advantages", advantages)`; nothing without a capture.
 
     Args:
-        name: what it is, the same in every step; what is recorded under it again in a step is counted.
+        name: what it is, the same in every step; values with the same name in a step are numbered.
         value: a tensor, an array, a number or a string, or these nested in lists, tuples and dicts.
     """
     if _listeners:
         for listener in tuple(_listeners):
-            listener.recorded(name, value)
+            listener.record_value(name, value)
 
 
 class Phase:
@@ -55,50 +55,54 @@ class Phase:
     __slots__ = ("_before",)
 
     def __init__(self, before: str) -> None:
+        """Note the name of the phase to go back to, "" for none; the new one has begun already."""
         self._before = before
 
     def __enter__(self) -> None:
         """Do nothing: the phase has begun."""
 
     def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Go back to the phase before."""
-        _enter(self._before)
+        """Go back to the phase before; an exception passes."""
+        _set_phase(self._before)
 
 
 _NOTHING = Phase("")
 
 
 def phase(name: str) -> Phase:
-    """Begin a phase of the script's own, such as "rollout", for good or as a `with` block.
+    """Begin a phase of the script's own, such as "rollout", now: until the next `phase`, or the end of a `with` block.
 
     Values recorded in it are named by it (`rollout/advantages`), and forward passes in it are recorded although they
-    run without gradients.
+    run without gradients. Nothing without a capture.
 
     Args:
         name: of the phase; "" for none.
+
+    Returns:
+        For a `with` block, whose end goes back to the phase before.
     """
     if not _listeners:
         return _NOTHING
     before = _phases[0]
-    _enter(name)
+    _set_phase(name)
     return Phase(before)
 
 
-def _enter(name: str) -> None:
-    """Set the phase and tell the listeners."""
+def _set_phase(name: str) -> None:
+    """Set the phase and tell all listeners; nothing where there are no listeners and no phase."""
     if _listeners or _phases[0]:
         _phases[0] = name
         for listener in tuple(_listeners):
-            listener.entered(name)
+            listener.enter_phase(name)
 
 
 def listen(listener: Listener) -> None:
-    """Register a listener until `unlisten`."""
+    """Register a listener, which hears of all calls until `unlisten`."""
     _listeners.append(listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Unregister a listener; without any, the phase ends."""
+    """Unregister a listener, if it is one; after the last one, the script's phase is none."""
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:

@@ -47,7 +47,10 @@ _MOST_FRAMES = 500
 
 
 def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    """Path, line and function of up to 500 frames outside this package; of a syntax error, also its own line."""
+    """Path, line and function of an exception's frames outside this package, outermost first, at most 500.
+
+    A syntax error has its own file and line as the last one, with the function "".
+    """
     frames: list[tuple[str, int, str]] = []
     entry = error.__traceback__
     while entry is not None and len(frames) < _MOST_FRAMES:
@@ -61,7 +64,7 @@ def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
 
 
 def raised_ending(error: BaseException) -> Ending:
-    """The ending by an uncaught exception."""
+    """The ending by an uncaught exception: exit code 1."""
     return Ending(1, "exception", summary(error), frames_of(error))
 
 
@@ -82,7 +85,7 @@ def strip_frames(error: BaseException) -> None:
     """Remove this package's frames from an exception's traceback, in place.
 
     The runner's frames sit at its head, those of patched torch functions in the middle; causes, contexts and
-    the members of exception groups have theirs too. The exception is changed in place.
+    the members of exception groups have theirs too.
     """
     seen: set[int] = set()
     pending = [error]
@@ -103,7 +106,7 @@ def strip_frames(error: BaseException) -> None:
 
 
 def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
-    """The traceback without this package's frames; the same object where it has none."""
+    """A new traceback without this package's frames; the same object if it has none, None if nothing is left."""
     entries: list[TracebackType] = []
     entry = head
     while entry is not None:
@@ -119,7 +122,7 @@ def _without_package_frames(head: TracebackType | None) -> TracebackType | None:
 
 
 def summary(error: BaseException) -> str:
-    """`Class: message`, cut to 500 characters."""
+    """`Class: message`, cut to 500 characters; the class alone where the message is empty or fails."""
     try:
         text = str(error)
     except BaseException:  # the script's own exception class may fail
@@ -129,19 +132,23 @@ def summary(error: BaseException) -> str:
 
 
 def ending_of(raised: BaseException | None) -> Ending:
-    """The ending by an exception, by a `SystemExit` or interrupt, or by returning (None)."""
+    """How the main part of a script ended.
+
+    Args:
+        raised: what it raised; None if it returned.
+    """
     if raised is None:
         return Ending(0, "returned")
     if isinstance(raised, SystemExit):
-        return Ending(_status(raised)[0], "exit")
+        return Ending(_exit_status(raised)[0], "exit")
     # To python up to 3.13, a subclass of it is an exception like any other.
     if type(raised) is KeyboardInterrupt or (sys.version_info >= (3, 14) and isinstance(raised, KeyboardInterrupt)):
         return Ending(-signal.SIGINT, "interrupt", summary(raised))
     return raised_ending(raised)
 
 
-def _status(error: SystemExit) -> tuple[int, Any]:
-    """Exit code of a `SystemExit`, and the message to print, None for nothing."""
+def _exit_status(error: SystemExit) -> tuple[int, Any]:
+    """Exit code of a `SystemExit` as a shell sees it, and the message to print, None for nothing."""
     code: Any = error
     with contextlib.suppress(BaseException):
         code = error.code
@@ -153,7 +160,17 @@ def _status(error: SystemExit) -> tuple[int, Any]:
 
 
 def report(error: BaseException, ending: Ending) -> int | None:
-    """Print an uncaught exception as the interpreter does; returns the exit code."""
+    """Print an uncaught exception as the interpreter does: by `sys.excepthook`, or the message of a `SystemExit`.
+
+    Sets `sys.last_type`, `last_value`, `last_traceback` and `last_exc`, but for a `SystemExit`.
+
+    Args:
+        error: the exception, without our frames.
+        ending: the ending by it.
+
+    Returns:
+        The exit code: the ending's, or that of a `SystemExit` that the hook raises.
+    """
     if isinstance(error, SystemExit):
         return _report_exit(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -162,7 +179,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         _write("sys.excepthook is missing\n")
-        _display(error)
+        _print_traceback(error)
         return ending.exit_code
     failure: BaseException | None = None
     try:
@@ -175,15 +192,15 @@ def report(error: BaseException, ending: Ending) -> int | None:
     if failure is not None:
         strip_frames(failure)
         _write("Error in sys.excepthook:\n")
-        _display(failure)
+        _print_traceback(failure)
         _write("\nOriginal exception was:\n")
-        _display(error)
+        _print_traceback(error)
     return ending.exit_code
 
 
 def _report_exit(error: SystemExit) -> int:
-    """Print a `SystemExit`'s message; returns its exit code."""
-    code, message = _status(error)
+    """Print the message of a `SystemExit`, if any, and return its exit code."""
+    code, message = _exit_status(error)
     if message is not None:
         with contextlib.suppress(BaseException):
             _write(str(message))
@@ -191,7 +208,8 @@ def _report_exit(error: SystemExit) -> int:
     return code
 
 
-def _display(error: BaseException) -> None:
+def _print_traceback(error: BaseException) -> None:
+    """Print an exception with its traceback by python's own hook."""
     sys.__excepthook__(type(error), error, error.__traceback__)
 
 
@@ -206,14 +224,15 @@ def _write(text: str) -> None:
 
 
 def _say_nothing(*_: object) -> None:
-    pass
+    """Take the place of `sys.excepthook`, and print nothing."""
 
 
 def strip_thread_tracebacks() -> None:
-    """Remove introspect's frames from what `threading` prints of an exception in a thread."""
+    """Replace `threading.excepthook` by one that removes introspect's frames first, for good."""
     shown = threading.excepthook
 
     def stripped(args: Any) -> None:
+        """Show an exception in a thread as the hook before did, without introspect's frames."""
         if args.exc_value is not None:
             strip_frames(args.exc_value)
             args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_value.__traceback__, args.thread))
@@ -232,12 +251,17 @@ class DeferredHandler:
     """Deferring stand-in for a signal handler, which is `handler`."""
 
     def __init__(self, handler: Any, waiting: list[DeferredHandler]) -> None:
+        """Stand for `handler`; `waiting` is the list, shared by all, of those with a signal that was deferred."""
         self.handler = handler
         self.number = 0
         self._waiting = waiting
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        """Defer the signal; call the handler at once if one is deferred already."""
+        """Defer the signal: add itself to the list of those that wait. If it is there already, call the handler now.
+
+        Returns:
+            What the handler returned; None for a signal that was deferred.
+        """
         if self in self._waiting:
             return self.handler(number, frame)
         self.number = number
@@ -249,12 +273,15 @@ class HeldHandlers:
     """Defers signal handlers between `hold` and `release`, in the main thread only."""
 
     def __init__(self) -> None:
-        """Nothing waits before `hold`."""
+        """Start with no handler replaced."""
         self._later: dict[int, DeferredHandler] = {}
         self._waiting: list[DeferredHandler] = []
 
     def hold(self) -> None:
-        """Replace handlers written in python; after an exception, a second call continues."""
+        """Replace all signal handlers written in python by deferring ones; nothing outside the main thread.
+
+        An exception, which a handler may raise meanwhile, leaves some unreplaced: a second call continues.
+        """
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
         for number in _signals_in_order():
@@ -264,10 +291,10 @@ class HeldHandlers:
                 _SET(number, self._later[number])
 
     def release(self) -> None:
-        """Restore the handlers and run the deferred ones.
+        """Restore the handlers, but where the script has set others, and run those that were deferred, in their order.
 
         Raises:
-            BaseException: what the first of them raises.
+            BaseException: the first one that any of them raises; the others still run.
         """
         for number in reversed(_signals_in_order() if self._later else []):
             later = self._later.pop(number, None)

@@ -49,7 +49,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
         started: called just before the first line of the script.
         ended: called once when the main part of the script is over, before its traceback is printed, before
             threads are waited for and `atexit` handlers run; called, too, for a script that does not compile
-            and so never started. An exception in either is told on stderr and does not reach the script.
+            and so never started. An exception in `started` or `ended` is told on stderr and does not reach the script.
 
     Returns:
         How it ended.
@@ -60,7 +60,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     module = "__main__" if contained else target.module
     prepare(target, contained=contained)
     strip_thread_tracebacks()
-    _raise_limit(executed=module is None)
+    _raise_recursion_limit(executed=module is None)
     limit = sys.getrecursionlimit()
     raised: BaseException | None = None
     held: HeldHandlers | None = None
@@ -85,7 +85,7 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
     asked = sys.getrecursionlimit()
     sys.setrecursionlimit(max(asked, limit))  # room for introspect's own work, however low the script has set it
     if module is None:
-        _flush()
+        _flush_streams()
     ending = ending_of(raised)
     if os.getpid() == process:
         _call_guarded(ended, ending)
@@ -110,7 +110,11 @@ def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending]
 
 
 def _hold_handlers() -> HeldHandlers:
-    """HeldHandlers signal handlers; released again if holding them fails."""
+    """Defer signal handlers until `release` of what is returned.
+
+    Raises:
+        BaseException: what a handler raised meanwhile; all handlers are restored then.
+    """
     held = HeldHandlers()
     try:
         held.hold()
@@ -121,7 +125,7 @@ def _hold_handlers() -> HeldHandlers:
 
 
 def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
-    """Call a callback; print an exception instead of raising it."""
+    """Call a callback; print an exception on stderr instead of raising it."""
     try:
         callback(*args)
     except BaseException as error:  # the script must not pay for our mistakes
@@ -129,15 +133,15 @@ def _call_guarded(callback: Callable[..., None], *args: Any) -> None:
             print(f"introspect: {summary(error)}; the script goes on unrecorded", file=sys.stderr)  # noqa: T201 - see above
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     """Flush stderr and stdout; errors are ignored."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(BaseException):
             stream.flush()
 
 
-def _raise_limit(*, executed: bool) -> None:
-    """Raise the recursion limit by the levels that introspect's frames take.
+def _raise_recursion_limit(*, executed: bool) -> None:
+    """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
     How many these are differs from one version of python to the next, so it is found out by going down.
 
@@ -147,6 +151,7 @@ def _raise_limit(*, executed: bool) -> None:
     limit, deepest = sys.getrecursionlimit(), 0
 
     def descend() -> None:
+        """Call itself until RecursionError, counting levels in `deepest`."""
         nonlocal deepest
         deepest += 1
         descend()

@@ -39,7 +39,7 @@ class Target:
 
 
 def check(target: Target) -> None:
-    """Check that the script or module exists and can be run, without running anything.
+    """Check that the script or module exists and can be run, without running anything; of a module, its top package.
 
     Raises:
         UsageError: no such script or module, a directory without `__main__.py`, a file that is not text.
@@ -68,7 +68,7 @@ def check(target: Target) -> None:
 
 
 def is_container(script: str) -> bool:
-    """Whether a path is a directory or zip file with a `__main__`."""
+    """Whether a path is a directory or zip file that python can run: one with a `__main__` in it."""
     if not (os.path.isdir(script) or os.path.isfile(script)):  # noqa: PTH112, PTH113 - a script of its own name
         return False
     import pkgutil
@@ -78,7 +78,7 @@ def is_container(script: str) -> bool:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether bytes decode as python source, without NUL."""
+    """Whether bytes are python source: they decode as UTF-8, or as the encoding that they declare, and have no NUL."""
     import importlib.util
 
     try:
@@ -88,13 +88,17 @@ def _is_text(data: bytes) -> bool:
 
 
 def _check_module(module: str) -> None:
-    """Check that the top-level package of a module is found."""
+    """Check that the top-level package of a module can be found; nothing is imported.
+
+    Raises:
+        UsageError: it is not found.
+    """
     import importlib.util
 
     top = module.partition(".")[0]  # finding a submodule would run its package
     spec = None
     saved = sys.path[:]
-    if not _safe_path():
+    if not _has_safe_path():
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 - an entry of sys.path is text
     try:
         spec = importlib.util.find_spec(top) if top else None
@@ -106,16 +110,18 @@ def _check_module(module: str) -> None:
         raise UsageError(f"no module named {module!r}: -m looks in this directory and among installed packages")
 
 
-def _safe_path() -> bool:
+def _has_safe_path() -> bool:
+    """Whether python was told not to put the script's directory on `sys.path` (`-P`, `-I`)."""
     return bool(getattr(sys.flags, "safe_path", sys.flags.isolated))
 
 
 def _absolute(script: str) -> str:
+    """The working directory and a path joined, not normalised, as python does it."""
     return os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118 - python does not normalise either
 
 
 def fresh_main() -> ModuleType:
-    """A `__main__` as the interpreter makes it, its names in the same order."""
+    """A new `__main__` module as the interpreter makes it, its names in the same order; it is not installed."""
     main = ModuleType("__main__")
     main.__loader__ = None
     if sys.version_info < (3, 14):
@@ -125,17 +131,25 @@ def fresh_main() -> ModuleType:
 
 
 def prepare(target: Target, *, contained: bool) -> None:
-    """Set `sys.argv`, `sys.orig_argv` and `sys.path[0]`."""
+    """Set `sys.argv`, `sys.orig_argv` and `sys.path[0]` as python has them for the script or module.
+
+    Modules that introspect has imported, and that the script's directory has a file for, are dropped from
+    `sys.modules`.
+
+    Args:
+        target: what is to be run.
+        contained: whether it is a script in a directory or zip file (`is_container`).
+    """
     if target.module is not None:
         sys.argv = ["-m", *target.args]
-        sys.orig_argv = [*_interpreter(), "-m", target.module, *target.args]
+        sys.orig_argv = [*_interpreter_words(), "-m", target.module, *target.args]
         first = os.getcwd()  # noqa: PTH109 - an entry of sys.path is text
     else:
         script = str(target.script)
         sys.argv = [script, *target.args]
-        sys.orig_argv = [*_interpreter(), *sys.argv]
+        sys.orig_argv = [*_interpreter_words(), *sys.argv]
         first = _absolute(script) if contained else os.path.dirname(os.path.realpath(script))  # noqa: PTH120 - as above
-    if not _safe_path():
+    if not _has_safe_path():
         sys.path[0] = first
     elif contained:
         sys.path.insert(0, first)
@@ -144,9 +158,12 @@ def prepare(target: Target, *, contained: bool) -> None:
 
 
 def _drop_shadowed_modules(first: str) -> None:
-    """Drop modules imported by introspect that the script's directory has a file or package for.
+    """Drop modules from `sys.modules` that introspect imported and the script's directory has a file or package for.
 
-    Python would import that one. What introspect imported stays with those who have it.
+    Python would import that one. Who has imported the dropped module goes on with it.
+
+    Args:
+        first: the directory, which is `sys.path[0]`.
     """
     names = list(sys.modules)
     ours = names.index(__name__.partition(".")[0])  # in the order in which they were imported
@@ -162,8 +179,8 @@ def _drop_shadowed_modules(first: str) -> None:
                     del sys.modules[name]
 
 
-def _interpreter() -> list[str]:
-    """The interpreter and its options in this process's command line, without `-m`, `-c` and what follows."""
+def _interpreter_words() -> list[str]:
+    """The interpreter and its options in this process's command line, without `-m`, `-c` and all that follows."""
     words = sys.orig_argv
     count = 1
     while count < len(words) and words[count].startswith("-"):
@@ -177,7 +194,13 @@ def _interpreter() -> list[str]:
 
 
 def load(script: str, main: ModuleType) -> CodeType:
-    """Compile the script, and set `__main__`'s loader and file."""
+    """Read and compile the script, and set `__loader__`, `__file__` and `__cached__` of `main`.
+
+    The bytes of a source file are kept in `COMPILED`.
+
+    Raises:
+        Exception: whatever reading or compiling raises, such as OSError or SyntaxError.
+    """
     path = _absolute(script)
     if path.endswith(".pyc"):
         sourceless = importlib.machinery.SourcelessFileLoader("__main__", path)

@@ -69,17 +69,18 @@ class Pieces:
 
 
 def cut(flat: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Views of `PIECE` elements of a flat array, shape (n,)."""
+    """Views of a flat array one after the other, of `PIECE` elements each, the last one of what is left."""
     for start in range(0, len(flat), PIECE):
         yield flat[start : start + PIECE]
 
 
 def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> Summary:
-    """Summary of a tensor as a capture would keep it.
+    """Summary of a tensor as a capture would keep it; the pieces are read now, one at a time.
 
     Args:
-        tensor: it.
-        widen: gives elements of a type as numbers.
+        tensor: the tensor; one that is `unread` gives a NOT_OBSERVED summary with the reason.
+        widen: takes elements as stored and the name of their type, and returns them as numbers; called for types of
+            one byte that numpy lacks.
     """
     dtype = tensor.dtype
     layout = Layout(tensor.shape, dtype, "cpu", "contiguous")
@@ -87,19 +88,28 @@ def summary_of(tensor: Pieces, widen: Callable[[NDArray[Any], str], NDArray[Any]
         return Summary(Status.NOT_OBSERVED, layout, 0, text=tensor.unread)
     rows, first = r.empty(2), 0  # the sum of all pieces, and the next
     for bits in (part for piece in tensor.read() for part in cut(piece)):
-        rows[1] = _row(bits, dtype, first, widen)
+        rows[1] = _row_of_piece(bits, dtype, first, widen)
         k.KERNELS.merge(rows.ctypes.data, 2, rows.ctypes.data)
         first += len(bits)
-    return _summary(rows[:1], dtype, tensor.shape)
+    return _summary_of_row(rows[:1], dtype, tensor.shape)
 
 
-def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]) -> r.Rows:
-    """Row of a piece whose first element has index `first` in the whole."""
+def _row_of_piece(
+    bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[Any], str], NDArray[Any]]
+) -> r.Rows:
+    """Row of one piece, shape (1, 32).
+
+    Args:
+        bits: its elements as stored, shape (n,).
+        dtype: torch's name of their type.
+        first: index of the first one in the whole tensor.
+        widen: as for `summary_of`.
+    """
     code, table = CODES.get(dtype), np.zeros(0, np.float32)
     if code is None and bits.dtype.itemsize == 1:
         code, table = k.TABLE, np.ascontiguousarray(widen(np.arange(256, dtype=np.uint8), dtype), np.float32)
     row, bits = r.empty(1), np.ascontiguousarray(bits)
-    team, _ = _team()
+    team, _ = _shared_memory()
     flags = k.STATS | k.SKETCH
     where = table.ctypes.data if len(table) else 0
     k.KERNELS.summarise(bits.ctypes.data, len(bits), first, code, flags, where, row.ctypes.data, team.ctypes.data)
@@ -107,15 +117,15 @@ def _row(bits: NDArray[Any], dtype: str, first: int, widen: Callable[[NDArray[An
 
 
 @cache
-def _team() -> tuple[NDArray[np.int64], r.Rows]:
-    """Shared memory for calls of the kernels, and rows for a piece's chunks."""
+def _shared_memory() -> tuple[NDArray[np.int64], r.Rows]:
+    """Words that a call of the kernels in one thread needs, and rows for a piece's chunks; made once."""
     team, parts = np.zeros(k.TEAM_WORDS, np.int64), r.empty(PIECE // k.CHUNK + 2)
     team[[k.PARTS, k.THREADS, k.ROOM]] = parts.ctypes.data, 1, PIECE
     return team, parts
 
 
-def _summary(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
-    """Summary from the row of a whole array."""
+def _summary_of_row(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
+    """OBSERVED summary of a whole array: `total` is its row, shape (1, 32)."""
     sizes = {"checksum": "<u8", **{name: STATISTICS[name].type for name in _KEPT}, "sketch": f"{SKETCH_SIZE}<f4"}
     columns = {name: np.zeros(1, kind) for name, kind in sizes.items()}
     order = (columns.get(name) for name in k.COLUMNS)

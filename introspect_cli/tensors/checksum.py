@@ -46,5 +46,5 @@ SHIFTS: Final = _STREAM[SPAN:]
 
 
 def text_checksum(text: str) -> int:
-    """Checksum of a plain value, from its text."""
+    """64-bit checksum of a plain value: a hash of its text, unlike that of a tensor no sum."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

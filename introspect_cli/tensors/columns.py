@@ -39,7 +39,7 @@ class Columns:
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        """Use these arrays, of the store's types; they are never moved."""
+        """Note the addresses of these arrays, of the store's types, which must never move; `fill` writes to them."""
         self.arrays = arrays
         self.slots: list[int] = []
         self.layout = np.zeros(0, np.uint32)
@@ -53,17 +53,17 @@ class Columns:
         self._targets = np.array([0 if array is None else array.ctypes.data for array in order], np.uint64)
 
     def fill(self, arena: Arena, facts: Facts, slots: list[int], fixed: dict[int, int], texts: dict[int, str]) -> None:
-        """Fill all arrays.
+        """Write the records' rows to `arrays`, and set `slots`, `layout` and `texts`.
 
         Args:
             arena: the rows.
             facts: what is known of them before their numbers are.
-            slots: of each record.
+            slots: the slot of each record, in the records' order.
             fixed: checksums that are not sums, by slot.
-            texts: by slot.
+            texts: texts by slot, of all slots with a status.
         """
         if facts is not self._facts or slots != self.slots:
-            self._follow(facts, slots)
+            self._set_unchanging(facts, slots)
         rows = arena.block_addresses, arena.rows_per_block
         kernels.KERNELS.columns(*rows, *self._addresses, len(slots), self._targets.ctypes.data)
         for record, slot in self._noted:
@@ -71,8 +71,13 @@ class Columns:
                 self.arrays["checksum"][record] = fixed[slot]
         self.texts = {record: texts[slot] for record, slot in self._noted if texts[slot]}
 
-    def _follow(self, facts: Facts, slots: list[int]) -> None:
-        """Set what stays the same while facts and slots do: layouts, status, headers."""
+    def _set_unchanging(self, facts: Facts, slots: list[int]) -> None:
+        """Set what stays the same while `facts` and `slots` do: layouts, status, headers, which records have texts.
+
+        Args:
+            facts: of all rows.
+            slots: the slot of each record.
+        """
         self._facts = None
         pick = np.array(slots, np.uint32)
         self.layout = facts.layout_index[pick]
@@ -114,18 +119,21 @@ class EndedRows:
             self.finish()
 
     @property
-    def waits(self) -> bool:
-        """Whether a device computes some rows."""
+    def is_waiting(self) -> bool:
+        """Whether a device computes some rows and `finish` was not called: the columns are not filled then."""
         return bool(self._pending)
 
-    def ready(self) -> bool:
-        """Whether waiting is allowed now: not while a CUDA graph is being captured."""
+    def is_ready(self) -> bool:
+        """Whether `finish` may be called now, waiting or not: it may not while a CUDA graph is being captured.
+
+        Queues the copies to the host that have not been queued yet.
+        """
         for pending in self._pending:
             pending.send()
-        return all(pending.ready() for pending in self._pending)
+        return all(pending.is_ready() for pending in self._pending)
 
     def finish(self) -> None:
-        """Wait for devices and fill all columns; once, later calls do nothing."""
+        """Wait for the devices and fill all columns, where that has not been done; later calls do nothing."""
         if self._pending:
             with unobserved():
                 for pending in self._pending:

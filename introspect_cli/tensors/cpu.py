@@ -53,6 +53,7 @@ class Engine:
     """Compiled kernels, with torch's threads for large tensors unless `alone`; one call at a time."""
 
     def __init__(self, *, alone: bool = False) -> None:
+        """Allocate room for the rows of chunks and, unless `alone`, look for torch's threads; starts no thread."""
         self.kernels = k.KERNELS
         self._room = 0
         self._parts = r.empty(0)
@@ -68,52 +69,81 @@ class Engine:
 
     @property
     def team(self) -> npt.NDArray[np.int64]:
-        """Shared memory of threads in a call, as `kernels` lays it out."""
+        """Words that threads in a call share, int64, laid out as in `kernels` (PARTS, THREADS, ...)."""
         return self._team
 
     def _make_room(self, count: int) -> None:
-        """Allocate rows for all chunks of `count` elements in any number of tensors.
+        """Allocate rows for all chunks of `count` elements, however many tensors they are in, and tell the team.
 
-        A tensor has a chunk that is not full, so there are more chunks than fit into the elements; one of a single
-        chunk needs no room, so there are less than twice as many.
+        Each tensor may have one chunk that is not full, so there are more chunks than `count` / CHUNK. A tensor of one
+        chunk needs no room, so there are fewer than twice as many.
         """
         self._room = count
         self._parts = r.empty(2 * count // k.CHUNK + 1)
         self._team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
 
-    def contiguous(self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int) -> None:
-        """Summarise contiguous elements into the row at address `out`; needs `kernels`."""
-        self._call("summarise", count, address, count, first, code, flags, table, out)
+    def summarise_contiguous(
+        self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int
+    ) -> None:
+        """Summarise contiguous elements into a row.
 
-    def strided(self, out: int, tensor: torch.Tensor, code: int, table: int, flags: int) -> bool:
-        """Summarise a tensor that is not contiguous into the row at address `out`; needs `kernels`.
+        Args:
+            out: address of the row.
+            address: of the first element, in CPU memory.
+            count: number of elements.
+            first: index of the first one in the whole tensor.
+            code: the type code of the elements (`CODES`).
+            table: address of 256 float32 values for the code TABLE, else 0.
+            flags: the sum of STATS and SKETCH, as far as they are wanted.
+        """
+        self._call_kernel("summarise", count, address, count, first, code, flags, table, out)
+
+    def summarise_strided(self, out: int, tensor: torch.Tensor, code: int, table: int, flags: int) -> bool:
+        """Summarise a tensor that is not contiguous, in CPU memory, into a row.
+
+        Args:
+            out: address of the row.
+            tensor: without lazy conjugation or negation.
+            code: the type code of its elements (`CODES`).
+            table: address of 256 float32 values for the code TABLE, else 0.
+            flags: the sum of STATS and SKETCH, as far as they are wanted.
 
         Returns:
-            False, and nothing is done, where it has to be copied in another way.
+            False, and the row is as it was, where the kernels cannot copy it: no elements or dimensions, too many
+            dimensions, elements above 8 bytes, too long a last dimension, or no memory.
         """
         count, size, dims = tensor.numel(), k.SIZES[code], tensor.dim()
         if not count or not 0 < dims < k.MAX_DIMS - 1 or size > WIDTH or tensor.shape[-1] * k.LINES > k.CHUNK:
             return False
-        threads = self._threads(count)
+        threads = self._thread_count(count)
         if len(self._blocks) < threads * k.CHUNK * size:
             room = np.empty(threads * k.CHUNK * size + 64, dtype=np.uint8)
             self._blocks = room[-room.ctypes.data % 64 :]
         layout = np.array((tensor.shape, tensor.stride()), np.int64)
         where = (address_of(tensor), count, dims, layout.ctypes.data, self._blocks.ctypes.data)
-        return bool(self._call("summarise_strided", count, *where, code, flags, table, out))
+        return bool(self._call_kernel("summarise_strided", count, *where, code, flags, table, out))
 
-    def _threads(self, count: int) -> int:
-        """Threads for a call over `count` elements: 1 below `SHARED`, or where torch's workers may not be called."""
+    def _thread_count(self, count: int) -> int:
+        """Number of threads for a call over `count` elements, the calling one included.
+
+        1 below `SHARED` elements, for an engine that is `alone`, and where torch's workers may not be called.
+        """
         if count < SHARED or not self._has_workers:
             return 1
         threads = torch.get_num_threads()
         return threads if threads > 1 and parallel.may_call_workers(threads) else 1
 
-    def _call(self, function: str, count: int, *arguments: int) -> int:
-        """Call a kernel for `count` elements in all, with as many threads as `_threads` allows."""
+    def _call_kernel(self, function: str, count: int, *arguments: int) -> int:
+        """Call a kernel with its arguments and the team, and return its result.
+
+        Args:
+            function: its name, as in `kernels`.
+            count: elements that it reads in all, which decides the room and the threads.
+            *arguments: all its arguments but the last one, the team.
+        """
         if count > self._room:
             self._make_room(count)
-        threads = self._threads(count)
+        threads = self._thread_count(count)
         if threads != self._team_threads:
             self._team[k.THREADS] = self._team_threads = threads
         result: int = getattr(self.kernels, function)(*arguments, self._team_address)
@@ -129,7 +159,19 @@ class Engine:
         sorted_stats: Sequence[str] = (),
         runs: Sequence[tuple[int, torch.Tensor]] | None = None,
     ) -> None:
-        """Summarise any strided CPU tensor into a row."""
+        """Summarise any strided CPU tensor into a row.
+
+        Types that the kernels do not know are summarised by torch: with fewer statistics, and without a sketch.
+
+        Args:
+            out: the row, shape (32,); overwritten.
+            tensor: any shape, strides and dtype; not quantized.
+            with_stats: whether to compute statistics.
+            with_sketch: whether to compute the sketch.
+            sorted_stats: `med`, `mode` or both, to compute these too.
+            runs: contiguous runs to summarise in place of the tensor, each with the index of its first element in the
+                whole tensor; None for all of the tensor.
+        """
         code = CODES.get(tensor.dtype)
         if code is None:
             out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
@@ -147,10 +189,18 @@ class Engine:
         flags: int,
         runs: Sequence[tuple[int, torch.Tensor]] | None,
     ) -> None:
-        """Summarise a tensor by the kernels, whole, strided or in runs."""
+        """`fill` by the compiled kernels, for a type that they know; medians and modes are left out.
+
+        Args:
+            out: the row, shape (32,); overwritten.
+            tensor: as for `fill`.
+            code: the type code of its elements (`CODES`).
+            flags: the sum of STATS and SKETCH, as far as they are wanted.
+            runs: as for `fill`.
+        """
         table = TABLE_ADDRESS.get(tensor.dtype, 0)
         is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
-        if not (is_strided and self.strided(out.ctypes.data, tensor, code, table, flags)):
+        if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
             self._add_up_runs(
                 out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
             )
@@ -158,13 +208,23 @@ class Engine:
     def _add_up_runs(
         self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int
     ) -> None:
-        """Summarise runs and merge their rows, in order."""
+        """Summarise runs one after the other, and write the sum of their rows, merged in order, to `out`.
+
+        Args:
+            out: the row, shape (32,); overwritten.
+            runs: contiguous elements, each with the index of their first one in the whole tensor.
+            code: the type code of the elements (`CODES`).
+            table: address of 256 float32 values for the code TABLE, else 0.
+            flags: the sum of STATS and SKETCH, as far as they are wanted.
+        """
         rows = r.empty(1)
         number = 0
         for first, flat in runs:
             if number == len(rows):
                 rows = np.concatenate([rows, r.empty(len(rows))])
-            self.contiguous(rows[number:].ctypes.data, address_of(flat), flat.numel(), first, code, table, flags)
+            self.summarise_contiguous(
+                rows[number:].ctypes.data, address_of(flat), flat.numel(), first, code, table, flags
+            )
             number += 1
         if number == 1:
             out[:] = rows[0]
@@ -174,5 +234,5 @@ class Engine:
             out[:] = place[0]
 
     def abandon(self) -> None:
-        """Stop using threads, in a forked child: only the parent has them."""
+        """Use the calling thread alone from now on: for a forked child, since only its parent has the threads."""
         self._has_workers = False

@@ -35,7 +35,10 @@ _KEYS: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def _zero_extended_words(flat: torch.Tensor) -> torch.Tensor:
-    """The 32-bit words of contiguous elements, zero-extended to int64."""
+    """The 32-bit words of contiguous elements, zero-extended to int64, shape (n,).
+
+    An element of 1, 2 or 4 bytes gives one word, of 8 bytes two (low first), of 16 four.
+    """
     size = flat.element_size()
     if size == 1:
         return flat.view(torch.uint8).to(torch.int64)
@@ -49,19 +52,24 @@ def _zero_extended_words(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted_right(value: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift to the right."""
+    """Logical shift of int64 to the right, elementwise: zeros come in at the top, 0 < `bits` < 64."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(value: torch.Tensor) -> torch.Tensor:
-    """`checksum.mix`, elementwise."""
+    """`checksum.mix` of int64 values with the same bits, elementwise."""
     value = (value ^ _shifted_right(value, 30)) * _signed(checksum.MIX_1)
     value = (value ^ _shifted_right(value, 27)) * _signed(checksum.MIX_2)
     return value ^ _shifted_right(value, 31)
 
 
 def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
-    """Sum of the checksum's terms over contiguous elements, the first at index `offset`: a 0-dim int64."""
+    """Sum of the checksum's terms over contiguous elements: a 0-dim int64 on their device, before `checksum.mix`.
+
+    Args:
+        flat: contiguous elements, shape (n,).
+        offset: index of the first in the whole tensor, in elements.
+    """
     word, device = _zero_extended_words(flat), flat.device
     place = offset * max(1, flat.element_size() // 4) + torch.arange(word.numel(), dtype=torch.int64, device=device)
     if device not in _KEYS:
@@ -73,13 +81,13 @@ def raw_sum(flat: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def has_values(dtype: torch.dtype) -> bool:
-    """Whether elements are numbers: not for packed (`_x2`), `bits` and quantized types."""
+    """Whether elements of a type are numbers, one by one: not for packed (`_x2`), `bits` and quantized types."""
     name = str(dtype)
     return not ("_x2" in name or "bits" in name or name.removeprefix("torch.").startswith("q"))
 
 
 def real_values(flat: torch.Tensor) -> torch.Tensor:
-    """Elements as float64 (float32 on MPS); absolute values of complex ones."""
+    """Elements as float64 (float32 on MPS); of complex ones the absolute value, NaN where either part is NaN."""
     wide = torch.float32 if flat.device.type == "mps" else torch.float64
     if not flat.dtype.is_complex:
         return flat.to(wide)
@@ -88,9 +96,14 @@ def real_values(flat: torch.Tensor) -> torch.Tensor:
 
 
 def median_and_mode(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """Median and mode of the finite elements, shape (2,), NaN where not asked for or absent.
+    """Median and mode of the finite elements, shape (2,), on the tensor's device.
 
-    The median is the mean of the two middle elements; the mode is the smallest of the most frequent.
+    The median is the mean of the two middle elements, the mode the smallest of the most frequent. Both are NaN where
+    no element is finite.
+
+    Args:
+        tensor: strided, any shape, with at least one element.
+        names: `med`, `mode` or both; what is not named is NaN.
     """
     values = real_values(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
     device = values.device

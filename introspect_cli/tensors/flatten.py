@@ -39,10 +39,10 @@ def is_plain(cls: type) -> bool:
 
 
 def flatten(value: Any) -> Leaves:
-    """Leaves of a nested value with their paths, in order; `""` is the path of a value that is a leaf itself.
+    """Leaves of a nested value with their paths, in order: `('[0]', tensor)`, `("['hidden']", tensor)`.
 
-    Non-tensor leaves are returned too. A container met again inside itself, or below `MAX_DEPTH`, is left out;
-    an empty container has no leaves.
+    Leaves that are no tensors are returned too. A value that is a leaf itself has the path "". An empty container has
+    no leaves; one that is inside itself, or below 16 levels, is left out, and so is what comes after 100,000 leaves.
     """
     cls = type(value)
     if cls in _ATOMS or issubclass(cls, torch.Tensor):
@@ -58,7 +58,13 @@ def flatten(value: Any) -> Leaves:
 
 
 def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
-    """Path piece and value of each child; None for a leaf."""
+    """Path piece and value of each child of a container; None for a leaf.
+
+    Args:
+        value: any value.
+        objects: how many of the containers around it are known by torch's registry or by their attributes only; from 4
+            on, an object that only its attributes tell of is a leaf.
+    """
     cls = type(value)
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, type)):
         return None
@@ -75,14 +81,18 @@ def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
         return [(f".{name}", item) for name, item in fields if item is not None]
     if issubclass(cls, dict):
         return [(_key_text(key, index), item) for index, (key, item) in enumerate(dict.items(value))]
-    registered = _registered(value)
+    registered = _registered_children(value)
     if registered is not None:
         return registered
-    return _attributes(value) if objects < MAX_OBJECT_DEPTH else None
+    return _attribute_children(value) if objects < MAX_OBJECT_DEPTH else None
 
 
-def _registered(value: Any) -> list[tuple[str, Any]] | None:
-    """Children by torch's pytree registry; None for a class that it does not know, or if its function raises."""
+def _registered_children(value: Any) -> list[tuple[str, Any]] | None:
+    """Path piece and value of each child by torch's pytree registry, whose functions are called.
+
+    Returns:
+        None for a class that is not registered, or if its function raises.
+    """
     from torch.utils import _pytree
 
     node = _pytree.SUPPORTED_NODES.get(type(value))
@@ -97,14 +107,17 @@ def _registered(value: Any) -> list[tuple[str, Any]] | None:
         return None
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]] | None:
-    """Attributes of an object with tensors up to 3 levels down; None for one without."""
+def _attribute_children(value: Any) -> list[tuple[str, Any]] | None:
+    """Path piece and value of each attribute that may hold a tensor; None, for a leaf, if `_holds_tensors` is False.
+
+    Modules, classes, functions and objects without `__dict__` are leaves, too.
+    """
     if issubclass(type(value), _CODE):
         return None
     held = _own_dict(value)
     if held is None or not _holds_tensors(held):
         return None
-    return [(f".{name}", item) for name, item in held.items() if _may_hold(item)]
+    return [(f".{name}", item) for name, item in held.items() if _may_hold_tensors(item)]
 
 
 def _is_tensor(item: Any) -> bool:
@@ -112,13 +125,13 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _key_text(key: Any, index: int) -> str:
-    """A key in a path: `['name']`; for a key of another class `[<Class 0>]`."""
+    """A dict's key as a piece of a path: `['name']`; of a class outside `_ATOMS`, by class and place: `[<Class 0>]`."""
     cls = type(key)
     return f"[{key!r}]" if cls in _ATOMS else f"[<{cls.__name__} {index}>]"
 
 
 def _own_dict(value: Any) -> dict[str, Any] | None:
-    """An object's `__dict__`, read past its class; None without one."""
+    """An object's `__dict__`, read without calling its class's methods; None without one, or if it is no plain dict."""
     try:
         held = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
@@ -127,7 +140,7 @@ def _own_dict(value: Any) -> dict[str, Any] | None:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute stored in `__dict__` or a slot; None for a computed one."""
+    """An attribute stored in `__dict__` or a slot, read without the class's methods; None for any other."""
     held = _own_dict(value)
     if held is not None and name in held:
         return held[name]
@@ -141,18 +154,21 @@ def _attribute(value: Any, name: str) -> Any:
     return None
 
 
-def _may_hold(item: Any) -> bool:
-    """Whether an item is a tensor, or an object that may contain one."""
+def _may_hold_tensors(item: Any) -> bool:
+    """Whether an item is a tensor, or an object that may contain one: no number, text, module, class or function."""
     return _is_tensor(item) or (type(item) not in _ATOMS and not issubclass(type(item), _CODE))
 
 
 def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
-    """Whether a tensor is among the values or up to `depth` levels inside; 64 items of a list are looked at."""
+    """Whether any value of `held` is a tensor, or holds one at most `depth` levels inside.
+
+    Of a list or tuple the first 64 items are looked at, of an object its `__dict__`.
+    """
     for item in held.values():
         cls = type(item)
         if issubclass(cls, torch.Tensor):
             return True
-        if depth == 0 or not _may_hold(item):
+        if depth == 0 or not _may_hold_tensors(item):
             continue
         if issubclass(cls, dict):
             inner: dict[Any, Any] | None = dict(dict.items(item))
@@ -173,7 +189,16 @@ def _is_container(cls: type) -> bool:
 def _collect(
     value: Any, path: str, leaves: Leaves, holders: list[tuple[str, str]], above: list[int], objects: int
 ) -> None:
-    """Append leaves, and path and class of each container, of a nested value."""
+    """Append the leaves, and path and class name of each container, of a nested value.
+
+    Args:
+        value: the value.
+        path: where it is.
+        leaves: takes path and value of each leaf, at most 100,000.
+        holders: takes path and class name of each container, at most 100,000.
+        above: the ids of the containers around it, outermost first.
+        objects: how many of these are known by torch's registry or by their attributes only.
+    """
     if len(leaves) >= MAX_LEAVES or len(holders) >= MAX_LEAVES:
         return
     children = _children(value, objects)
@@ -191,7 +216,7 @@ def _collect(
 
 
 def containers(value: Any) -> list[tuple[str, str]]:
-    """Path and class name of each container in a nested value, outermost first."""
+    """Path and class name of each container in a nested value, each before those inside it; none for a leaf."""
     holders: list[tuple[str, str]] = []
     _collect(value, "", [], holders, [], 0)
     return holders

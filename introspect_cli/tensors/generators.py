@@ -46,7 +46,7 @@ class Generators:
     """
 
     def __init__(self) -> None:
-        """Watch nothing yet."""
+        """Find where torch's and python's generators lie in memory; nothing is watched before `watch`."""
         self.names: list[str] = []
         self._states: list[int] = []
         self._devices: dict[str, torch.Generator] = {}
@@ -57,17 +57,19 @@ class Generators:
         self._kept: dict[str, Callable[[object], Hashable]] = {}
         """Functions that return a generator's state beside words and position; None for another owner."""
         # Found before the script runs: inside its function transforms, no state can be read.
-        self._places = {"torch": _torch(), "python": _python()}
+        self._places = {"torch": _find_torch(), "python": _find_python()}
 
-    def look(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Take the present states as known, and start watching generators that have appeared.
+    def watch(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
+        """Take the present states as the known ones, and start to watch generators that have appeared since.
+
+        Sets `moved` to the function that says whether any has moved after this. Adds those not found to `unwatched`.
 
         Args:
             devices: names and default generators of accelerators in use.
         """
         for name in ("torch", "numpy", "python"):
             if name not in self.names and name not in self.unwatched and (name != "numpy" or "numpy" in sys.modules):
-                place = _numpy() if name == "numpy" else self._places[name]
+                place = _find_numpy() if name == "numpy" else self._places[name]
                 if place is None:
                     self.unwatched.append(name)
                     continue
@@ -75,35 +77,43 @@ class Generators:
                 self.names.append(name)
                 self._states.append(0)
                 if name != "numpy":  # what it has to spare is found in no simple way
-                    self._kept[name] = _torch_beside(place) if name == "torch" else _python_spare()
+                    self._kept[name] = _torch_rest_reader(place) if name == "torch" else _python_spare_reader()
         self._states = list(map(self._compiled.generator_state, range(len(self.names))))
         if devices or self._devices:
             self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
             self.unwatched += [name for name, _ in devices if name not in self._devices and name not in self.unwatched]
-            self._device_states = {name: state for name in self._devices if (state := self._device(name)) is not None}
-        self.moved = self._any_moved if self._devices else self._compiled.generators_moved
+            self._device_states = {
+                name: state for name in self._devices if (state := self._device_state(name)) is not None
+            }
+        self.moved = self._has_any_moved if self._devices else self._compiled.generators_moved
 
-    def mark(self, name: str, owner: object) -> Hashable:
-        """Fingerprint of a generator's state at the last look; None where nothing tells changes.
+    def fingerprint(self, name: str, owner: object) -> Hashable:
+        """Fingerprint of a generator's state when `watch` or `take_moved` last read it: another one is another state.
 
         Args:
-            name: of the generator.
-            owner: torch's `Generator`, python's `Random` or numpy's `RandomState`, which would tell the state.
+            name: `torch`, `numpy` or `python`.
+            owner: the object that the caller would ask for the state: torch's `Generator` or python's `Random`.
+
+        Returns:
+            None where no fingerprint tells of every change: numpy's generator, one not watched, or another `owner`.
         """
         kept = self._kept.get(name)
         beside = None if kept is None else kept(owner)
         return None if beside is None else (self._states[self.names.index(name)], beside)
 
     @property
-    def complete(self) -> bool:
-        """Whether every default generator in use is watched."""
+    def is_complete(self) -> bool:
+        """Whether any generator is watched, and no default generator in use was left unwatched."""
         return bool(self.names) and not self.unwatched
 
-    def take(self, *, whole: bool = False) -> list[tuple[str, int]]:
-        """Name and state before of each generator that has moved since the last look.
+    def take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
+        """Name and 64-bit state before the draw of each generator that has moved since it was last read.
+
+        Their present states become the known ones, so that a second call returns nothing.
 
         Args:
-            whole: whether states themselves are compared, since somebody else has looked in between.
+            whole: True to compare the states themselves: for use after others have called the compiled
+                `generators_moved`, which forgets what it has reported.
         """
         moved = []
         mask = -1 if whole else self._compiled.generators_moved()
@@ -113,7 +123,7 @@ class Generators:
                 if not whole or known != self._states[number]:
                     moved.append((name, known))
         for name in self._devices:
-            now = self._device(name)
+            now = self._device_state(name)
             before = self._device_states.get(name)
             if now is not None and now != before:
                 self._device_states[name] = now
@@ -121,15 +131,15 @@ class Generators:
                     moved.append((name, hash(before) & (1 << 64) - 1))
         return moved
 
-    def _any_moved(self) -> bool:
-        """Whether any generator has moved, on an accelerator too."""
+    def _has_any_moved(self) -> bool:
+        """Whether any watched generator has moved since it was last read, accelerators included."""
         if self._compiled.generators_moved():
             return True
-        states = {name: self._device(name) for name in self._devices}
+        states = {name: self._device_state(name) for name in self._devices}
         return any(state is not None and state != self._device_states.get(name) for name, state in states.items())
 
-    def _device(self, name: str) -> tuple[int, int] | None:
-        """Seed and offset of an accelerator's generator; None while a graph is captured, when it may not be asked."""
+    def _device_state(self, name: str) -> tuple[int, int] | None:
+        """Seed and offset of an accelerator's generator; None where torch refuses, as while a graph is captured."""
         generator: Any = self._devices[name]
         try:
             return generator.initial_seed(), generator.get_offset()
@@ -137,8 +147,12 @@ class Generators:
             return None
 
 
-def _torch() -> Place | None:
-    """Place of torch's CPU generator, found by comparing a sample's memory with its state; None if not found."""
+def _find_torch() -> Place | None:
+    """Place of torch's default CPU generator; None if it is not found.
+
+    Found in the memory of a generator made for this, by the words that its state tells; the default one is not drawn
+    from. Spare and flag are 0 where only they are not found.
+    """
     sample: Any = torch.Generator()
     sample.manual_seed(1)
     address = getattr(sample, "_cdata", 0)
@@ -153,11 +167,11 @@ def _torch() -> Place | None:
     position = start - 12
     tail = start + _BYTES
     before = ctypes.string_at(address + tail, _BEHIND)
-    if _u4(address + position) != 1:
+    if _read_u4(address + position) != 1:
         return None
     torch.randn(1, generator=sample, dtype=torch.float64, device="cpu")
     after = ctypes.string_at(address + tail, _BEHIND)
-    if not 1 <= _u4(address + position) < _WORDS:
+    if not 1 <= _read_u4(address + position) < _WORDS:
         return None
     # The second normal number, as a double, and behind it whether it is there.
     flags = [at for at in range(8, 32) if (before[at], after[at]) == (0, 1) and any(after[at - 8 : at])]
@@ -165,8 +179,8 @@ def _torch() -> Place | None:
     return Place(default + start, default + position, spare, flag)
 
 
-def _numpy() -> Place | None:
-    """Place of numpy's global generator; None if it is no MT19937, or memory and state disagree."""
+def _find_numpy() -> Place | None:
+    """Place of numpy's global generator, without its spare; None if it is no MT19937, or memory and state disagree."""
     import numpy as np
 
     asked: Any = getattr(np.random, "get_bit_generator", None)  # numpy 1.24
@@ -176,11 +190,11 @@ def _numpy() -> Place | None:
     state = generator.state["state"]
     address = int(generator.ctypes.state_address)
     agrees = ctypes.string_at(address, _BYTES) == state["key"].astype("u4").tobytes()
-    return Place(address, address + _BYTES) if agrees and _u4(address + _BYTES) == state["pos"] else None
+    return Place(address, address + _BYTES) if agrees and _read_u4(address + _BYTES) == state["pos"] else None
 
 
-def _python() -> Place | None:
-    """Place of python's global generator; None if replaced or not found."""
+def _find_python() -> Place | None:
+    """Place of python's global generator, without its spare; None if the script replaced it, or it is not found."""
     watched = getattr(random, "_inst", None)
     if type(watched) is not random.Random:
         return None
@@ -190,24 +204,31 @@ def _python() -> Place | None:
     start = ctypes.string_at(id(watched), size).find(words_in_memory)
     return (
         Place(id(watched) + start, id(watched) + start - 4)
-        if start >= 4 and _u4(id(watched) + start - 4) == position
+        if start >= 4 and _read_u4(id(watched) + start - 4) == position
         else None
     )
 
 
-def _torch_beside(place: Place) -> Callable[[object], Hashable]:
-    """Function that returns the memory around torch's words (seed, spare numbers); None for another owner."""
+def _torch_rest_reader(place: Place) -> Callable[[object], Hashable]:
+    """Make a function that returns the bytes around torch's words (seed, position, spare numbers) as they are then.
+
+    The function takes the generator that is asked about, and returns None unless it is torch's default one.
+    """
     watched = torch.default_generator
-    before, behind = _memory(place.words - _BEFORE, _BEFORE), _memory(place.words + _BYTES, _BEHIND)
+    before, behind = _memory_at(place.words - _BEFORE, _BEFORE), _memory_at(place.words + _BYTES, _BEHIND)
     return lambda owner: (before.raw, behind.raw) if owner is watched else None
 
 
-def _memory(address: int, size: int) -> Any:
+def _memory_at(address: int, size: int) -> Any:
+    """Live view of `size` bytes at an address; nothing is copied."""
     return (ctypes.c_char * size).from_address(address)
 
 
-def _python_spare() -> Callable[[object], Hashable]:
-    """Function that returns the spare normal number of python's generator; None for another owner."""
+def _python_spare_reader() -> Callable[[object], Hashable]:
+    """Make a function that returns the spare normal number of python's global generator as text, as it is then.
+
+    The function takes the generator that is asked about, and returns None for any other than the global one.
+    """
     watched: Any = getattr(random, "_inst", None)  # the one whose words were found
 
     def kept(owner: Any) -> Hashable:
@@ -217,5 +238,6 @@ def _python_spare() -> Callable[[object], Hashable]:
     return kept
 
 
-def _u4(address: int) -> int:
+def _read_u4(address: int) -> int:
+    """Read the 32-bit unsigned integer at an address."""
     return ctypes.c_uint32.from_address(address).value

@@ -45,15 +45,15 @@ def new_intake(
     memory: Any,
     lock: Any,
 ) -> Any:
-    """The compiled intake; None where torch's C functions are missing or disagree.
+    """Make the compiled intake; None where torch's C functions are missing or do not answer as torch does in Python.
 
     Args:
-        flags: STATS, SKETCH.
-        layouts: the number of each slot's layout; it grows with each tensor that is summarised.
-        addresses: of the slots' rows.
-        team: the engine's.
+        flags: the sum of STATS and SKETCH, as far as they are wanted.
+        layouts: the number of each slot's layout; the intake appends one for each tensor that it summarises.
+        addresses: addresses of the slots' rows.
+        team: the engine's shared memory of threads.
         memory: what `reuse.new_memory` made.
-        lock: the summarizer's.
+        lock: the summarizer's; the intake takes it.
     """
     addresses_of_functions = functions()
     if addresses_of_functions is None:
@@ -104,68 +104,98 @@ _TENSOR: Final = 24 * _WORD
 
 @functools.cache
 def functions() -> bytes | None:
-    """Bytes of `Functions` in tensor.h (offsets and nine addresses); None if anything is missing or differs."""
+    """Bytes of `Functions` in tensor.h (two offsets, a key and nine addresses), found once in a process.
+
+    Returns:
+        None if any function is missing, any answer differs from what torch says in Python, or anything raises.
+    """
     try:
         asked = _functions_of_torch()
         with unobserved():
-            samples = _samples()
-            place = _place(samples)
-            if _WORD != 8 or place is None or not all(_agrees(asked, place, tensor) for tensor in samples):
+            samples = _sample_tensors()
+            place = _tensor_offset(samples)
+            if _WORD != 8 or place is None or not all(_has_same_answers(asked, place, tensor) for tensor in samples):
                 return None
-            keys, negation = _keys(place, samples)
+            keys, negation = _offset_of_keys(place, samples)
     except Exception:  # whatever torch has made of them: there is another way
         return None
-    addresses = [_word(ctypes.addressof(function)) or 0 for function in asked]
+    addresses = [_read_word(ctypes.addressof(function)) or 0 for function in asked]
     return struct.pack(f"=qqQ{len(addresses)}q", place, keys, negation, *addresses)
 
 
 def _functions_of_torch() -> list[_Function]:
-    """C functions of torch, from the library that is loaded."""
+    """Find the functions of `_QUESTIONS`, in their order, in torch's library, which is loaded already.
+
+    Raises:
+        OSError: there is no such library.
+        AttributeError: it lacks one of the functions.
+    """
     folder = Path(torch.__file__).parent / "lib"
     library = ctypes.CDLL(str(next((path for name in _LIBRARIES if (path := folder / name).exists()), folder)))
     return [library[name] for name, _ in _QUESTIONS]
 
 
-def _place(samples: list[torch.Tensor]) -> int | None:
-    """Offset of the C++ tensor in a tensor's Python object; None if it differs among samples."""
+def _tensor_offset(samples: list[torch.Tensor]) -> int | None:
+    """Offset in bytes of the pointer to the C++ tensor in a tensor's Python object.
+
+    Returns:
+        None where not exactly one offset holds for all samples.
+    """
     aoti: Any = torch._C._aoti  # noqa: SLF001  # no public one
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     places = set(range(object.__basicsize__, torch.Tensor.__basicsize__, _WORD))
     for tensor in samples:
         handle = aoti.unsafe_alloc_void_ptr_from_tensor(tensor)
-        shared = _word(pointer(handle, None))  # a C++ tensor is a pointer to what all its copies share
-        places = {at for at in places if _word(id(tensor) + at) == shared}
+        shared = _read_word(pointer(handle, None))  # a C++ tensor is a pointer to what all its copies share
+        places = {at for at in places if _read_word(id(tensor) + at) == shared}
         aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
     return places.pop() if len(places) == 1 else None
 
 
-def _keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
-    """Offset of the dispatch keys in a C++ tensor, and the key of lazy negation; (-1, 0) if unknown."""
+def _offset_of_keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
+    """Where a C++ tensor has its dispatch keys, and which of their bits says that it is negated lazily.
+
+    Args:
+        place: what `_tensor_offset` returned.
+        samples: tensors to try it on.
+
+    Returns:
+        The offset in bytes in a C++ tensor, and a mask; (-1, 0) where they are not found for certain.
+    """
     keys_of: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
     if keys_of is None:
         return -1, 0
     plain = torch.zeros(2, dtype=torch.complex64, device="cpu")
     negated = plain.conj().imag
-    every = [(_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
-    places = [at for at in range(0, _TENSOR, _WORD) if all((_word(tensor + at) or 0) == keys for tensor, keys in every)]
+    every = [(_read_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
+    places = [
+        at for at in range(0, _TENSOR, _WORD) if all((_read_word(tensor + at) or 0) == keys for tensor, keys in every)
+    ]
     negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
     return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
 
 
-def _word(address: int) -> int | None:
+def _read_word(address: int) -> int | None:
+    """Read the pointer at an address; None for a null pointer."""
     return ctypes.c_void_p.from_address(address).value
 
 
-def _samples() -> list[torch.Tensor]:
-    """Offset views of each type, an empty and a 0-dim tensor."""
+def _sample_tensors() -> list[torch.Tensor]:
+    """Tensors to try the functions on: an offset view of each element type, a 0-dim tensor, an empty parameter."""
     types = [dtype for dtype in _TYPES if dtype is not None]
     inside = [torch.zeros(5, 4, 3, dtype=dtype, device="cpu")[1:, ::2, 1:] for dtype in types]
     return [*inside, torch.zeros((), device="cpu"), torch.nn.Parameter(torch.zeros(0, 7, device="cpu"))]
 
 
-def _agrees(asked: list[_Function], place: int, tensor: torch.Tensor) -> bool:
-    """Whether the C functions answer as the tensor's methods do."""
+def _has_same_answers(asked: list[_Function], place: int, tensor: torch.Tensor) -> bool:
+    """Whether all C functions answer for a tensor as its methods do; False if any reports an error.
+
+    Args:
+        asked: the functions of `_QUESTIONS`, in their order.
+        place: what `_tensor_offset` returned.
+        tensor: a strided tensor in CPU memory.
+    """
     answers: list[Any] = []
     for function, (_, kind) in zip(asked, _QUESTIONS, strict=True):
         answer: Any = kind()

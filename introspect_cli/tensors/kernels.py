@@ -40,7 +40,7 @@ except ImportError as error:
 
 
 def new_lock() -> Any:
-    """A reentrant lock that compiled code takes without Python."""
+    """A reentrant lock for `with`, which compiled code can also take without running Python."""
     return KERNELS.lock()
 
 
@@ -61,12 +61,12 @@ SKETCH: Final = 2
 
 
 def new_numbers() -> Any:
-    """A list of integers that compiled code fills; `clear` keeps its memory."""
+    """An empty list of 64-bit integers that compiled code can append to; `clear` keeps its memory."""
     return KERNELS.numbers()
 
 
 def numbers_of(numbers: Iterable[int]) -> Any:
-    """A list as of `new_numbers` with these numbers."""
+    """A list as of `new_numbers` that holds these numbers."""
     made = new_numbers()
     made.extend(numbers)
     return made

@@ -44,16 +44,16 @@ SCRIPT = threading.local()
 
 @functools.cache
 def _openmp_library() -> ctypes.CDLL | None:
-    """The OpenMP runtime of torch; None where there is none, or several that it could be."""
+    """The OpenMP runtime that torch has loaded, cached; None where it is not found for certain."""
     try:
-        path = _runtime()
+        path = _runtime_path()
         return None if path is None else ctypes.CDLL(path)
     except OSError:
         return None
 
 
 def find_workers() -> tuple[int, int] | None:
-    """Addresses of `GOMP_parallel` and `omp_get_thread_num` in torch's runtime; None if not found.
+    """Addresses of `GOMP_parallel` and `omp_get_thread_num` in torch's runtime; None if either is not found.
 
     `GOMP_parallel(function, data, threads, flags)` calls the function in each thread with `data`, and returns when all
     are through; `omp_get_thread_num()` is 0 in the calling thread.
@@ -71,9 +71,10 @@ def find_workers() -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def single_threaded(tensor: torch.Tensor) -> Iterator[None]:
-    """Have operations on the tensor start no workers in this thread that the script has not started.
+    """Have torch's operations inside the `with` start no threads that the script itself has not started.
 
-    OpenMP keeps the number for each thread; torch, which was asked for it, does not set it again.
+    Sets the number of threads of OpenMP in this thread to 1 meanwhile, where the tensor is in CPU memory and large
+    enough for several. Torch reports the same number as before.
     """
     set_threads = getattr(_openmp_library(), "omp_set_num_threads", None)
     threads = torch.get_num_threads()
@@ -88,7 +89,10 @@ def single_threaded(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def note_computation(tensors: Iterable[torch.Tensor]) -> None:
-    """Note that the script ran operations over these tensors, so that torch's workers exist in this thread."""
+    """Note, for this thread, that the script itself ran operations over these tensors.
+
+    Only one that is large enough for all of torch's threads, plain and in CPU memory, says that these exist now.
+    """
     threads = torch.get_num_threads()
     if threads == 1 or getattr(SCRIPT, "threads", 0) == threads:
         SCRIPT.threads = threads
@@ -101,12 +105,25 @@ def note_computation(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def may_call_workers(threads: int) -> bool:
-    """Whether the script has called as many workers in this thread, and this is no forked child."""
+    """Whether torch's threads may be called without starting any: the script has called as many in this thread itself.
+
+    False in a forked child.
+
+    Args:
+        threads: how many are to be called, the calling thread included.
+    """
     return getattr(SCRIPT, "threads", 0) == threads and os.getpid() == _START
 
 
-def _runtime() -> str | None:
-    """Path of the one OpenMP runtime in this process, torch's own if there are several."""
+def _runtime_path() -> str | None:
+    """Path of the OpenMP runtime in this process: the one beside torch's libraries, else the only one.
+
+    Returns:
+        None where there is none, or several and not exactly one beside torch's.
+
+    Raises:
+        OSError: the system does not tell what is loaded.
+    """
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         mapped = {line.split(maxsplit=5)[-1].strip() for line in maps}
     names = ("libgomp", "libiomp5", "libomp")

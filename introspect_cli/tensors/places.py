@@ -43,7 +43,11 @@ class Placed:
 
 
 def part_of(tensor: Any) -> Part | None:
-    """This rank's part of a DTensor; None where the rank is outside its mesh."""
+    """This rank's part of a DTensor, by its mesh and placements; no rank is asked.
+
+    Returns:
+        None where this rank is outside the tensor's mesh.
+    """
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None
@@ -55,14 +59,20 @@ def part_of(tensor: Any) -> Part | None:
             owed, owing = str(placement.reduce_op), owing * size
         elif not placement.is_replicate():
             factor = getattr(placement, "split_factor", 1)
-            pieces = [_chunk(dims[placement.dim], factor, piece) for piece in range(factor)]
-            mine = [_chunk(piece, size, coordinate[number]) for piece in pieces]
-            dims[placement.dim] = _joined(span for piece in mine for span in piece)
+            pieces = [_chunk_of(dims[placement.dim], factor, piece) for piece in range(factor)]
+            mine = [_chunk_of(piece, size, coordinate[number]) for piece in pieces]
+            dims[placement.dim] = _merged_ranges(span for piece in mine for span in piece)
     return Part(tuple(dims), owed, owing)
 
 
-def _chunk(ranges: Ranges, chunks: int, number: int) -> Ranges:
-    """Chunk `number` of `chunks`, by torch.chunk's rule: equal sizes, the last ones short or empty."""
+def _chunk_of(ranges: Ranges, chunks: int, number: int) -> Ranges:
+    """One chunk of a list of ranges, by torch.chunk's rule: all of equal length, but the last ones short or empty.
+
+    Args:
+        ranges: first index and length of each, taken end to end.
+        chunks: how many chunks they are cut into.
+        number: which of these, from 0.
+    """
     total = sum(length for _, length in ranges)
     size = -(-total // chunks)
     start, stop = number * size, min((number + 1) * size, total)
@@ -75,8 +85,8 @@ def _chunk(ranges: Ranges, chunks: int, number: int) -> Ranges:
     return tuple(out)
 
 
-def _joined(spans: Iterator[tuple[int, int]]) -> Ranges:
-    """Ranges with adjacent ones merged."""
+def _merged_ranges(spans: Iterator[tuple[int, int]]) -> Ranges:
+    """Ranges in their order, each that begins where the last one ended merged with it."""
     out: list[tuple[int, int]] = []
     for first, length in spans:
         if out and sum(out[-1]) == first:
@@ -87,7 +97,7 @@ def _joined(spans: Iterator[tuple[int, int]]) -> Ranges:
 
 
 def is_whole(part: Part, shape: Sequence[int]) -> bool:
-    """Whether a part is the whole tensor, nothing owed and not flat."""
+    """Whether a part is the whole tensor of this shape: all indices, nothing to be reduced, and not `flat`."""
     return not part.owed and part.source != "flat" and part.ranges == tuple(((0, size),) for size in shape)
 
 
@@ -96,10 +106,14 @@ FLAT: Final = "flat"
 
 
 def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
-    """Row-major index in the whole and length of each contiguous run of a part.
+    """Where the contiguous runs of a part lie in the whole: the row-major index of the first element, and the length.
+
+    Args:
+        part: the part.
+        whole: sizes of the whole tensor.
 
     Returns:
-        In the order in which the local tensor has them, row-major.
+        In the order in which the local tensor has them, row-major; empty for an empty part.
     """
     if part.source == FLAT:
         return [span for ranges in part.ranges for span in ranges]
@@ -118,7 +132,13 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """Index in the whole and elements of each run of a part, for `fallback.row_of` and the compiled kernels."""
+    """Row-major index in the whole and elements, shape (n,), of each contiguous run of a part.
+
+    Args:
+        local: what this rank holds, of any strides; copied if it is not contiguous.
+        whole: sizes of the whole tensor.
+        part: which part of it `local` is, with as many elements.
+    """
     flat = local.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     at = 0
     for offset, length in run_offsets(part, whole):

@@ -32,16 +32,20 @@ class PlainTensors:
     def add(self, slot: int, tensor: torch.Tensor, intake: Any, batch: Batch | None = None) -> bool:
         """Summarise an ordinary tensor in CPU memory or on a GPU; False, with nothing done, for any other.
 
+        Others are those with lazy negation or conjugation, nested, sparse, quantized or vastly expanded ones, those
+        whose storage was freed, and all while a torch-function mode of the script's is on; `UnusualTensors.add` takes
+        them.
+
         Args:
-            slot: the number that its row gets.
-            tensor: it.
-            intake: the compiled intake, which learns its shape; None without one.
-            batch: where the work is put for later instead of being done, of a contiguous tensor on a GPU.
+            slot: the slot that its row gets, which must be the next free one.
+            tensor: an instance of `PLAIN`, not wrapped by functorch.
+            intake: the compiled intake, which learns the shape, so as to take the next tensor of it; None without one.
+            batch: contiguous tensors on a GPU are put into it, for the caller to launch; None to launch them now.
         """
         if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
             return False
         if not tensor.is_cpu:
-            return tensor.is_cuda and self._on_gpu(slot, tensor, batch)
+            return tensor.is_cuda and self._add_on_gpu(slot, tensor, batch)
         slots, code = self.slots, CODES.get(tensor.dtype)
         if code is None or slots.sorted_stats or tensor.layout is not torch.strided or tensor.is_nested:
             return False
@@ -57,11 +61,11 @@ class PlainTensors:
                 intake.learn(tensor, number)
                 if intake.add(tensor) >= 0:
                     return True
-            slots.engine.contiguous(row, address, count, 0, code, table, slots.flags)
+            slots.engine.summarise_contiguous(row, address, count, 0, code, table, slots.flags)
         elif (
             code >= k.OPAQUE8
             or in_memory(tensor.shape, tensor.stride())
-            or not slots.engine.strided(row, tensor, code, table, slots.flags)
+            or not slots.engine.summarise_strided(row, tensor, code, table, slots.flags)
         ):
             return False
         slots.layout_of.append(number)
@@ -69,8 +73,11 @@ class PlainTensors:
             slots.mark_bits_only(slot, tensor.dtype)
         return True
 
-    def _on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
-        """Fast path of an ordinary tensor on a GPU, with any strides."""
+    def _add_on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
+        """`add` for a tensor on a CUDA device, with any strides; False, with nothing done, where it cannot.
+
+        Nothing waits for the device. While a CUDA graph is being captured nothing is done.
+        """
         engine = None if self.slots.sorted_stats else self.slots.devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return False
@@ -84,7 +91,9 @@ class PlainTensors:
             return False
         if prepared.interned < 0:
             name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
-            prepared.interned = self.slots.layouts.number(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+            prepared.interned = self.slots.layouts.number_of(
+                Layout(tuple(tensor.shape), name, str(tensor.device), kind)
+            )
         self.slots.arena.address(slot)
         self.slots.layout_of.append(prepared.interned)
         if not prepared.element.values:

@@ -22,16 +22,20 @@ LIMIT: Final = 8192
 
 
 def new_memory() -> Any:
-    """Rows of this step and the last by address of their elements, for the compiled intake.
+    """Rows of this step and the last by the address of their elements, for the compiled intake.
 
-    `turn()` keeps what this step used for the next one, when its rows are about to be given away; `clear()` forgets
-    everything.
+    Call `turn()` at the end of a step, before its rows are used again: it copies those that the step used. `clear()`
+    forgets everything.
     """
     return kernels.KERNELS.memory(LIMIT)
 
 
 def fingerprint(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Version counter, address and `sampled_hash` of a tensor; None without memory (inference tensors, subclasses)."""
+    """Version counter, address and `sampled_hash` of a tensor: another triple tells that it was written to or moved.
+
+    Returns:
+        None where torch refuses to tell one of them, as for inference tensors and subclasses without storage.
+    """
     try:
         version, address = tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
         return version, address, sampled_hash(tensor, address)
@@ -40,11 +44,13 @@ def fingerprint(tensor: torch.Tensor) -> tuple[int, int, int] | None:
 
 
 def sampled_hash(tensor: torch.Tensor, address: int) -> int:
-    """64-bit hash of sampled bytes of a contiguous CPU tensor, of all bytes of a small one; 0 for others.
+    """64-bit hash of bytes at some places of a contiguous CPU tensor, of all its bytes if they are few; 0 for others.
+
+    Others are those that are not contiguous or not on the CPU, and those whose storage was freed.
 
     Args:
-        tensor: any; one that is not contiguous, not on the CPU, or whose storage was freed gives 0.
-        address: where its elements are.
+        tensor: any tensor.
+        address: where its elements are, as of `views.address_of`.
 
     Raises:
         RuntimeError: the tensor has no storage of its own.

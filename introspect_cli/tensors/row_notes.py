@@ -72,12 +72,12 @@ class RowNotes:
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without notes."""
         self._facts: Facts | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Drop the notes, as the next step begins."""
+        """Drop all notes of the step; only its `Facts` object stays, which the next step may get again."""
         self._kinds: dict[int, Status] = {}
         self.texts: dict[int, str] = {}
         self.fixed: dict[int, int] = {}
@@ -85,12 +85,17 @@ class RowNotes:
         self.unmeasured: list[int] = []
 
     def set_status(self, slot: int, status: Status, text: str) -> None:
-        """Set a row's status and text."""
+        """Set status and text of the row at `slot`, replacing earlier ones; rows without a call are OBSERVED."""
         self._kinds[slot] = status
         self.texts[slot] = text
 
     def facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
-        """Facts of the step's rows; the last step's object if they are equal."""
+        """Facts of the step's rows; the very object of the last call where all that they are made of is equal.
+
+        Args:
+            layout_of: the number of each row's layout, by slot.
+            layouts: the layouts by number, which have the checksum headers.
+        """
         last = self._facts
         if (
             last is None
@@ -103,7 +108,7 @@ class RowNotes:
         return last
 
     def _new_facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
-        """Facts of the step's rows, as arrays."""
+        """Build the facts of the step's rows; `layout_of` becomes part of them, so it must be a copy."""
         count, layout_index = len(layout_of), np.array(layout_of, np.uint32)
         headers = layouts.headers()[layout_index]
         for slot, own in self.header_of.items():
@@ -125,15 +130,15 @@ class LayoutNumbers:
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without layouts."""
         self.layouts: list[Layout] = []
         self._headers: list[int] = []
         self._array = np.zeros(0, dtype=np.uint64)
         self._numbers: dict[Layout, int] = {}
         self._on_cpu: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], int] = {}
 
-    def number(self, layout: Layout) -> int:
-        """Number of a layout, new at the first call."""
+    def number_of(self, layout: Layout) -> int:
+        """Number of a layout; at its first call the layout is appended to `layouts` and gets the next number."""
         index = self._numbers.get(layout)
         if index is None:
             index = len(self._numbers)
@@ -144,17 +149,17 @@ class LayoutNumbers:
         return index
 
     def number_on_cpu(self, tensor: torch.Tensor) -> int:
-        """Number of the layout of a strided tensor in CPU memory; looked up by dtype, sizes and strides."""
+        """`number_of` the layout of a strided tensor in CPU memory, cached by dtype, sizes and strides."""
         key = tensor.dtype, tensor.shape, tensor.stride()
         index = self._on_cpu.get(key)
         if index is None:
             name = str(tensor.dtype).removeprefix("torch.")
-            index = self.number(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
+            index = self.number_of(Layout(tuple(tensor.shape), name, "cpu", strides_kind(tensor)))
             self._on_cpu[key] = index
         return index
 
     def headers(self) -> NDArray[np.uint64]:
-        """Checksum header of each layout, uint64 (n,)."""
+        """What the checksum of each layout begins with, uint64 (n,), by layout number; rebuilt after a new layout."""
         if len(self._array) != len(self._headers):
             self._array = np.array(self._headers, dtype=np.uint64)
         return self._array
@@ -187,15 +192,21 @@ class Slots:
     notes: RowNotes = field(default_factory=RowNotes)
 
     def new_row(self, layout: Layout) -> int:
-        """Number of a new row with this layout."""
+        """Append a row with this layout and return its slot.
+
+        The row's memory is allocated if need be, but nothing is written to it.
+        """
         slot = len(self.layout_of)
-        index = self.layouts.number(layout)
+        index = self.layouts.number_of(layout)
         self.arena.address(slot)
         self.layout_of.append(index)
         return slot
 
     def mark_bits_only(self, slot: int, dtype: torch.dtype) -> None:
-        """Mark a row as having a checksum only, since its bits are no numbers."""
+        """Mark a row as having a checksum only, since its bits are no numbers.
+
+        Where statistics or sketches are wanted the row also becomes PARTIAL, with a text that names `dtype`.
+        """
         self.notes.unmeasured.append(slot)
         if self.flags:
             self.notes.set_status(slot, Status.PARTIAL, f"no values of {dtype}, only bits")

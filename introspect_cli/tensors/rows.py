@@ -52,7 +52,7 @@ Rows = npt.NDArray[np.uint64]
 
 
 def empty(count: int) -> Rows:
-    """Rows of tensors without elements, shape (count, 32)."""
+    """New rows as of tensors without elements, shape (count, 32): what merging starts from."""
     rows = np.zeros((count, WORDS), dtype=np.uint64)
     floats = rows.view(np.float64)
     floats[:, [MIN, ABSMIN]] = np.inf
@@ -75,6 +75,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
+        """Start without rows; `reserve` and `address` allocate them."""
         self.blocks: list[Rows] = []
         self.rows_per_block = ROWS
         self.addresses: list[int] = []
@@ -82,28 +83,28 @@ class Arena:
         self._block_addresses = 0
 
     def reserve(self, count: int) -> None:
-        """Make room for at least `count` rows."""
+        """Allocate whole blocks until there are at least `count` rows; rows that are there stay where they are."""
         while len(self.addresses) < count:
             self.blocks.append(empty(ROWS))
             first = self.blocks[-1].ctypes.data
             self.addresses.extend(range(first, first + ROWS * ROW_BYTES, ROW_BYTES))
 
     def address(self, slot: int) -> int:
-        """Address of a slot's row, allocated if need be."""
+        """Address of a slot's row; allocates all rows up to it where it is missing."""
         if slot >= len(self.addresses):
             self.reserve(slot + 1)
         return self.addresses[slot]
 
     @property
     def block_addresses(self) -> int:
-        """Address of the array of block addresses, uint64 each."""
+        """Address of an array of the blocks' addresses, uint64 each; it may change when a block is added."""
         if len(self._starts) != len(self.blocks):
             self._starts = np.array([block.ctypes.data for block in self.blocks], np.uint64)
             self._block_addresses = self._starts.ctypes.data
         return self._block_addresses
 
     def row(self, slot: int) -> Rows:
-        """Row of an existing slot, shape (32,)."""
+        """View of the row of a slot that was allocated before, shape (32,)."""
         block, place = divmod(slot, ROWS)
         row: Rows = self.blocks[block][place]
         return row
@@ -113,12 +114,12 @@ class Arena:
         return np.concatenate([empty(0), *self.blocks])[:count]
 
     def copy(self, count: int) -> Arena:
-        """Copy of the first `count` rows as an arena of one block."""
+        """An arena with a copy of the first `count` rows in one block; it has no `addresses` and must not grow."""
         made = Arena()
         made.blocks, made.rows_per_block = [self.snapshot(count)], max(count, 1)
         return made
 
     def clear(self) -> None:
-        """Free all rows."""
+        """Free all rows; their addresses must not be used any more."""
         self.blocks.clear()
         self.addresses.clear()

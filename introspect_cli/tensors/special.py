@@ -81,7 +81,7 @@ class Parts:
 
 
 def unseen_reason(tensor: torch.Tensor) -> str:
-    """Reason why a tensor has no data (fake, meta, functorch, uninitialised); "" if it has."""
+    """Reason why a tensor has no data (fake, meta, lazy, functorch, uninitialised); "" if it may have some."""
     cls = type(tensor)
     if is_wrapped(tensor):
         return "inside a functorch transform (vmap, grad, jvp)"
@@ -96,68 +96,77 @@ def unseen_reason(tensor: torch.Tensor) -> str:
     return _OPAQUE_DEVICES.get(tensor.device.type, "")
 
 
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Sizes as integers; () where they are symbolic or ragged."""
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Sizes as integers; () where any of them is symbolic or ragged."""
     try:
         return tuple(int(size) for size in tensor.shape)
     except Exception:  # symbolic, ragged and uninitialised sizes raise errors of many classes
         return ()
 
 
-def _common(tensor: torch.Tensor) -> dict[str, Any]:
+def _common_fields(tensor: torch.Tensor) -> dict[str, Any]:
+    """The fields of `Parts` that any tensor has, by name: shape, dtype, device, strides."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     kind = "" if is_wrapped(tensor) else strides_kind(tensor)
-    return {"shape": _shape(tensor), "dtype": dtype, "device": str(tensor.device), "strides": kind}
+    return {"shape": _sizes(tensor), "dtype": dtype, "device": str(tensor.device), "strides": kind}
 
 
-def unseen(tensor: torch.Tensor, reason: str) -> Parts:
-    """Parts of a tensor without data, with the reason."""
+def unseen_parts(tensor: torch.Tensor, reason: str) -> Parts:
+    """NOT_OBSERVED parts of a tensor without data, with the reason as text; raises for no tensor."""
     try:
-        common = _common(tensor)
+        common = _common_fields(tensor)
     except Exception:  # a subclass may refuse even this
-        common = {"shape": _shape(tensor), "dtype": "unknown", "device": "", "strides": ""}
+        common = {"shape": _sizes(tensor), "dtype": "unknown", "device": "", "strides": ""}
     return Parts(**common, status=Status.NOT_OBSERVED, text=reason)
 
 
 def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
-    """Take any tensor apart into plain tensors for its checksum and statistics.
+    """Take any tensor, or `Placed` part of one, apart into plain tensors for its checksum and statistics.
+
+    May wait for a collective whose result the tensor is. Parts with `values` None say why nothing is seen.
 
     Raises:
         Exception: whatever torch raises for a tensor that is none of the known sorts.
     """
     if isinstance(tensor, places.Placed):
-        return _placed(tensor.local, tensor.shape, tensor.part, f"{tensor.part.source} shard")
+        return _placed_parts(tensor.local, tensor.shape, tensor.part, f"{tensor.part.source} shard")
     reason = unseen_reason(tensor)
     if reason:
-        return unseen(tensor, reason)
+        return unseen_parts(tensor, reason)
     if hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements"):
-        return _distributed(tensor)
+        return _distributed_parts(tensor)
     if hasattr(tensor, "trigger_wait") and hasattr(tensor, "elem"):
         return parts_of(tensor.trigger_wait())
     if tensor.is_nested:
-        return _nested(tensor)
+        return _nested_parts(tensor)
     if tensor.layout != torch.strided:
-        return _sparse(tensor)
+        return _sparse_parts(tensor)
     if tensor.is_quantized:
-        return _quantized(tensor)
+        return _quantized_parts(tensor)
     if type(tensor) not in PLAIN and tensor.numel() and not _has_storage(tensor):
-        return unseen(tensor, f"a {type(tensor).__name__} has no storage of its own")
+        return unseen_parts(tensor, f"a {type(tensor).__name__} has no storage of its own")
     values = tensor.detach()
     if tensor._is_zerotensor():  # noqa: SLF001 - no public one; what jvp makes of a constant
         values = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
     elif tensor.numel() and not has_memory(tensor):
-        return unseen(tensor, "its storage has been freed or shrunk")
+        return unseen_parts(tensor, "its storage has been freed or shrunk")
     memory = in_memory(values.shape, values.stride())
     if memory is not None:
-        return _expanded(values, *memory)
-    return Parts(**_common(tensor), values=values)
+        return _expanded_parts(values, *memory)
+    return Parts(**_common_fields(tensor), values=values)
 
 
-def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Parts:
-    """Parts of an expanded tensor: what is in memory, once."""
+def _expanded_parts(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Parts:
+    """PARTIAL parts of an expanded tensor: what is in memory, once.
+
+    Args:
+        tensor: the tensor.
+        sizes: sizes of what is in memory, as of `views.in_memory`.
+        strides: its strides, in elements.
+    """
     how = f"{tuple(sizes)} in memory"
     return Parts(
-        **{**_common(tensor), "strides": "expanded"},
+        **{**_common_fields(tensor), "strides": "expanded"},
         values=tensor.detach().as_strided(sizes, strides, tensor.storage_offset()),
         extra=f"{how}, strides {tensor.stride()}".encode(),
         status=Status.PARTIAL,
@@ -166,14 +175,17 @@ def _expanded(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> Par
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's storage holds all its elements: sharding frees storages under live tensors."""
+    """Whether a strided tensor's storage reaches as far as its last element.
+
+    Sharding frees the storages of tensors that are still there.
+    """
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     needed = (tensor.storage_offset() + reach) * tensor.element_size()
     return tensor.untyped_storage().nbytes() >= needed
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has an address."""
+    """Whether a tensor's elements have an address; False where asking for it raises."""
     try:
         return address_of(tensor) != 0
     except Exception:  # NotImplementedError or RuntimeError, by kind of subclass
@@ -188,9 +200,12 @@ _INDICES: Final = {
 """Methods of a sparse tensor that give its indices, by layout."""
 
 
-def _sparse(tensor: torch.Tensor) -> Parts:
-    """Parts of a sparse tensor: values for statistics, values and indices for the checksum."""
-    common, tensor = _common(tensor), tensor.detach()
+def _sparse_parts(tensor: torch.Tensor) -> Parts:
+    """Parts of a sparse tensor: values for statistics, values and indices for the checksum.
+
+    A COO tensor is coalesced first, where torch can. Of a layout outside `_INDICES`, the dense values are both.
+    """
+    common, tensor = _common_fields(tensor), tensor.detach()
     if tensor.layout not in _INDICES:
         return Parts(**common, values=tensor.to_dense(), extra=common["strides"].encode())
     if tensor.layout == torch.sparse_coo:
@@ -199,10 +214,12 @@ def _sparse(tensor: torch.Tensor) -> Parts:
     values = tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()  # noqa: SLF001  # the public one wants it coalesced
     indices = [getattr(tensor, name)() for name in _INDICES[tensor.layout]]
     text = f"statistics and sketch over the values as stored, at {_digest(indices)}"
-    return Parts(**common, values=values, bits=_bits(values, indices), extra=common["strides"].encode(), text=text)
+    return Parts(
+        **common, values=values, bits=_with_offsets(values, indices), extra=common["strides"].encode(), text=text
+    )
 
 
-def _nested(tensor: Any) -> Parts:
+def _nested_parts(tensor: Any) -> Parts:
     """Parts of a nested tensor: values for statistics, values and offsets for the checksum."""
     kind = "jagged" if tensor.layout == torch.jagged else "nested"
     if kind == "jagged":
@@ -212,36 +229,47 @@ def _nested(tensor: Any) -> Parts:
         values = tensor.detach().values()
         shape = [tensor._nested_tensor_size()]  # noqa: SLF001  # the old layout has no public way
     text = f"shape, statistics and sketch are of the values, end to end, cut at {_digest(shape)}"
-    common = {**_common(values), "strides": kind}
-    return Parts(**common, values=values, bits=_bits(values, shape), extra=b"nested", text=text)
+    common = {**_common_fields(values), "strides": kind}
+    return Parts(**common, values=values, bits=_with_offsets(values, shape), extra=b"nested", text=text)
 
 
-def _bits(values: torch.Tensor, indices: Sequence[torch.Tensor]) -> Sequence[tuple[int, torch.Tensor]]:
-    """Values and index tensors with the offsets that keep them apart in one checksum."""
+def _with_offsets(values: torch.Tensor, indices: Sequence[torch.Tensor]) -> Sequence[tuple[int, torch.Tensor]]:
+    """Values, then index tensors, each with an offset (a multiple of `PART`) that keeps them apart in one checksum."""
     return [(number * PART, tensor) for number, tensor in enumerate((values, *indices))]
 
 
 def _digest(indices: Sequence[torch.Tensor]) -> str:
-    """Digest of the index tensors of a sparse or nested tensor."""
+    """16 hex digits that tell index tensors of a sparse or nested tensor apart; they are copied to the host."""
     stands = blake2b(digest_size=8)
     for index in indices:
         stands.update(index.detach().cpu().contiguous().numpy().tobytes())
     return stands.hexdigest()
 
 
-def _quantized(tensor: torch.Tensor) -> Parts:
-    return Parts(**_common(tensor), values=tensor.detach().dequantize(), extra=str(tensor.qscheme()).encode())
+def _quantized_parts(tensor: torch.Tensor) -> Parts:
+    """Parts of a quantized tensor: its dequantized values, and the name of its scheme for the checksum."""
+    return Parts(**_common_fields(tensor), values=tensor.detach().dequantize(), extra=str(tensor.qscheme()).encode())
 
 
-def _distributed(tensor: Any) -> Parts:
-    """Parts of a DTensor: the local shard with its place."""
+def _distributed_parts(tensor: Any) -> Parts:
+    """Parts of a DTensor: this rank's shard, with its place in the whole where `places.part_of` knows it."""
     part = places.part_of(tensor)
     described = ", ".join(str(placement) for placement in tensor.placements)
-    return _placed(tensor._local_tensor, _shape(tensor), part, f"local shard of {described}")  # noqa: SLF001  # to_local() would record an autograd node
+    return _placed_parts(tensor._local_tensor, _sizes(tensor), part, f"local shard of {described}")  # noqa: SLF001  # to_local() would record an autograd node
 
 
-def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
-    """Parts of one rank's shard, keyed by its place in the whole; unplaced where sizes disagree."""
+def _placed_parts(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
+    """Parts of one rank's shard of a tensor, its checksum and sketch keyed by the place in the whole.
+
+    A shard that is all of the tensor is OBSERVED. Others are PARTIAL; one whose place is not known, or has another
+    number of elements than the shard, has `UNPLACED` strides, too.
+
+    Args:
+        local: the shard.
+        shape: sizes of the whole tensor.
+        part: which part of it the shard is; None where that is not known.
+        described: what the shard is called in the text.
+    """
     inner = parts_of(local)
     common = (shape, inner.dtype, inner.device, inner.strides)
     if inner.values is None:
@@ -258,5 +286,5 @@ def _placed(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, desc
 
 
 def one_run(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
-    """A tensor as one run from index `offset`, which keeps the parts of a composite apart."""
+    """A tensor's elements as one contiguous run, as if its first one had index `offset` in a whole."""
     return [(offset, tensor.detach().contiguous().view(-1))]

@@ -26,7 +26,7 @@ from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.plain import Batch, PlainTensors
 from introspect_cli.tensors.reuse import fingerprint, new_memory
 from introspect_cli.tensors.row_notes import Slots
-from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen
+from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen_parts
 from introspect_cli.tensors.unusual import UnusualTensors
 from introspect_cli.tensors.views import unobserved
 
@@ -41,6 +41,7 @@ _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
+    """Give all summarizers new locks, and take their threads from them: python calls it in a forked child."""
     for summarizer in list(_LIVE):
         summarizer.abandon()
 
@@ -67,6 +68,7 @@ class Summarizer:
         sorted_stats: tuple[str, ...] = (),
         alone: bool = False,
     ) -> None:
+        """Allocate rows and find the compiled intake; devices get memory and kernels at their first tensor."""
         wanted = tuple(sorted_stats)
         devices = Devices(stats=stats, sketch=sketch)
         self._slots = slots = Slots(
@@ -82,17 +84,20 @@ class Summarizer:
         _LIVE.add(self)
 
     def _reset(self) -> None:
-        """Start a step: no notes, no slots."""
+        """Start a step: drop all notes, and begin again with slot 0."""
         self._notes.clear()
         # The last: where an interrupt comes before, the next slots are beyond those that anything is still known of.
         self._layout_of.clear()  # the intake has it too
 
     def add(self, tensor: Any) -> int:
-        """Summarise a tensor, or a part of one, now.
+        """Summarise a tensor, or a `Placed` part of one, now; on a GPU the work is queued and not waited for.
 
         Returns:
-            The row's slot in this step. What cannot be summarised gets a row
-            with status NOT_OBSERVED or PARTIAL and a text that says why; nothing is raised.
+            The row's slot in this step. What cannot be summarised gets a row with status NOT_OBSERVED or PARTIAL and a
+            text that says why.
+
+        Raises:
+            Exception: only an error of the script's own (`errors.belongs_to_script`); it leaves no row.
         """
         with self._lock:
             slot = len(self._layout_of)
@@ -101,26 +106,37 @@ class Summarizer:
                     return slot
                 self._add(slot, tensor)
             except Exception as error:
-                self._failed(slot, tensor, error)
+                self._replace_failed(slot, tensor, error)
             return slot
 
     def _add(self, slot: int, tensor: Any, batch: Batch | None = None) -> None:
-        """Summarise a tensor that the compiled intake did not take."""
+        """Summarise a tensor that the compiled intake did not take, into a new row.
+
+        Args:
+            slot: the slot that the row gets, the next free one.
+            tensor: any tensor or `Placed` part.
+            batch: takes contiguous tensors on GPUs, for the caller to launch together; None to launch them at once.
+
+        Raises:
+            Exception: whatever torch raises; the row may be there then, or not.
+        """
         is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
         if not (is_plain and self._plain.add(slot, tensor, self._intake, batch)):
             self._unusual.add(tensor)
 
     def add_all(self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None) -> list[int]:
-        """Summarise tensors now, large ones and small ones shared out among the threads together.
-
-        The same as `add` for each in turn, and quicker for many: all parameters after an optimizer step.
+        """Summarise tensors now: as `add` for one after the other, but quicker for many, such as all parameters.
 
         Args:
-            tensors: any.
-            slots: what `record_all` of the intake returned of them, where it has been asked: -1 for those still to do.
+            tensors: any tensors or `Placed` parts.
+            slots: what `record_all` of the intake returned for them: the slot of each, -1 for those still to do; these
+                are filled in. None where the intake was not asked.
 
         Returns:
-            The row number of each.
+            The slot of each, in their order.
+
+        Raises:
+            Exception: only an error of the script's own, as in `add`.
         """
         batch: Batch = {}
         with self._lock:
@@ -137,13 +153,16 @@ class Summarizer:
                 try:
                     self._add(slot, tensor, batch)
                 except Exception as error:
-                    self._failed(slot, tensor, error)
+                    self._replace_failed(slot, tensor, error)
             for engine, entries in batch.items():
-                self._launch(engine, entries)
+                self._launch_batch(engine, entries)
         return slots
 
     def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
-        """Fingerprint of each tensor, which changes when it is written to or moved; None without memory."""
+        """Fingerprint of each tensor, for comparing with `==`: another one tells that it was written to or moved.
+
+        A write past torch that changes none of the sampled bytes keeps it. None for a tensor without memory of its own.
+        """
         with self._lock:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
         if all(found):
@@ -155,24 +174,37 @@ class Summarizer:
         """The compiled intake (`intake.py`); None without one."""
         return self._intake
 
-    def _launch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
-        """Launch a batch on a GPU; if that fails, its rows become NOT_OBSERVED with the error."""
+    def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
+        """Launch the kernels for tensors on one GPU; if that raises, their rows become NOT_OBSERVED with the error.
+
+        Args:
+            engine: the GPU's.
+            entries: of each tensor the slot of its row, and the runs that it consists of.
+        """
         try:
             engine.launch_tables(entries)
         except Exception as error:
             for slot, _ in entries:
                 self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(f"{type(error).__name__}: {error}"))
 
-    def _failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
-        """Replace a failed row by one that says why; an error of the script's is raised."""
+    def _replace_failed(self, slot: int, tensor: torch.Tensor, error: Exception) -> None:
+        """Drop the rows from `slot` on, and add one that says why the tensor was not observed.
+
+        Raises:
+            Exception: `error` itself, with no row added, where it is the script's own (`errors.belongs_to_script`).
+        """
         del self._layout_of[slot:]
         if belongs_to_script(error):
             raise error
         with unobserved():
-            self._unusual.unseen(unseen(tensor, f"{type(error).__name__}: {error}"))
+            self._unusual.add_unseen(unseen_parts(tensor, f"{type(error).__name__}: {error}"))
 
-    def value(self, obj: object) -> int:
-        """Record a plain value by its type and repr; a numeric numpy array counts as a tensor."""
+    def add_value(self, obj: object) -> int:
+        """Add a row for a plain value by its type and repr, and return its slot.
+
+        A numpy array of numbers or booleans with at least one dimension is summarised as a tensor. A value whose
+        `__repr__` raises gets a NOT_OBSERVED row; an error of the script's own (`errors.belongs_to_script`) is raised.
+        """
         if isinstance(obj, np.ndarray) and obj.ndim and obj.dtype.kind in "fiubc":
             try:
                 with unobserved():
@@ -186,29 +218,33 @@ class Summarizer:
         except Exception as error:
             if belongs_to_script(error):
                 raise
-            return self.missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
+            return self.add_missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
             slot = self._slots.new_row(layout)
             self._notes.fixed[slot] = fixed
             self._notes.set_status(slot, Status.VALUE, text)
             return slot
 
-    def missing(self, reason: str) -> int:
-        """Row of a value that could not be observed, with the reason."""
+    def add_missing(self, reason: str) -> int:
+        """Add a NOT_OBSERVED row for a value that could not be seen, with the reason; return its slot."""
         with self._lock:
             slot = self._slots.new_row(Layout((), ""))
             self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(values.masked(reason)))
             return slot
 
-    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory."""
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A detached copy of a tensor in host memory; waits for its device, and is seen by no mode of the script."""
         with self._lock:
-            return self._unusual.copied(tensor)
+            return self._unusual.copy_to_host(tensor)
 
     def end_step(self, *wanted: tuple[Columns, list[int]]) -> EndedRows:
-        """Fill columns with the rows at their slots, and start again with slot 0.
+        """Put the step's rows into columns, and start the next step with slot 0; nothing is waited for.
 
-        Where devices compute some rows, that is not waited for: the columns are filled when it is asked for.
+        Args:
+            *wanted: columns, each with the slots of its records, in their order.
+
+        Returns:
+            Rows whose columns are filled already, or, where devices compute some of them, when `finish` is called.
         """
         with self._lock:
             pending = self._devices.hand_over()
@@ -223,16 +259,16 @@ class Summarizer:
 
     @property
     def layouts(self) -> list[Layout]:
-        """All layouts so far, by number; it grows."""
+        """All layouts so far, by number; the same list is appended to as new ones come."""
         return self._layouts.layouts
 
     def abandon(self) -> None:
-        """Replace locks and threads, in a forked child."""
+        """In a forked child: replace the lock, which the parent may hold, and stop using threads."""
         self._lock = k.new_lock()
         self._engine.abandon()
 
     def close(self) -> None:
-        """Free all memory; the summarizer must not be used afterwards."""
+        """Free all memory, on devices too; the summarizer must not be used afterwards."""
         with self._lock:
             if self._memory is not None:
                 self._memory.clear()

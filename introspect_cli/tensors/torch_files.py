@@ -35,10 +35,16 @@ _INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4")
 
 
 def read(source: Path | io.BytesIO, called: str) -> Any:
-    """Content of a file, or of one in memory, as plain data; `called` names it in errors.
+    """Content of a file of torch.save as plain data: dicts, lists, texts, numbers, None, and tensors as `Pieces`.
+
+    Tensors of a zip file on disk are mapped: they are read when their `Pieces` are.
+
+    Args:
+        source: the file's path, or its bytes in memory.
+        called: what errors call it.
 
     Raises:
-        StoreError: torch is missing, or the file is damaged or holds more than tensors and plain values.
+        StoreError: torch or memory is missing, or the file is damaged or holds more than tensors and plain values.
     """
     try:
         import torch
@@ -48,17 +54,21 @@ def read(source: Path | io.BytesIO, called: str) -> Any:
         ) from None
     mapped = _is_zip(source, called) and not isinstance(source, io.BytesIO)
     try:
-        with torch.serialization.safe_globals(_numpys()):
+        with torch.serialization.safe_globals(_numpy_globals()):
             found = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except MemoryError:
         raise StoreError(f"cannot read {called}: there is not enough memory") from None
     except Exception as error:  # torch raises whatever a damaged file leads it to
-        raise StoreError(_refused(called, error)) from None
-    return _Walk(called).plain(found, 0)
+        raise StoreError(_refusal_sentence(called, error)) from None
+    return _Converter(called).plain(found, 0)
 
 
 def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
-    """Whether a file is a zip archive, which can be mapped; an error if compressed or its pickle is above 256 MiB."""
+    """Whether a file is a zip archive, which torch can map; a file in memory is rewound.
+
+    Raises:
+        StoreError: it cannot be read, any of its parts is compressed, or its pickle is larger than 256 MiB.
+    """
     try:
         if not zipfile.is_zipfile(source):
             return False
@@ -77,15 +87,18 @@ def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
     return True
 
 
-def _numpys() -> list[Any]:
-    """Globals in the pickle of a plain numpy array, which random states contain."""
+def _numpy_globals() -> list[Any]:
+    """Functions and classes that the pickle of a plain numpy array names, for torch's loader to allow."""
     core: Any = getattr(np, "_core", None) or np.core
     kinds = {type(np.dtype(name)) for name in ("u1", "u4", "u8", "i4", "i8", "f4", "f8")}
     return [core.multiarray._reconstruct, core.multiarray.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001 - these
 
 
-def _refused(called: str, error: Exception) -> str:
-    """Error sentence for a file that torch's weights-only loader refused."""
+def _refusal_sentence(called: str, error: Exception) -> str:
+    """Sentence for the person: why torch's weights-only loader did not read the file.
+
+    It names the class that reading would have run, where the error does; else the first line of the error.
+    """
     text = str(error)
     found = _GLOBAL.search(text)
     if found is not None:
@@ -98,10 +111,11 @@ def _refused(called: str, error: Exception) -> str:
     return f"{called} is not a file of torch.save that can be read: {first}"
 
 
-class _Walk:
+class _Converter:
     """Converts loaded objects to plain data; bounds nodes, repetitions and depth."""
 
     def __init__(self, called: str) -> None:
+        """Start with nothing counted; `called` is what errors call the file."""
         import torch
 
         self._called, self._tensor = called, torch.Tensor
@@ -109,7 +123,17 @@ class _Walk:
         self._seen = set[int]()
 
     def plain(self, value: Any, depth: int) -> Any:
-        """A value as plain data, tensors as `Pieces`."""
+        """A loaded value as plain data, with all inside it: tensors and arrays as `Pieces`, tuples and sets as lists.
+
+        Other objects become their `str`, cut to 200 characters.
+
+        Args:
+            value: what torch loaded.
+            depth: how many containers it is in.
+
+        Raises:
+            StoreError: more than 1,000,000 values, 10,000 containers met again or 64 levels, counted over all calls.
+        """
         self._nodes += 1
         if isinstance(value, (dict, list)):
             self._again += id(value) in self._seen
@@ -117,9 +141,9 @@ class _Walk:
         if self._nodes > _MOST_NODES or self._again > _MOST_AGAIN or depth > _DEEPEST:
             raise StoreError(f"{self._called} is not a checkpoint: what it holds is nested too deep, or without end")
         if isinstance(value, self._tensor):
-            return _pieces(value)
+            return _pieces_of_tensor(value)
         if isinstance(value, (np.ndarray, np.generic)):
-            return _array(np.asarray(value))
+            return _pieces_of_array(np.asarray(value))
         if isinstance(value, dict):
             return {key: self.plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -127,8 +151,8 @@ class _Walk:
         return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)[:200]
 
 
-def _array(array: NDArray[Any]) -> Pieces:
-    """A numpy array as `Pieces`; unread for a type that torch has not."""
+def _pieces_of_array(array: NDArray[Any]) -> Pieces:
+    """A numpy array as `Pieces`; with `unread` set where it holds neither booleans, integers, floats nor complex."""
     if array.dtype.kind not in "biufc":
         return Pieces(array.dtype.name, tuple(array.shape), lambda: (), "numpy's type is none of torch's")
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -136,8 +160,11 @@ def _array(array: NDArray[Any]) -> Pieces:
     return Pieces(array.dtype.name, tuple(array.shape), lambda: cut(flat))
 
 
-def _pieces(tensor: torch.Tensor) -> Pieces:
-    """A tensor as `Pieces`; unread if quantized, nested, sparse or on meta."""
+def _pieces_of_tensor(tensor: torch.Tensor) -> Pieces:
+    """A torch tensor as `Pieces`; with `unread` set where it is quantized, nested, sparse or on the meta device.
+
+    Its elements are copied when the pieces are read.
+    """
     import torch
 
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
@@ -151,13 +178,13 @@ def _pieces(tensor: torch.Tensor) -> Pieces:
         with torch.no_grad():
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
             for start in range(0, flat.numel(), PIECE):
-                yield _bits(flat[start : start + PIECE])
+                yield _as_numpy(flat[start : start + PIECE])
 
     return Pieces(dtype, shape, read)
 
 
-def _bits(flat: torch.Tensor) -> NDArray[Any]:
-    """Elements as a numpy array, as unsigned integers for types that numpy has not."""
+def _as_numpy(flat: torch.Tensor) -> NDArray[Any]:
+    """Elements, shape (n,), as a numpy array; as unsigned integers of the same bits where numpy lacks the type."""
     import torch
 
     if flat.dtype is torch.complex32:

@@ -29,20 +29,27 @@ class UnusualTensors:
     slots: Slots
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Summarise a tensor of any sort, or a part of one."""
-        with _by_torch(tensor):
+        """Summarise a tensor of any sort, or a `Placed` part of one, into a new row at the next free slot.
+
+        Raises:
+            Exception: whatever torch raises; the row may be there then, or not.
+        """
+        with _run_by_torch(tensor):
             self._add(tensor)
 
-    def copied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory."""
-        with _by_torch(tensor):
+    def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A detached copy of a tensor in host memory; waits for its device."""
+        with _run_by_torch(tensor):
             return tensor.detach().to("cpu", copy=True)
 
     def _add(self, tensor: torch.Tensor) -> None:
-        """Take a tensor apart and summarise its parts on the CPU or its device."""
+        """Take a tensor apart, add a row for it, and summarise its parts: on its device, or on the CPU.
+
+        On the CPU go composites and medians; nothing is computed while a CUDA graph is being captured.
+        """
         parts = parts_of(tensor)
         if parts.values is None:
-            self.unseen(parts)
+            self.add_unseen(parts)
             return
         slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
         if parts.extra:
@@ -55,12 +62,17 @@ class UnusualTensors:
         if device.type == "cuda" and is_capturing():
             self.slots.notes.set_status(slot, Status.NOT_OBSERVED, CAPTURING)
         elif device.type == "cpu" or parts.bits or self.slots.sorted_stats:
-            self._on_cpu(self.slots.arena.row(slot), parts)
+            self._summarise_on_cpu(self.slots.arena.row(slot), parts)
         else:
             self.slots.devices.add(slot, parts.values, parts.runs)
 
-    def _on_cpu(self, row: r.Rows, parts: Parts) -> None:
-        """Summarise parts on the CPU: those of composites and sorted statistics too."""
+    def _summarise_on_cpu(self, row: r.Rows, parts: Parts) -> None:
+        """Summarise parts on the CPU, copied there if need be.
+
+        Args:
+            row: the row, shape (32,); overwritten.
+            parts: with `values`. Where `bits` are given, the checksum is of these, added up.
+        """
         assert parts.values is not None
         self.slots.engine.fill(
             row,
@@ -80,15 +92,18 @@ class UnusualTensors:
                 total += int(part[r.RAW])
             row[r.RAW] = total & checksum.MASK
 
-    def unseen(self, parts: Parts) -> None:
-        """Add a row for a tensor without data."""
+    def add_unseen(self, parts: Parts) -> None:
+        """Add a row with status and text of parts without data."""
         slot = self.slots.new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self.slots.notes.set_status(slot, parts.status, values.shortened(values.masked(parts.text)))
 
 
 @contextlib.contextmanager
-def _by_torch(tensor: torch.Tensor) -> Iterator[None]:
-    """Run torch operations on a tensor, seen by no mode of the script's and in this thread alone."""
+def _run_by_torch(tensor: torch.Tensor) -> Iterator[None]:
+    """Run torch operations on a tensor, seen by no mode of the script's.
+
+    Those on an ordinary tensor also start no threads that the script has not started.
+    """
     is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
     with unobserved(), parallel.single_threaded(tensor) if is_plain else contextlib.nullcontext():
         yield

@@ -24,46 +24,52 @@ _ADDRESS: Final = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 def plain(value: object) -> object:
-    """A numpy scalar as python's, any other value unchanged."""
+    """Convert a numpy scalar to python's; return any other value as it is."""
     return value.item() if issubclass(type(value), np.generic) else value  # type: ignore[attr-defined] # it is one
 
 
 def masked(text: str) -> str:
-    """Text with memory addresses (`at 0x7f...`) replaced, since they differ between equal runs."""
+    """Text with memory addresses (`at 0x7f...`) replaced by `at 0x...`, since they differ between equal runs."""
     return _ADDRESS.sub("at 0x...", text) if "0x" in text else text
 
 
 def shortened(text: str) -> str:
-    """Text cut to 200 characters."""
+    """Text of at most 200 characters: a longer one is cut, its end being `...`."""
     return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 3] + "..."
 
 
 def summarised(value: object) -> tuple[Layout, int, str]:
-    """Layout, checksum and text of a plain value.
+    """Layout, checksum and text of a plain value; two values are equal if type name and masked repr are.
+
+    The checksum is of the text in full, the text is cut to 200 characters. Numbers and short texts are cached.
 
     Raises:
         Exception: whatever the value's own `__repr__` raises.
     """
     if type(value) is float:
-        return _summarised_once(value) if value else _summarised(value)
+        return _summarise_cached(value) if value else _summarise(value)
     if type(value) is int or type(value) is bool or (type(value) is str and len(value) <= TEXT_LIMIT):
-        return _summarised_once(value)
-    return _summarised(value)
+        return _summarise_cached(value)
+    return _summarise(value)
 
 
-def _summarised(value: object) -> tuple[Layout, int, str]:
+def _summarise(value: object) -> tuple[Layout, int, str]:
+    """`summarised` without the cache."""
     dtype, text = describe(value)
     return Layout((), dtype), checksum.text_checksum(f"{dtype} {text}"), shortened(text)
 
 
 @functools.lru_cache(maxsize=256, typed=True)
-def _summarised_once(value: float | str) -> tuple[Layout, int, str]:
-    """`_summarised`, cached: the same learning rates come every step."""
-    return _summarised(value)
+def _summarise_cached(value: float | str) -> tuple[Layout, int, str]:
+    """`_summarise`, cached for the last 256 values by type and value: the same rates come every step."""
+    return _summarise(value)
 
 
 def describe(value: object) -> tuple[str, str]:
-    """Type name (`python.int`, `numpy.float32`, `python.MyClass`) and full masked repr of a value."""
+    """Type name (`python.int`, `numpy.float32`, `python.MyClass`) and full repr of a value, which runs are compared by.
+
+    Memory addresses are masked and sets are sorted; a numpy array has a digest of its bytes after its repr.
+    """
     cls = type(value)
     owner = "numpy" if cls.__module__.partition(".")[0] == "numpy" else "python"
     unordered = isinstance(value, (set, frozenset))

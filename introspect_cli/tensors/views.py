@@ -28,7 +28,7 @@ REPEATS: Final = 16
 
 
 def _guards_of_torch(*names: str) -> tuple[Callable[[], Any], ...]:
-    """The named guards of torch, those that this version has."""
+    """Those of the named guard classes of `torch._C` that this version of torch has."""
     return tuple(guard for guard in (getattr(torch._C, name, None) for name in names) if guard is not None)  # noqa: SLF001
 
 
@@ -38,7 +38,7 @@ _autocasts: Final[Callable[[], bool]] = getattr(torch._C, "_is_any_autocast_enab
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's first element.
+    """Address of a tensor's first element, its storage offset included.
 
     `data_ptr()` hands out memory to write to, and so gives a lazy copy memory of its own; this leaves it lazy.
 
@@ -51,7 +51,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Address of a tensor's storage, shared by its views; 0 where there is none."""
+    """Address where a tensor's storage begins, the same for all its views; 0 where there is none."""
     try:
         return tensor.untyped_storage().data_ptr() if STORAGE_BEGIN is None else STORAGE_BEGIN(tensor)
     except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
@@ -83,7 +83,13 @@ class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is 
 
 
 def pieces(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Cut a strided tensor into contiguous one-dimensional pieces in logical order.
+    """Contents of a strided tensor as contiguous one-dimensional pieces, row-major, lazy conjugation and negation done.
+
+    A contiguous tensor is one piece, not copied, whatever its size.
+
+    Args:
+        tensor: any strided tensor.
+        limit: elements that a piece has at most if it has to be copied.
 
     Yields:
         The row-major index of the piece's first element, and the piece, shape (n,).
@@ -96,16 +102,16 @@ def pieces(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor
 
 
 def cut(tensor: torch.Tensor, limit: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Cut a strided tensor along its leading dimensions into views of at most `limit` elements.
+    """Cut a strided tensor along its leading dimensions into views of at most `limit` elements; none if it is empty.
 
     Yields:
-        The row-major index of the view's first element, and the view, strided as it is.
+        The row-major index of the view's first element, and the view, not copied.
     """
     yield from _cut(tensor.detach(), limit, 0)
 
 
 def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Views of at most `limit` elements with their index plus `offset`."""
+    """`cut` of a detached tensor whose first element has index `offset`."""
     numel = tensor.numel()
     if numel == 0:
         return
@@ -123,10 +129,16 @@ def _cut(tensor: torch.Tensor, limit: int, offset: int) -> Iterator[tuple[int, t
 
 
 def in_memory(shape: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]] | None:
-    """Sizes and strides in memory of an expanded tensor; None unless it repeats memory over 16 times, above 2**26.
+    """Sizes and strides of what a vastly expanded tensor has in memory; None for any other tensor.
 
+    A tensor is vastly expanded if it has more than 2**26 elements, and more than 16 times as many as it has memory for.
     `zeros(1).expand(2**40)` and windows that overlap cost nothing to make and would take hours to read element by
-    element. Dimensions that repeat are taken once; where windows still overlap, the memory they lie in is taken.
+    element. Dimensions of stride 0 are taken once; where windows still overlap, all memory from the first element to
+    the last is taken, as one dimension.
+
+    Args:
+        shape: sizes of the tensor.
+        strides: its strides, in elements.
     """
     numel = math.prod(shape)
     if numel <= EXPANDED:

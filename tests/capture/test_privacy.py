@@ -18,9 +18,9 @@ from introspect_cli.capture.environment.redact import (
     environment,
     is_secret_name,
     is_secret_path,
-    looks,
-    nested,
+    nested_without_secrets,
     plain,
+    without_credentials,
 )
 from introspect_cli.store.files.folders import REDACTED
 
@@ -207,12 +207,12 @@ TWO_HUNDRED = two_hundred()
 def test_each_of_two_hundred_secrets_is_redacted_wherever_it_stands():
     assert len({text for text, _ in TWO_HUNDRED}) >= 200
     for text, secret in TWO_HUNDRED:
-        assert secret not in looks(text), text
-        assert REDACTED in looks(text), text
-        assert looks(looks(text)) == looks(text)
+        assert secret not in without_credentials(text), text
+        assert REDACTED in without_credentials(text), text
+        assert without_credentials(without_credentials(text)) == without_credentials(text)
         for found in (
             plain(text, secret=False),
-            nested({"note": [text]}),
+            nested_without_secrets({"note": [text]}),
             environment({"NOTE": text}),
             arguments(["--note", text]),
         ):
@@ -229,7 +229,7 @@ def test_a_value_is_secret_by_its_name():
         for found in (
             environment({name: word}),
             arguments([f"--{name}", word, f"--{name}={word}"]),
-            nested({name: {"a": [word]}}),
+            nested_without_secrets({name: {"a": [word]}}),
         ):
             assert word not in repr(found), name
 
@@ -246,7 +246,7 @@ HARMLESS = (
 
 
 def test_what_only_looks_like_a_secret_stays():
-    assert [looks(text) for text in HARMLESS] == list(HARMLESS)
+    assert [without_credentials(text) for text in HARMLESS] == list(HARMLESS)
     names = ["max_tokens", "tokenizer", "token_type_ids", "pad_token", "author", "num_special_tokens", "lr"]
     assert not any(map(is_secret_name, names))
 
@@ -265,11 +265,11 @@ def test_a_long_text_takes_no_longer_than_its_length(text):
     """A million characters without a blank, as a module may have in an attribute, took hours."""
     long = (text * 100_000)[:100_000]
     began = time.process_time()
-    looks(repr(long))
+    without_credentials(repr(long))
     assert time.process_time() - began < 10  # a third of a second; a minute if it looks through the rest each time
 
 
 def test_the_word_may_stand_deep_in_a_name():
     name = "x" * 150 + "_token_" + "y" * 150
-    assert looks(f"{name}=abc123") == f"{name}={REDACTED}"
-    assert looks("run my-api-key abc123 --x") == f"run my-api-key {REDACTED} --x"
+    assert without_credentials(f"{name}=abc123") == f"{name}={REDACTED}"
+    assert without_credentials("run my-api-key abc123 --x") == f"run my-api-key {REDACTED} --x"

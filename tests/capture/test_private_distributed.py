@@ -180,7 +180,7 @@ def test_parameters_of_one_module_that_are_cut_over_several_meshes(mesh, group, 
             log.loss(net(torch.ones(2, 4)).square().mean()).backward()
             optimizer.step()
         known = DataParallel()
-        known.look(net)
+        known.find_ranks(net)
         assert (known.ranks, known.copies) == ([0], [0])
 
     seen = assert_neutral(train, tmp_path / "run")

@@ -110,7 +110,7 @@ def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
     monkeypatch.setattr(sources.Project, "root", str(tmp_path))
     kept = {}
     files = SourceFiles(kept.__setitem__, (), 1e12)
-    files.look()
+    files.read_imports()
     names = {"pipe.py", "huge.py", "enormous.py", "binary.py", "real.py", "nowhere.py", "vanished.py"}
     assert names & files.digests.keys() == {"huge.py", "binary.py", "real.py"}
     assert kept[files.digests["real.py"]] == b"y = 2\n"

@@ -17,7 +17,7 @@ from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.health.check import look
+from introspect_cli.health.check import summarise
 from introspect_cli.render.blocks import lines_of
 from introspect_cli.render.check_text import watch_blocks, watch_line
 from introspect_cli.store.read.run import RunState, open_run
@@ -68,7 +68,7 @@ def test_the_reference_is_compared_as_diff_would(runs, introspect):
 def test_a_run_that_goes_on_is_not_said_to_end(runs, tmp_path):
     part = write_run(tmp_path / "part", steps(6.0, 5.0))
     with open_run(runs / "a") as one, open_run(part) as two:
-        seen = replace(look(two), state=RunState.RUNNING)
+        seen = replace(summarise(two), state=RunState.RUNNING)
         text = text_of(watch_blocks(seen, ("a", compare_runs(one, two, DiffOptions()))))
     assert "against a: no divergence so far: 4 records of 2 steps agree" in text
     assert "ends" not in text
@@ -78,7 +78,7 @@ def test_nothing_is_called_healthy_before_there_is_a_step(tmp_path):
     with StoreWriter.create(tmp_path / "run") as store:
         store.write_manifest({"status": "running"})
         with open_run(tmp_path / "run") as run:
-            seen = look(run)
+            seen = summarise(run)
     assert watch_line(seen) == "running, no step yet"
     assert watch_blocks(seen)[-1].text == "check: no rule has the data it needs yet"
 
@@ -91,7 +91,7 @@ def test_runs_marks_those_that_go_on(tmp_path, introspect):
 
 def test_a_screen_of_80_columns_is_enough(runs):
     with open_run(runs / "b") as run:
-        lines = [*lines_of(watch_blocks(look(run)), 200)]
+        lines = [*lines_of(watch_blocks(summarise(run)), 200)]
     assert all(len(each.text) <= 80 for each in lines if not each.wrap)
 
 
@@ -167,7 +167,7 @@ def test_what_is_wider_than_the_terminal_is_wrapped_and_not_cut(runs):
 
 def test_a_number_that_stays_is_no_curve(runs):
     with open_run(write_run(runs / "flat", steps(2.0, 2.0, 2.0))) as run:
-        text = text_of(watch_blocks(look(run)))
+        text = text_of(watch_blocks(summarise(run)))
     assert "loss  2 at each of 3 steps" in text
 
 

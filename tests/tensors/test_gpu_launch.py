@@ -166,7 +166,7 @@ def test_rows_are_copied_on_introspects_stream_behind_those_that_wrote_them():
     pending = rows.hand_over()
     assert cuda.log == [("wait", 99, 1), ("wait", 99, 5), ("on", 99), ("off", 99), ("record", 99)]
     cuda.log.clear()
-    assert pending.ready()
+    assert pending.is_ready()
     assert cuda.log == []
     assert len(pending.rows()) == 3
     assert cuda.log == [("host waits",)]
@@ -179,10 +179,10 @@ def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
     cuda.capturing = True
     cuda.log.clear()
     pending = rows.hand_over()
-    assert not pending.ready()
+    assert not pending.is_ready()
     assert cuda.log == []
     cuda.capturing = False
-    assert pending.ready()
+    assert pending.is_ready()
     assert ("wait", 99, 1) in cuda.log
 
 
@@ -193,7 +193,7 @@ def on_a_device(summarizer, monkeypatch, cuda):
     monkeypatch.setattr(summarizer._plain, "add", lambda *_: False)
     monkeypatch.setattr(
         summarizer._unusual,
-        "_on_cpu",
+        "_summarise_on_cpu",
         lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts.values, parts.runs),
     )
 

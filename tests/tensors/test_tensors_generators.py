@@ -25,16 +25,16 @@ DRAWS = {
 def watching():
     torch.manual_seed(3)
     generators = Generators()
-    generators.look([])
+    generators.watch([])
     return generators
 
 
 def test_each_draw_is_noticed_once_and_of_the_right_generator(watching):
-    assert watching.complete
+    assert watching.is_complete
     for what, (name, draw) in DRAWS.items():
         draw()
         assert watching.moved(), what
-        assert [found for found, _ in watching.take()] == [name], what
+        assert [found for found, _ in watching.take_moved()] == [name], what
         assert not watching.moved(), what
 
 
@@ -44,26 +44,26 @@ def test_what_draws_nothing_or_puts_the_state_back_is_not_noticed(watching):
     with torch.random.fork_rng():
         torch.rand(5)
     assert not watching.moved()
-    assert watching.take() == []
+    assert watching.take_moved() == []
 
 
 def test_the_state_reported_is_the_one_before_and_equal_states_are_reported_equal(watching):
     def states():
         torch.manual_seed(7)
-        watching.take()
+        watching.take_moved()
         said = []
         for count in (1, 700, 2):
             torch.rand(count)
-            said += [state for _, state in watching.take()]
+            said += [state for _, state in watching.take_moved()]
         return said
 
     first = states()
     assert states() == first
     assert len(set(first)) == 3
     torch.manual_seed(8)
-    watching.take()
+    watching.take_moved()
     torch.rand(1)
-    assert watching.take()[0][1] not in first
+    assert watching.take_moved()[0][1] not in first
 
 
 class Philox:
@@ -84,11 +84,11 @@ class Philox:
 
 def test_accelerators_are_asked_for_seed_and_offset_and_left_alone_while_a_graph_is_captured(watching):
     device = Philox()
-    watching.look([("cuda:0", device)])
-    assert watching.complete
+    watching.watch([("cuda:0", device)])
+    assert watching.is_complete
     assert not watching.moved()
     device.offset = 4
     assert watching.moved()
-    assert [name for name, _ in watching.take()] == ["cuda:0"]
+    assert [name for name, _ in watching.take_moved()] == ["cuda:0"]
     device.offset, device.capturing = 8, True
     assert not watching.moved()

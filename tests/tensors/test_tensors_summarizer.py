@@ -436,7 +436,7 @@ def test_plain_values_are_kept_as_text_and_arrays_as_tensors(summarizer):
     different = [1, 1.0, True, "1", None, b"1", np.float32(1), np.int64(1), (1, 2), "x" * 10_000, "x" * 9_999]
     alike = [object(), object(), {"b", "a"}, {"a", "b"}, array, torch.from_numpy(array.copy())]
     for value in (*different, *alike, Bad()):
-        (summarizer.add if isinstance(value, torch.Tensor) else summarizer.value)(value)
+        (summarizer.add if isinstance(value, torch.Tensor) else summarizer.add_value)(value)
     table = taken(summarizer)
     assert table.status.tolist() == [Status.VALUE] * 15 + [Status.OBSERVED] * 2 + [Status.NOT_OBSERVED]
     assert table.text[:4] == ["1", "1.0", "True", "'1'"]
@@ -521,7 +521,7 @@ def test_the_short_way_answers_as_the_long_one(monkeypatch):
 
 
 @pytest.mark.usefixtures("_functions_are_asked_anew")
-@pytest.mark.parametrize("attribute", ["_TYPES", "_QUESTIONS", "_place"])
+@pytest.mark.parametrize("attribute", ["_TYPES", "_QUESTIONS", "_tensor_offset"])
 def test_functions_of_torch_that_say_anything_else_than_its_methods_are_not_used(monkeypatch, attribute):
     if intake.functions() is None:
         pytest.skip("this torch has none")
@@ -529,7 +529,7 @@ def test_functions_of_torch_that_say_anything_else_than_its_methods_are_not_used
     other = {
         "_TYPES": intake._TYPES[::-1],
         "_QUESTIONS": (*asked[:6], asked[7], asked[6], asked[8]),
-        "_place": lambda _samples: None,
+        "_tensor_offset": lambda _samples: None,
     }
     intake.functions.cache_clear()
     monkeypatch.setattr(intake, attribute, other[attribute])

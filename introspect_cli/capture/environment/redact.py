@@ -83,7 +83,12 @@ _OPTION = re.compile(r"^--?([A-Za-z][\w.-]*)(=(.*))?$", re.DOTALL)
 
 
 def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
-    """Whether a name matches a glob or contains a word of a secret: `password`, `auth`; not `max_tokens`."""
+    """Whether a name is one of a secret: `password`, `auth`, `api-key`; not `max_tokens`.
+
+    Args:
+        name: of an option, variable or key; case does not matter.
+        patterns: globs of further secret names, which are asked first.
+    """
     plain = name.replace("-", "_")
     if any(fnmatch.fnmatchcase(name.lower(), glob.lower()) for glob in patterns):
         return True
@@ -93,58 +98,70 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
 
 
 def is_strict_name(name: str) -> bool:
-    """Whether a name contains a word that is always secret (`password`, `api_key`), unlike `token` or `key`."""
+    """Whether a name contains a word that is always of a secret (`password`, `api_key`), unlike `token` or `key`."""
     return _STRICT_NAME.search(name.replace("-", "_")) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def is_secret_path(path: str) -> bool:
-    """Whether any key in a value's path is a secret name, such as `['auth']['user']`."""
+    """Whether any key in a value's path is a secret name, such as `['auth']['user']`; cached."""
     return any(is_secret_name(next(filter(None, keys), "")) for keys in _KEY.findall(path))
 
 
 def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
-    """The text, or `REDACTED` if its name is secret; parts that look like credentials are replaced."""
-    return REDACTED if is_secret_name(name, patterns) else looks(text)
+    """Text of a named value for a store: `REDACTED` if the name is secret, else with parts like credentials replaced.
+
+    Args:
+        name: the value's name.
+        text: the value.
+        patterns: globs of further secret names.
+    """
+    return REDACTED if is_secret_name(name, patterns) else without_credentials(text)
 
 
 def plain(given: object, *, secret: bool) -> object:
-    """A value with secrets replaced; where `secret`, all but None and booleans; else only texts that look like one."""
+    """A plain value for a store, secrets replaced; None and booleans stay.
+
+    Args:
+        given: the value.
+        secret: whether its name is secret: then it is replaced, whatever it is. Otherwise parts of texts that look like
+            credentials are, and all of bytes or a set with such a part.
+    """
     if given is None or isinstance(given, bool):
         return given
     if secret:
         return REDACTED
     if isinstance(given, str):
-        return looks(given)
+        return without_credentials(given)
     if type(given) in (bytes, set, frozenset):
         text = repr(given)
-        return given if looks(text) == text else REDACTED
+        return given if without_credentials(text) == text else REDACTED
     return given
 
 
-def looks(text: str) -> str:
-    """Text with each credential-like part replaced, and each value after a secret name (`token=abc`)."""
-    return _looks_again(text) if len(text) <= _SHORT else _looks(text)
+def without_credentials(text: str) -> str:
+    """Text with each part that looks like a credential replaced, and each value after a secret name (`token=abc`)."""
+    return _redact_text_cached(text) if len(text) <= _SHORT else _redact_text(text)
 
 
-def _looks(text: str) -> str:
-    """`looks` without the cache."""
+def _redact_text(text: str) -> str:
+    """`without_credentials`, not cached."""
     if _NAME.fullmatch(text):
         return _TOKENS.sub(REDACTED, text)  # there is no URL in it, no key, and nothing behind a name
-    text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_forms(text))
+    text = _COOKIE.sub(rf"\g<1>{REDACTED}", _without_keys_and_logins(text))
     text = _TOKENS.sub(REDACTED, text)
     return _AFTER_OPTION.sub(_redacted_option, _PAIR.sub(_redacted_pair, text))
 
 
-_looks_again = functools.lru_cache(maxsize=256)(_looks)  # the same few texts come every step
+_redact_text_cached = functools.lru_cache(maxsize=256)(_redact_text)  # the same few texts come every step
 
 
-def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
+def _without_keys_and_logins(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
     """Text with private keys, webhook URLs, logins in URLs and authorization headers replaced.
 
     Args:
         text: the text.
-        again: says of a match (login in a URL, header value) whether it is a credential.
+        again: says of a login in a URL, or the value of a header, whether it is a credential; all are by default.
     """
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
@@ -154,31 +171,41 @@ def _without_forms(text: str, again: Callable[[re.Match[str]], bool] = lambda _:
     return _HEADER.sub(lambda match: match[1] + REDACTED if again(match) else match[0], text)
 
 
-def prose(text: str) -> str:
-    """Text of a person or program with credentials replaced, except words after "bearer", braces and 40 hex digits."""
-    return _PREFIXED_TOKENS.sub(REDACTED, _without_forms(text, _is_value))
+def prose_without_credentials(text: str) -> str:
+    """Text of a person or program with what is surely a credential replaced.
+
+    Unlike `without_credentials` it leaves values after names, cookies and 40 hex digits, and in URLs and headers what
+    has a brace or is letters only.
+    """
+    return _PREFIXED_TOKENS.sub(REDACTED, _without_keys_and_logins(text, _is_value))
 
 
 def _is_value(match: re.Match[str]) -> bool:
-    """Whether a matched credential has no brace and is not all letters."""
+    """Whether what a match of a URL or header would replace is a credential: it has no brace, and not letters only."""
     value = match[0][len(match[1]) :]
     return "{" not in value and not value.isalpha()
 
 
 def _start_of_name(match: re.Match[str]) -> str:
-    """The start of a name, up to 200 characters before the matched word in it."""
+    """What of a name stands before the matched word in it, from at most 200 characters before; "" for nothing."""
     before = match.string[max(match.start() - _LONGEST_NAME, 0) : match.start()]
     begun = _BEGUN.search(before)
     return begun[0] if begun else ""
 
 
 def _redacted_option(match: re.Match[str]) -> str:
-    """Replacement for a value after a word with a hyphen (`--token abc`); other matches stay."""
+    """Replacement for a match of `_AFTER_OPTION`: as `_redacted_pair` if the word is an option (`--token abc`).
+
+    Otherwise the match as it is.
+    """
     return _redacted_pair(match) if "-" in _start_of_name(match).rpartition(".")[2] else match[0]
 
 
 def _redacted_pair(match: re.Match[str]) -> str:
-    """Replacement for `name=value`; unchanged for flags, other names, and numbers under a name that is not strict."""
+    """Replacement for a match of a name and its value: `name=REDACTED` where the whole name is secret.
+
+    As it is for flags (`true`, `none`), for numbers unless the name is strict, and for a value redacted before.
+    """
     name, shown = _start_of_name(match) + match["name"], match["value"]
     strict = _STRICT_NAME.search(name) is not None
     harmless = _FLAG.fullmatch(shown) or (_NUMBER.fullmatch(shown) and not strict)
@@ -187,35 +214,47 @@ def _redacted_pair(match: re.Match[str]) -> str:
     return f"{match['name']}{match['sign']}{REDACTED}"
 
 
-def nested(data: Any, patterns: tuple[str, ...] = ()) -> Any:
-    """Plain data with all values under a secret key replaced, and credentials in other texts."""
+def nested_without_secrets(data: Any, patterns: tuple[str, ...] = ()) -> Any:
+    """Nested plain data with all values under a secret key replaced, and credentials in other texts; tuples as lists.
+
+    Args:
+        data: dicts, lists, tuples, and plain values.
+        patterns: globs of further secret keys.
+    """
     if isinstance(data, dict):
         return {
-            key: _covered(item) if isinstance(key, str) and is_secret_name(key, patterns) else nested(item, patterns)
+            key: _redacted_leaves(item)
+            if isinstance(key, str) and is_secret_name(key, patterns)
+            else nested_without_secrets(item, patterns)
             for key, item in data.items()
         }
     if isinstance(data, (list, tuple)):
-        return [nested(item, patterns) for item in data]
-    return looks(data) if isinstance(data, str) else data
+        return [nested_without_secrets(item, patterns) for item in data]
+    return without_credentials(data) if isinstance(data, str) else data
 
 
-def _covered(data: Any) -> Any:
-    """Data under a secret key: the same dicts and lists, each leaf replaced but None and booleans."""
+def _redacted_leaves(data: Any) -> Any:
+    """Data under a secret key: the same dicts and lists, with each value in them replaced but None and booleans."""
     if isinstance(data, dict):
-        return {key: _covered(item) for key, item in data.items()}
+        return {key: _redacted_leaves(item) for key, item in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_covered(item) for item in data]
+        return [_redacted_leaves(item) for item in data]
     return data if data is None or isinstance(data, bool) else REDACTED
 
 
 def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> dict[str, str]:
-    """Environment variables with secret values replaced; globs say which further names are secret."""
+    """Environment variables, sorted by name, secret values replaced; `patterns` are globs of further names."""
     globs = tuple(patterns)
     return {name: value(name, text, globs) for name, text in sorted(variables.items())}
 
 
 def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
-    """A command line with secret option values replaced (`--token X`, `--token=X`)."""
+    """A command line with values of secret options replaced (`--token X`, `--token=X`), and credentials in all others.
+
+    Args:
+        argv: the words.
+        patterns: globs of further secret names, without hyphens at their beginning.
+    """
     shown = []
     secret_next = False
     for argument in argv:
@@ -231,5 +270,5 @@ def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
                 shown.append(f"{argument.partition('=')[0]}={REDACTED}")
                 continue
             secret_next = is_secret
-        shown.append(looks(argument))
+        shown.append(without_credentials(argument))
     return shown

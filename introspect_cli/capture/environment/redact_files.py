@@ -14,7 +14,12 @@ from __future__ import annotations
 
 import re
 
-from introspect_cli.capture.environment.redact import is_secret_name, is_strict_name, looks, prose
+from introspect_cli.capture.environment.redact import (
+    is_secret_name,
+    is_strict_name,
+    prose_without_credentials,
+    without_credentials,
+)
 from introspect_cli.store.files.folders import REDACTED
 
 _TEXTS = re.compile(
@@ -39,8 +44,8 @@ _OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|d
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A source file with secrets in its strings and comments replaced; globs name further secret names."""
-    formed = prose(text) != text
+    """Text of a source file with secrets in strings and comments replaced; globs name further secret names."""
+    formed = prose_without_credentials(text) != text
     pieces = []
     done = 0
     for match in _TEXTS.finditer(text):
@@ -56,15 +61,28 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
 
 
 def _redact_body(body: str, group: str, *, formed: bool) -> str:
-    """The body of a string or comment with credentials replaced, also in `host=db;password=...`."""
+    """The body of a string or comment with credentials replaced, also in `host=db;password=...`.
+
+    Args:
+        body: what is inside the quotes, or the comment.
+        group: which group of `_TEXTS` it is.
+        formed: whether the file has any text that `prose_without_credentials` replaces; False spares looking for it.
+    """
     # an expression in the braces of an f-string holds no secret and has to stay one
     if group not in _LONG and "{" not in body and is_strict_name(body):
-        return looks(body)
-    return prose(body) if formed else body
+        return without_credentials(body)
+    return prose_without_credentials(body) if formed else body
 
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a string is secret by the name up to 160 characters before it, or is 40 hex digits and no commit."""
+    """Whether a string in a source file is secret: by the name before it, or as 40 hex digits that are no commit's.
+
+    Args:
+        text: the file.
+        start: where the string begins, with its prefix and quotes; 160 characters before are looked at.
+        body: what is inside the quotes.
+        patterns: globs of further secret names.
+    """
     if not body or body.isspace() or REDACTED in body:
         return False
     around = text[max(start - _FAR, 0) : start]
@@ -87,7 +105,7 @@ def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> b
 
 
 def _names_a_setting(body: str) -> bool:
-    """Whether a string names a secret instead of being one: `HF_TOKEN`, `api_key`."""
+    """Whether a string is the name of a secret, not one itself: a word in capitals with `_`, or a strict name."""
     in_capitals = body.isupper() and "_" in body and not any(letter.isdigit() for letter in body)
     return _PLAIN_NAME.fullmatch(body) is not None and (in_capitals or is_strict_name(body))
 
@@ -113,13 +131,13 @@ _VALUE = re.compile(
 
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """A configuration file with values under secret names and credentials replaced; globs name further names."""
+    """Text of a configuration file, values under secret names and credentials replaced; globs name further names."""
     text = _ASSIGNED.sub(lambda match: _redacted_assignment(match, patterns), text)
-    return prose(_redact_below_names(_redact_brackets(text, patterns), patterns))
+    return prose_without_credentials(_redact_below_names(_redact_brackets(text, patterns), patterns))
 
 
 def _redact_brackets(text: str, patterns: tuple[str, ...]) -> str:
-    """The text with each value in the brackets after a secret name replaced: `"auth": {"user": "me"}`."""
+    """Replace each value in the brackets after a secret name, however deep: `"auth": {"user": "me"}`."""
     pieces, done = [], 0
     for match in _BRACKETED.finditer(text):
         if match.start() < done or not is_secret_name(match["name"], patterns):
@@ -131,7 +149,7 @@ def _redact_brackets(text: str, patterns: tuple[str, ...]) -> str:
 
 
 def _closing_bracket(text: str, start: int) -> int:
-    """Index of the bracket that closes the one before `start`; the text's length where none does."""
+    """Index of the bracket that closes the one just before `start`, strings skipped; the text's length for none."""
     depth = 1
     for match in _BRACKET.finditer(text, start):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
@@ -141,7 +159,7 @@ def _closing_bracket(text: str, start: int) -> int:
 
 
 def _redacted_item(match: re.Match[str]) -> str:
-    """Replacement for one item in such brackets; keys and booleans stay, quotes are kept."""
+    """Replacement for a match of `_ITEM`, a key or value in brackets: keys and flags stay, others keep their quotes."""
     value = match[0]
     if match["key"] or _is_flag(value) or value in {REDACTED, f'"{REDACTED}"'}:
         return value
@@ -150,7 +168,7 @@ def _redacted_item(match: re.Match[str]) -> str:
 
 
 def _redacted_assignment(match: re.Match[str], patterns: tuple[str, ...]) -> str:
-    """Replacement for `name: value` or `name = value` where the name's last part is secret."""
+    """Replacement for `name: value` or `name = value`: redacted where the name's last part is secret, flags stay."""
     value = match["value"]
     if not is_secret_name(match["name"].rpartition(".")[2], patterns) or _is_flag(value):
         return match[0]
@@ -159,11 +177,12 @@ def _redacted_assignment(match: re.Match[str], patterns: tuple[str, ...]) -> str
 
 
 def _is_flag(value: str) -> bool:
+    """Whether a value is a boolean or null in any of the formats: `true`, `no`, `~`."""
     return value.strip().lower() in {"true", "false", "null", "none", "yes", "no", "~"}
 
 
 def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
-    """The text with values replaced in lines indented below a secret name, and in a section of such a name."""
+    """Replace values in lines indented below a secret name, and in all lines of a section (`[auth]`) of such a name."""
     lines, inside, section = text.split("\n"), -1, False
     for number, line in enumerate(lines):
         if not line.strip():
@@ -186,7 +205,7 @@ def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
 
 
 def _redacted_value(match: re.Match[str]) -> str:
-    """Replacement for the value of a line below a secret name; booleans and null stay."""
+    """Replacement for a match of `_VALUE`, a line below a secret name; flags, and what is redacted, stay."""
     value = match["value"]
     if _is_flag(value) or REDACTED in value:
         return match[0]

@@ -58,7 +58,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    """`model name` in /proc/cpuinfo; `platform.processor()` without it."""
+    """The CPU's name: `model name` in /proc/cpuinfo, else `platform.processor()`, which may be ""."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -69,7 +69,13 @@ def _cpu_name() -> str:
 
 
 def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[str, Any]:
-    """The script or module, its arguments without secrets, the directory, and the launcher if one was captured."""
+    """What was asked to run: script or module, arguments without secrets, directory, python, and the launcher if any.
+
+    Args:
+        target: what runs.
+        directory: the working directory.
+        patterns: globs over names of arguments that are secret, beside the usual ones.
+    """
     started = {"launcher": {"arguments": list(target.launcher), "directory": target.launched_in}}
     return {
         "script": target.script,
@@ -86,7 +92,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def switches() -> dict[str, Any]:
-    """Flags of torch for accelerators; None for one that this torch lacks or refuses to tell."""
+    """Flags of torch that change numbers on accelerators; None for one that this torch lacks or refuses to tell."""
     backends = torch.backends
     cuda, cudnn = backends.cuda, backends.cudnn
     matmul = cuda.matmul
@@ -95,29 +101,29 @@ def switches() -> dict[str, Any]:
         "cudnn_deterministic": cudnn.deterministic,
         "cudnn_benchmark": cudnn.benchmark,
         # asked for by an old name after it was set by a new one, these raise
-        "cudnn_allow_tf32": _asked(lambda: cudnn.allow_tf32),
-        "matmul_allow_tf32": _asked(lambda: matmul.allow_tf32),
-        "matmul_fp32_precision": _asked(lambda: matmul.fp32_precision),  # torch >= 2.9
-        "float32_matmul_precision": _asked(torch.get_float32_matmul_precision),
-        "fp16_reduced_precision_reduction": _asked(lambda: matmul.allow_fp16_reduced_precision_reduction),
-        "bf16_reduced_precision_reduction": _asked(lambda: matmul.allow_bf16_reduced_precision_reduction),
-        "fp16_accumulation": _asked(lambda: matmul.allow_fp16_accumulation),
+        "cudnn_allow_tf32": _answer_of(lambda: cudnn.allow_tf32),
+        "matmul_allow_tf32": _answer_of(lambda: matmul.allow_tf32),
+        "matmul_fp32_precision": _answer_of(lambda: matmul.fp32_precision),  # torch >= 2.9
+        "float32_matmul_precision": _answer_of(torch.get_float32_matmul_precision),
+        "fp16_reduced_precision_reduction": _answer_of(lambda: matmul.allow_fp16_reduced_precision_reduction),
+        "bf16_reduced_precision_reduction": _answer_of(lambda: matmul.allow_bf16_reduced_precision_reduction),
+        "fp16_accumulation": _answer_of(lambda: matmul.allow_fp16_accumulation),
         "flash_sdp": cuda.flash_sdp_enabled(),
         "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
         "math_sdp": cuda.math_sdp_enabled(),
-        "cudnn_sdp": _asked(cuda.cudnn_sdp_enabled),
+        "cudnn_sdp": _answer_of(cuda.cudnn_sdp_enabled),
     }
 
 
 def libraries() -> dict[str, Any]:
-    """Versions of CUDA, ROCm, driver, cuDNN, NCCL; the last two None until CUDA is initialised."""
+    """Versions of CUDA, ROCm, driver, cuDNN and NCCL; None if absent, the last two until CUDA is initialised."""
     awake = torch.cuda.is_initialized()
     return {
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "driver": driver(),
         "cudnn": torch.backends.cudnn.version() if awake else None,
-        "nccl": _asked(lambda: ".".join(map(str, torch.cuda.nccl.version()))) if awake else None,
+        "nccl": _answer_of(lambda: ".".join(map(str, torch.cuda.nccl.version()))) if awake else None,
     }
 
 
@@ -136,7 +142,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def driver(source: Path = _DRIVER) -> str | None:
-    """The version of NVIDIA's driver, None where there is none."""
+    """Version of NVIDIA's driver, read from a file of its kernel module; None where there is none."""
     try:
         match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", source.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -144,8 +150,8 @@ def driver(source: Path = _DRIVER) -> str | None:
     return match[0] if match else None
 
 
-def _asked(question: Callable[[], Any]) -> Any:
-    """Answer of a question to torch, as text unless bool, str or int; None on AttributeError or RuntimeError."""
+def _answer_of(question: Callable[[], Any]) -> Any:
+    """Answer of a question to torch: booleans, texts, integers as they are, others as text; None if refused."""
     try:
         answer = question()
     except (AttributeError, RuntimeError):

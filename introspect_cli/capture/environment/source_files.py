@@ -58,14 +58,23 @@ class SourceFiles:
         self._unread: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
-        """Digest a file's content under a name, and keep its text; later calls with the same name do nothing."""
+        """Note the digest of a file's content, and hand on its text to be kept; nothing if the name is known.
+
+        Args:
+            name: of the file in the run.
+            data: its content.
+        """
         if name not in self.digests:
             self.digests[name] = digest = source_digest(data)
             if self._keep is not None and digest not in self._kept:
-                self._text(name, digest, data)
+                self._keep_text(name, digest, data)
 
-    def look(self) -> bool:
-        """Read the user's files that were imported since the last call; whether any name is new."""
+    def read_imports(self) -> bool:
+        """Read the user's files that were imported since the last call, and a `__main__` without a file.
+
+        Returns:
+            Whether any file was added.
+        """
         before = len(self.digests)
         for name, path in _project_first(_unseen_imports(self._seen)):
             status, data = _read_regular(path)
@@ -84,22 +93,25 @@ class SourceFiles:
         sentences = []
         if self._left_out:
             sentences.append(
-                f"the text of {_first_of(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
+                f"the text of {_head_of(self._left_out)} is not kept: a run keeps at most {LIMIT_FILE >> 20} MB of a "
                 f"file and {LIMIT_RUN >> 20} MB of all files"
             )
         if self._unread:
             sentences.append(
-                f"{_first_of(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it was "
-                "imported: whether it is the same in another run is not known"
+                f"{_head_of(self._unread)} cannot be read, being larger than {_LARGEST >> 20} MB or gone since it "
+                "was imported: whether it is the same in another run is not known"
             )
         if self._younger:
             sentences.append(
-                f"{_first_of(self._younger)} changed after the script began: what is recorded may not be what ran"
+                f"{_head_of(self._younger)} changed after the script began: what is recorded may not be what ran"
             )
         return sentences
 
-    def _text(self, name: str, digest: str, data: bytes) -> None:
-        """Keep a file's text without secrets, within the limits per file and run; binary files are skipped."""
+    def _keep_text(self, name: str, digest: str, data: bytes) -> None:
+        """Hand a file's text, without secrets, on to be kept; nothing for a binary file.
+
+        Above the limit of a file or of all files, only the name is noted.
+        """
         from introspect_cli.capture.environment import redact_files
 
         assert self._keep is not None
@@ -115,14 +127,14 @@ class SourceFiles:
         self._bytes += len(data)
 
 
-def _first_of(names: list[str]) -> str:
-    """Up to 3 names, then `and N files more`."""
+def _head_of(names: list[str]) -> str:
+    """The first 3 names, then how many more there are: `a.py, b.py, c.py and 2 files more`."""
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
 
 
 def _decoded(data: bytes) -> tuple[str | None, str]:
-    """Text and encoding of a source file; (None, "") for a binary one, ("", "") for one above the limit."""
+    """Text and encoding of a source file; None and "" for a binary one, two "" for one above the limit of a file."""
     from io import BytesIO
     from tokenize import detect_encoding
 
@@ -136,7 +148,7 @@ def _decoded(data: bytes) -> tuple[str | None, str]:
 
 
 def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
-    """Status and bytes of a regular file of at most 8 MiB; None each where there is none or it is larger."""
+    """Status and bytes of a regular file of at most 8 MiB, never waiting; None for what is not known."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -156,7 +168,7 @@ def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
 
 
 def _is_or_was_file(path: str) -> bool:
-    """Whether the path is a regular file, or is gone from an existing directory; False for a path in an archive."""
+    """Whether a path is a regular file, or gone from a directory that is there; False for a path in an archive."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116 - text is what is at hand
     except OSError:
@@ -164,7 +176,7 @@ def _is_or_was_file(path: str) -> bool:
 
 
 def _matches_compiled(path: str, status: os.stat_result) -> bool:
-    """Whether the time and size in python's `.pyc` are those of the file now."""
+    """Whether python's `.pyc` of a file was compiled from it as it is now, by time of change and size."""
     from importlib.util import cache_from_source
 
     try:
@@ -177,7 +189,7 @@ def _matches_compiled(path: str, status: os.stat_result) -> bool:
 
 
 def _unseen_imports(seen: set[str]) -> Iterator[tuple[str, str]]:
-    """Name and path of each source file of the user's that is imported and was not yet seen."""
+    """Name and path of each imported source file of the user's that is not in `seen`; all imported are added to it."""
     for module, thing in list(sys.modules.items()):
         path = sources.file_of(thing)
         if path in seen:
@@ -188,15 +200,15 @@ def _unseen_imports(seen: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _project_first(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Files sorted by name, those of the project before all others, which may use up the run's limit."""
+    """Files sorted by name, those of the project first: all others may then use up the run's limit."""
     root = sources.Project.root + os.sep
     return sorted(files, key=lambda item: (not os.path.realpath(item[1]).startswith(root), item[0]))
 
 
 def _main_without_file() -> Iterator[tuple[str, str]]:
-    """Name and text of a `__main__` without a file: `python -c`, cells of a notebook, standard input.
+    """Name and text of a `__main__` without a file: `python -c`, cells of a notebook, or standard input; at most one.
 
-    An input that is a pipe was read, and is gone.
+    Nothing for an input that is a pipe, which was read and is gone, and for an interactive python.
     """
     main = sys.modules.get("__main__")
     if main is None or sources.file_of(main) not in {"", STDIN}:

@@ -33,17 +33,20 @@ PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 
 
 def git(directory: str) -> dict[str, Any]:
-    """Commit, branch, subject and up to 200 changed tracked files of the work tree at `directory`; {} outside of git.
+    """Commit, branch, subject and changed tracked files, the first 200 by name, of the work tree at `directory`.
 
     Call before the script starts, and by git's path: to find a program by its name `subprocess` enters
     `warnings.catch_warnings`, after which warnings that the script has shown are shown again.
+
+    Returns:
+        {} outside of git, and where git is missing or fails.
     """
     program = shutil.which("git")
     if program is None:
         return {}
 
     def ask(*arguments: str) -> str | None:
-        """Output of a git command; None where it fails or takes 10 seconds."""
+        """Output of a git command; None where it fails or takes more than 10 seconds."""
         try:
             answer = subprocess.run(  # noqa: S603 - the user's own git with fixed arguments, no shell
                 [program, "-C", directory, *arguments],
@@ -65,8 +68,8 @@ def git(directory: str) -> dict[str, Any]:
     changed = [line[3:] for line in (ask("status", "--porcelain", "--untracked-files=no") or "").splitlines()]
     return {
         "commit": commit,
-        "branch": redact.looks(ask("rev-parse", "--abbrev-ref", "HEAD") or ""),
-        "subject": redact.looks(ask("log", "-1", "--format=%s") or ""),
+        "branch": redact.without_credentials(ask("rev-parse", "--abbrev-ref", "HEAD") or ""),
+        "subject": redact.without_credentials(ask("log", "-1", "--format=%s") or ""),
         "dirty": bool(changed),
         "changed": sorted(changed)[:200],
     }
@@ -76,7 +79,7 @@ _NAME_OR_VERSION = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t\r]*$", re.MULTIL
 
 
 def packages() -> dict[str, str]:
-    """Installed distributions: name to version."""
+    """Versions of all installed distributions by name, sorted; the first one found where a name comes twice."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
@@ -94,7 +97,7 @@ class Project:
 
 
 def set_project(script_directory: str) -> None:
-    """Find the project's root: the nearest directory upwards that holds `.git`, else the script's own."""
+    """Set `Project.root`: the script's directory or the nearest above it that has `.git`, else the script's."""
     start = Path(os.path.realpath(script_directory))
     for directory in (start, *start.parents):
         if (directory / ".git").exists():
@@ -105,7 +108,7 @@ def set_project(script_directory: str) -> None:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_users(path: str) -> bool:
-    """Whether a file is outside python's directories, any `site-packages` and this package."""
+    """Whether a file is the user's: outside python's directories, any `site-packages` and this package; cached."""
     if not path or path.startswith("<"):
         return False
     real = _real_path(path)
@@ -113,7 +116,7 @@ def is_users(path: str) -> bool:
 
 
 def _real_path(path: str) -> str:
-    """`os.path.realpath` with the directory cached: quick for thousands of files in some hundred directories."""
+    """`os.path.realpath`, the directory's part cached: quick for thousands of files in some hundred directories."""
     directory, name = os.path.split(path)
     if not path.startswith(os.sep):
         return os.path.realpath(path)
@@ -125,7 +128,10 @@ _real_directory = functools.lru_cache(maxsize=4096)(os.path.realpath)
 
 
 def relative(path: str) -> str:
-    """A path for display: relative to the project, `site-packages` or `sys.path`, else the file's name alone."""
+    """A path for display: relative to the project, else to `site-packages`, else to the longest entry of `sys.path`.
+
+    The file's name alone where it is in none of them.
+    """
     real = os.path.realpath(path)
     if Project.root and real.startswith(Project.root + os.sep):
         return os.path.relpath(real, Project.root)
@@ -147,7 +153,7 @@ def file_of(module: object) -> str:
 
 
 def is_generated(path: str) -> bool:
-    """Whether a file lies in Inductor's or Triton's cache."""
+    """Whether a file lies in Inductor's or Triton's cache, the usual or that of the environment variable."""
     for cache in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")):
         if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
             return True
@@ -155,14 +161,14 @@ def is_generated(path: str) -> bool:
 
 
 def source_name(path: str, module: str) -> str:
-    """A source file's name: its path in the project, else `package/module.py` (PYTHONPATH, `pip -e`)."""
+    """A source file's name in a run: its path in the project, else by the module's name (`package/module.py`)."""
     if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
         return relative(path)
     return module.replace(".", "/") + ".py"
 
 
 def class_source(cls: type) -> str:
-    """`file:line` of a class, relative to the project; "" where its module has no file, no line where unknown."""
+    """`file:line` of a class, relative to the project; without a line where that is unknown, "" without a file."""
     path = file_of(sys.modules.get(cls.__module__))
     if not path:
         return ""
@@ -172,7 +178,7 @@ def class_source(cls: type) -> str:
 
 @functools.lru_cache(maxsize=256)
 def calls_forward(path: str) -> bool:
-    """Whether a file of the user's contains `.forward` other than `super().forward`."""
+    """Whether a file of the user's contains `.forward` other than `super().forward`; False if unreadable. Cached."""
     try:
         return is_users(path) and re.search(rb"(?<!super\(\))\.forward\b", Path(path).read_bytes()) is not None
     except OSError:
@@ -181,14 +187,21 @@ def calls_forward(path: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
-    """`file:line` of a class, or of its `forward` where its own line is unknown; cached by class."""
+    """`file:line` of a class in a file of the user's, else of its `forward`, else the file alone; cached.
+
+    Args:
+        path: the file.
+        name: the class's `__qualname__`.
+        line_of_forward: where its `forward` begins; None where it has none of its own.
+        _root: the project's root, which the displayed path depends on.
+    """
     line = (_class_lines(path).get(name) if is_users(path) else None) or line_of_forward
     return relative(path) + (f":{line}" if line else "")
 
 
 @functools.lru_cache(maxsize=256)
 def _class_lines(path: str) -> dict[str, int]:
-    """Line of every class in a file by `__qualname__`; empty where it cannot be parsed."""
+    """Line of every class in a file by `__qualname__`, cached; empty where it cannot be read or parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -196,6 +209,7 @@ def _class_lines(path: str) -> dict[str, int]:
     lines: dict[str, int] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
+        """Add the classes below a node to `lines`; `prefix` is what their `__qualname__` begins with."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ClassDef):
                 lines[prefix + child.name] = child.lineno

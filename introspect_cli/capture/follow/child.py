@@ -34,6 +34,8 @@ _MOST_CHILDREN = 1000
 def begin(folder: str) -> None:
     """Follow this process if the environment holds an order: a script always, a worker with `--children all`.
 
+    Never raises: whatever fails, the process is not followed.
+
     Args:
         folder: the directory with our `sitecustomize`.
     """
@@ -60,6 +62,7 @@ class Follower:
     """
 
     def __init__(self, text: str, folder: str, process: Process, *, everyone: bool) -> None:
+        """Only note these; `install` begins to wait."""
         self._text = text
         self._folder = folder
         self._process = process
@@ -69,33 +72,33 @@ class Follower:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Wait for the script's `import torch`."""
+        """Wait for the script's `import torch`, by an import hook, after which `record` is called; leave a note."""
         from introspect_cli.capture.start import Start
 
         options = json.loads(self._text)["options"]
-        self._note("started")
+        self._leave_note("started")
         self._start = Start(self.record, seed=options["seed"], deterministic=options["deterministic"])
         self._start.install()
 
     def record(self) -> None:
-        """Start the capture; a failure is noted, and the process goes on."""
+        """Start the capture and leave a note; a failure is noted too, and the process goes on. Nothing in a fork."""
         if os.getpid() != self._pid:
             return  # a fork: its parent was to be followed
         try:
             from introspect_cli.capture.ranks.launchers import forget_spawned
 
             if not self._everyone:
-                self._leave_no_trace()
-            self._session = session = self._claimed()
+                self._drop_order()
+            self._session = session = self._open_session()
             forget_spawned()
             session.join(self._start.states)
-            self._watch_the_end()
-            self._note("recording", run=str(session.path))
+            self._hook_end()
+            self._leave_note("recording", run=str(session.path))
         except Exception as error:
-            self._note("failed", said=[f"{type(error).__name__}: {error}"])
+            self._leave_note("failed", said=[f"{type(error).__name__}: {error}"])
 
-    def _leave_no_trace(self) -> None:
-        """Restore PYTHONPATH and drop the order from the environment, so that child processes are not followed."""
+    def _drop_order(self) -> None:
+        """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
         paths = json.loads(self._text)["paths"]
         os.environ.pop(VARIABLE, None)
         if paths is None:
@@ -103,8 +106,12 @@ class Follower:
         else:
             os.environ["PYTHONPATH"] = paths
 
-    def _claimed(self) -> Session:
-        """A session in the run's directory, or in the first free of up to 1000 below its children."""
+    def _open_session(self) -> Session:
+        """Make a session in the run's directory, else in the first free one of 999 below its children.
+
+        Raises:
+            StoreError: none could be made, or one for another reason than being there already.
+        """
         from introspect_cli.capture.follow.orders import Order
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
@@ -128,13 +135,14 @@ class Follower:
                 last = error
         raise last
 
-    def _watch_the_end(self) -> None:
-        """Hook `sys.excepthook` (unless the script has its own) and `atexit`."""
+    def _hook_end(self) -> None:
+        """Have `atexit` call `finish`; note an uncaught exception, if `sys.excepthook` is python's own."""
         from introspect_cli.script.ending import strip_frames
 
         shown = sys.excepthook
 
         def hook(cls: type[BaseException], value: BaseException, tb: Any) -> None:
+            """Note an uncaught exception, remove introspect's frames from it, and show it as the hook before did."""
             self._raised = value
             with contextlib.suppress(Exception):
                 strip_frames(value)
@@ -146,7 +154,7 @@ class Follower:
         atexit.register(self.finish)
 
     def finish(self) -> None:
-        """Close the run as the process ends; nothing in a fork."""
+        """Close the run as the process ends, and leave a note; nothing in a fork, without a run, or a second time."""
         from introspect_cli.script.ending import Ending, raised_ending
 
         session, self._session = self._session, None
@@ -158,19 +166,28 @@ class Follower:
         else:
             session.finish(Ending(None, "ended"))
         said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]
-        self._note("finished", run=str(session.path), said=said, code=session.status)
+        self._leave_note("finished", run=str(session.path), said=said, code=session.status)
 
-    def _note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
+    def _leave_note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
+        """Leave a note of this process, replacing its last one.
+
+        Args:
+            state: as in `Note`.
+            run: where it records.
+            said: sentences for the person; None for none.
+            code: as in `Note`.
+        """
         Note(self._process.name, state, run, said or [], code).leave(json.loads(self._text)["notes"])
 
 
 def _watch_worker(text: str, folder: str, process: Process) -> None:
-    """Follow a `multiprocessing` worker from the moment its target is known, if `work_of` names one."""
+    """Replace `BaseProcess._bootstrap`, to follow this worker once it knows its target, if `work_of` names one."""
     from multiprocessing.process import BaseProcess
 
     original: Callable[..., Any] = BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - runs in the child alone
 
     def bootstrap(self: BaseProcess, *args: Any, **kwargs: Any) -> Any:
+        """Follow the worker if `work_of` names its target; run it as python does; then close its run."""
         follower = None
         with contextlib.suppress(Exception):
             from introspect_cli.capture.probes.children import work_of

@@ -33,7 +33,7 @@ SITE = str(Path(__file__).with_name("site"))
 
 
 def run_followed(command: Sequence[str], target: Target, options: CaptureOptions, words: Sequence[str]) -> int:
-    """Run a command, and record each python process below it that imports torch.
+    """Run a command, with each python process below it that imports torch recorded; wait, and print what came of it.
 
     Args:
         command: its command line.
@@ -42,8 +42,8 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
         words: what was asked for, as it was written.
 
     Returns:
-        its exit code, or with `--stop` that of `diff` where it is 0; where a signal ended it, this process ends by the
-        same.
+        The command's exit code; where that is 0, with `--stop`, that of `diff`. If a signal ended the command, this
+        process is ended by the same one.
 
     Raises:
         UsageError: processes are not to be followed, or the command cannot be started.
@@ -57,9 +57,11 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     refuse_or_remove(path, force=options.force)
     with tempfile.TemporaryDirectory(prefix="introspect-") as notes:
         launcher = redact.arguments((*(["-m"] if target.module else []), *words), options.redact)
-        code = _run_command(command, followed(replace(options, output=path, force=False), notes, tuple(launcher)))
+        code = _run_command(
+            command, followed_environment(replace(options, output=path, force=False), notes, tuple(launcher))
+        )
         left = notes_in(Path(notes))
-    _report(left, options, words)
+    _print_report(left, options, words)
     with contextlib.suppress(OSError):
         path.rmdir()  # made by us, and nobody wrote to it
     if code < 0:
@@ -68,12 +70,12 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
     return code or max(asked, default=0)  # where the ranks of a run are compared, one of them says
 
 
-def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()) -> dict[str, str]:
-    """The environment in which python processes are followed.
+def followed_environment(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()) -> dict[str, str]:
+    """The environment variables, all of them, of a process below which python processes are followed.
 
     Args:
         options: of the capture, `output` absolute.
-        notes: the directory for notes.
+        notes: the directory where the processes leave their notes.
         launcher: the command that is captured, without secrets; empty for the children of a script.
     """
     paths = os.environ.get("PYTHONPATH")
@@ -82,23 +84,28 @@ def followed(options: CaptureOptions, notes: str, launcher: tuple[str, ...] = ()
 
 
 def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the command to its end, passing signals on; its exit code, negative for a signal."""
+    """Run the command to its end, passing signals on; its exit code, minus the signal's number if one ended it.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
     with contextlib.ExitStack() as stack:
         try:
             process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
-        stack.enter_context(_signals_to(process))
+        stack.enter_context(_passing_signals_to(process))
         while True:
             with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the command too
                 return process.wait()
 
 
 @contextlib.contextmanager
-def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals of `_PASSED_ON` to the process, which the terminal does not send it itself."""
+def _passing_signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals of `_PASSED_ON` on to a process inside the `with`; their handlers are restored after it."""
 
     def pass_on(number: int, _frame: Any) -> None:
+        """Send the signal to the process; nothing if it is gone."""
         with contextlib.suppress(OSError):
             process.send_signal(number)
 
@@ -115,14 +122,20 @@ def _signals_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _end_by_signal(number: int) -> None:
-    """End this process by a signal, with its default handler."""
+    """End this process by a signal, its handler set to the default; returns if the signal ends no process."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
-def _report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
-    """Print what each process recorded, and what to do where none did; nothing with `--quiet`."""
+def _print_report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
+    """Print what each process recorded, and what to do where none did; nothing with `--quiet`.
+
+    Args:
+        left: the notes that the processes left.
+        options: of the capture.
+        words: what was asked for, as it was written.
+    """
     said = [sentence for note in left if note.state == "finished" for sentence in note.said]
     for note in left:
         if note.state == "recording":
@@ -148,7 +161,12 @@ def _report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str])
 
 
 def follow_children(options: CaptureOptions, path: Path) -> None:
-    """Have all later python child processes record into the run's children."""
+    """Set this process's environment so that all later python child processes record into the run's children.
+
+    Args:
+        options: of the capture.
+        path: of the run, absolute.
+    """
     notes = tempfile.mkdtemp(prefix="introspect-")
-    os.environ.update(followed(replace(options, output=path, force=False), notes))
+    os.environ.update(followed_environment(replace(options, output=path, force=False), notes))
     atexit.register(shutil.rmtree, notes, ignore_errors=True)

@@ -39,7 +39,7 @@ class Note:
     code: int | None = None
 
     def leave(self, folder: str) -> None:
-        """Write the note as `<pid>.json`, replacing this process's last one; a missing directory is ignored."""
+        """Write the note to `folder` as `<pid>.json`, replacing this process's last one; a failure is ignored."""
         path = Path(folder) / f"{os.getpid()}.json"
         part = path.with_suffix(".part")
         with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ class Note:
 
 
 def notes_in(folder: Path) -> list[Note]:
-    """Notes of all processes, the oldest by modification time first."""
+    """Notes that processes left in a directory, the one written first in front."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
 
@@ -72,7 +72,7 @@ class Order:
     launched_in: str = ""
 
     def text(self) -> str:
-        """The order as JSON."""
+        """The order as JSON, for `parse`."""
         from introspect_cli.capture.options.capture_options import plain
 
         options = {item.name: plain(getattr(self.options, item.name)) for item in fields(self.options)}
@@ -83,16 +83,16 @@ class Order:
         """The order in a text that `text` made.
 
         Raises:
-            ValueError, KeyError, TypeError: it is none.
+            ValueError, KeyError, TypeError: the text is no order.
         """
         document = json.loads(text)
         launcher = tuple(document.get("launcher", ()))
         rest = (document["notes"], document["paths"], launcher, document.get("launched_in", ""))
-        return cls(_unpacked(document["options"]), *rest)
+        return cls(_options_from(document["options"]), *rest)
 
 
-def _unpacked(packed: dict[str, Any]) -> CaptureOptions:
-    """Capture options from their JSON form."""
+def _options_from(packed: dict[str, Any]) -> CaptureOptions:
+    """Capture options from the plain values that `Order.text` made of them."""
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import parse_rule

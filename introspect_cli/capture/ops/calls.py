@@ -42,7 +42,16 @@ class OpCall:
     def __init__(
         self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
     ) -> None:
-        """Set what identifies the call; sites are added with results."""
+        """Set what identifies the call; the probe adds sites as results come.
+
+        Args:
+            phase: in which it runs.
+            fqn: of the module that runs it, or `SCRIPT`.
+            module_class: class of that module.
+            facts: the operator.
+            number: how many calls of the operator came before it there in the step.
+            source: `file:line` of the user's that called it; "" where unknown.
+        """
         self.number = number
         self.phase = phase
         self.fqn = fqn
@@ -60,12 +69,13 @@ class _Repeated:
     __slots__ = ("calls", "count", "step")
 
     def __init__(self) -> None:
+        """Start without calls; `step` is the one that `count` is of, -1 for none."""
         self.step = -1
         self.count = 0
         self.calls: dict[int, OpCall] = {}
 
     def make(self, scope: Scope, facts: OpFacts, number: int, source: str) -> OpCall:
-        """Create and keep the call object of a number."""
+        """Create the call object with this number in a scope, and keep it in `calls`."""
         call = self.calls[number] = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
         return call
 
@@ -76,7 +86,7 @@ class Scope:
     __slots__ = ("fqn", "module_class", "operators", "phase", "watched")
 
     def __init__(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without calls."""
+        """Start without operators; `watched` says whether what the module runs is recorded."""
         self.phase = phase
         self.fqn = fqn
         self.module_class = module_class
@@ -112,16 +122,22 @@ class Calls:
         self.by_node: dict[int, OpCall | None] = {}
 
     def clear(self) -> None:
-        """Drop the autograd nodes of the step."""
+        """Forget which operator each autograd node was made for, as a step ends; call objects stay."""
         self.by_node.clear()
 
     def find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
-        """The call object; None where unrecorded: unwatched module, optimizer step, compiled region.
+        """Count a call of an operator, and find its object; the autograd node that it made is noted.
+
+        In a backward pass it also sets `between` to the optimizer phase.
 
         Args:
             facts: the operator.
             node: the autograd node that is running; None outside a backward pass.
             frame: the innermost python frame that called it; None in a thread of autograd's own.
+
+        Returns:
+            None where it is not recorded: in an unwatched module, an optimizer step, a compiled region or a compiler's
+            tracing; outside of modules in the data phase without gradients; for a node of what is not recorded.
         """
         stack = self._stack
         origin: OpCall | None = None
@@ -132,7 +148,7 @@ class Calls:
                 return None
             scope = self._latest
             if scope.fqn is not state.fqn or scope.phase is not stack.phase:
-                scope = self._latest = self.scope(state.fqn, stack.phase, state.module_class, watched=True)
+                scope = self._latest = self.scope_of(state.fqn, stack.phase, state.module_class, watched=True)
         elif node is not None:
             self.between = Phase.OPTIMIZER
             origin = self._forward_call(node)
@@ -140,11 +156,11 @@ class Calls:
                 return None
             scope = self._latest
             if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
-                scope = self._latest = self.scope(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
+                scope = self._latest = self.scope_of(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
         else:
             if self._optimizers.stepping:
                 return None
-            scope = self.scope(SCRIPT, self.between, "", watched=None)
+            scope = self.scope_of(SCRIPT, self.between, "", watched=None)
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
                 self._hide_node()
                 return None
@@ -165,7 +181,7 @@ class Calls:
         return call
 
     def _repeated(self, scope: Scope, facts: OpFacts) -> _Repeated:
-        """Counter of one operator in a scope, reset as a step begins."""
+        """Counter of one operator in a scope, made at the first call; set to 0 at the first call in a step."""
         repeated = scope.operators.get(facts)
         if repeated is None:
             repeated = scope.operators[facts] = _Repeated()
@@ -175,15 +191,20 @@ class Calls:
         return repeated
 
     def _hide_node(self) -> None:
-        """Mark the operator's autograd node so that its backward operators are not recorded either."""
+        """Note that the autograd node made last is of no recorded operator, so that its backward is not recorded."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
-    def origin(self, node: Any) -> OpCall | None:
-        """The forward operator that a node was made for, where one was seen."""
+    def known_forward_call(self, node: Any) -> OpCall | None:
+        """The recorded forward call that an autograd node was made for; None where none was seen."""
         return self.by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
     def _forward_call(self, node: Any) -> OpCall | None:
-        """The forward call of an autograd node; None where it is not recorded, a nameless one where unknown."""
+        """The forward call of an autograd node.
+
+        Returns:
+            None where that was not recorded, or is a compiled region; a new call without operator, of the script, where
+            it is not known.
+        """
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
             return self._accumulating_call(node)
@@ -193,14 +214,25 @@ class Calls:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
 
     def _accumulating_call(self, node: Any) -> OpCall | None:
-        """The parameter's module as a call, for a node that accumulates its gradient; None where unwatched."""
+        """For a node that accumulates a parameter's gradient: a new call, without operator, of the parameter's module.
+
+        Returns:
+            None where the parameter is not known or not watched.
+        """
         name = self._names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
         if name is None or not name.watched:
             return None
         return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
-    def scope(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
-        """The module's scope in a phase; `watched` None to ask the name filter."""
+    def scope_of(self, fqn: str, phase: Phase, module_class: str, *, watched: bool | None) -> Scope:
+        """The scope of a module in a phase, made at the first call.
+
+        Args:
+            fqn: of the module, or `SCRIPT`.
+            phase: the phase.
+            module_class: class of the module.
+            watched: whether what it runs is recorded; None to ask `Names.wanted`. What the first call said stays.
+        """
         scope = self.scopes.get((fqn, phase))
         if scope is None:
             wanted = self._names.wanted(fqn) if watched is None else watched
@@ -212,7 +244,12 @@ _DEEPEST = 200
 
 
 def in_compiled_call(frame: FrameType | None, entries: frozenset[int]) -> bool:
-    """Whether a frame was called, at any depth, by a region that `torch.compile` made; `entries` is not empty."""
+    """Whether a frame was called by a region that `torch.compile` made; 200 frames upwards are looked at, itself first.
+
+    Args:
+        frame: the frame; None is in no such call.
+        entries: ids of the code objects that `torch.compile` made.
+    """
     for _ in range(_DEEPEST):
         if frame is None:
             return False

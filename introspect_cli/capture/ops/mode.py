@@ -30,23 +30,25 @@ class OpMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, probe: Watching) -> None:
+        """Set the probe that hears of operators; `enter_stack` puts the mode in place."""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.probe = probe
         self._pushed = threading.local()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
+        """False: torch would wrap every call of `__torch_dispatch__`, which costs as much as the call."""
         return False  # the wrapper that would be put around every call costs as much as the call
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Whether a compiler need not mind this mode."""
+        """True: a compiler need not mind this mode."""
         return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, then report it to the probe."""
+        """Run the operator, then report it to the probe if that is `live`; an error is raised without our frames."""
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
@@ -58,13 +60,13 @@ class OpMode(TorchDispatchMode):
         return result
 
     def enter_stack(self) -> None:
-        """Push the mode onto this thread's stack if that is empty."""
+        """Push the mode onto this thread's stack of modes; nothing if any mode is on it."""
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self)
             self._pushed.mode = self
 
     def leave_stack(self) -> None:
-        """Pop the mode if it is on top of this thread's stack; below the script's modes it stays, inactive."""
+        """Pop the mode if this thread pushed it and it is on top; below the script's modes it stays, without effect."""
         if getattr(self._pushed, "mode", None) is None:
             return
         if private_api.top_mode() is self:

@@ -64,7 +64,7 @@ class OpProbe(GuardedProbe):
             all_dtypes: whether results that are no floating point numbers are recorded too.
         """
         self.live = False
-        super().__init__(context, then=self._stop)
+        super().__init__(context, then=self._switch_off)
         self._all_dtypes = all_dtypes
         self.facts = Operators(globs, views=views)
         self._places = Places()
@@ -74,48 +74,48 @@ class OpProbe(GuardedProbe):
         self._mode = OpMode(self)
 
     def install(self) -> None:
-        """Listen for the steps that are captured."""
+        """Register optimizer hooks, and start to listen; operators are seen once a step begins."""
         before, after = (
-            register_optimizer_step_pre_hook(self._stepping),
-            register_optimizer_step_post_hook(self._stepped),
+            register_optimizer_step_pre_hook(self._leave_for_optimizer),
+            register_optimizer_step_post_hook(self._return_after_optimizer),
         )
         self._patches.hold(before, after)
         super().install()
 
     def remove(self) -> None:
-        """Stop, and pop the mode."""
+        """Stop listening and recording, and pop the mode from this thread's stack."""
         super().remove()
         self.live = False
         self._mode.leave_stack()
 
-    def _stop(self) -> None:
-        """Switch off after a failure."""
+    def _switch_off(self) -> None:
+        """Record nothing from now on: called after a failure."""
         self._guarded.on = self.live = False
 
     def on_begin(self) -> None:
-        """Push the mode as a captured step begins, unless modes of the script's are on the stack."""
+        """Push the mode and start to record, as a step begins; a mode of the script's on the stack keeps it off."""
         self.calls.between = Phase.DATA
         self.live = True
         self._mode.enter_stack()
 
-    def _stepping(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pop the mode during an optimizer step without a closure: its operators are not recorded."""
+    def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Pop the mode before an optimizer step without a closure: its operators are not recorded."""
         with self._guarded:
             if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
                 self._mode.leave_stack()
 
-    def _stepped(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Push the mode again after an optimizer step."""
+    def _return_after_optimizer(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Push the mode again after an optimizer step, while the step of the capture goes on."""
         with self._guarded:
             if self._guarded.on and self.live:
                 self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
-        """Count operators outside modules as the loss from here on."""
+        """Count operators outside of modules as the loss from now on, since a root has been called."""
         self.calls.between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """Stop until the next step begins."""
+        """Stop recording until the next step begins, and forget the step's nodes and writers."""
         self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins
@@ -130,7 +130,7 @@ class OpProbe(GuardedProbe):
         result: Any,
         frame: FrameType | None,
     ) -> None:
-        """Record the results of an operator that has run.
+        """Record the results of an operator that has run, where `Calls.find_call` finds it; none of introspect's own.
 
         Args:
             func: the operator.
@@ -163,7 +163,18 @@ class OpProbe(GuardedProbe):
         kwargs: dict[str, Any] | None,
         result: Any,
     ) -> None:
-        """Emit a record for each result of a recorded dtype, with the sites that wrote the inputs."""
+        """Emit a record for each result of a recorded dtype, with the sites that wrote the inputs; note its memory.
+
+        A fake tensor ends it: a compiler is tracing then.
+
+        Args:
+            func: the operator.
+            call: its call.
+            node: the autograd node that is running; None outside a backward pass.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            result: what it returned.
+        """
         facts, writers = call.facts, self._writers
         found: Iterable[tuple[str, torch.Tensor]]
         found = (
@@ -183,9 +194,9 @@ class OpProbe(GuardedProbe):
                 site = self._new_site(call, path)
                 self.arguments.note(func, _site(call, path), facts.name, args, kwargs)
             if facts.each:
-                given = self._given(call, node, arguments_of_element(args, path), kwargs)
+                given = self._given_of(call, node, arguments_of_element(args, path), kwargs)
             elif given is None:
-                given = self._given(call, node, args, kwargs)
+                given = self._given_of(call, node, args, kwargs)
             self._recorder.emit(site, value, given)
             writers.set_writer(site, value)
 
@@ -194,17 +205,24 @@ class OpProbe(GuardedProbe):
         return self._all_dtypes or value.dtype in FLOATS
 
     def _new_site(self, call: OpCall, path: str) -> int:
-        """Register the site of one result of a call."""
+        """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
         facts = call.facts
         site = _site(call, path)
         number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
         call.sites[path] = number
         return number
 
-    def _given(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
-        """Sites that wrote the inputs, and the forward operator of a backward one; cached while both are unchanged."""
+    def _given_of(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
+        """Sites that wrote the inputs, and the forward operator of a backward one; the last object while all is equal.
+
+        Args:
+            call: the operator's call.
+            node: the autograd node that is running; None outside a backward pass.
+            args: the inputs.
+            kwargs: the inputs by name.
+        """
         sites = self._writers.writers_of(args if not kwargs else (*args, *kwargs.values()))
-        origin = None if node is None else self.calls.origin(node) or node.name()
+        origin = None if node is None else self.calls.known_forward_call(node) or node.name()
         if call.known != (sites, origin):
             call.known = (sites, origin)
             call.given = Given(tuple(sites), *_forward_operator(origin))
@@ -216,7 +234,11 @@ def _site(call: OpCall, path: str) -> Site:
 
 
 def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
-    """Forward operator of a backward one: its first site's number and "", or -1 and its name."""
+    """What `Given` says of a forward operator: the number of its first site and "", else -1 and its name.
+
+    Args:
+        origin: the forward call, or the name of an autograd node whose call is not known; None outside a backward pass.
+    """
     if origin is None or isinstance(origin, str):
         return -1, origin or ""
     site = next(iter(origin.sites.values()), -1)

@@ -66,19 +66,28 @@ class Operators:
     """Facts of operators by object, cached."""
 
     def __init__(self, globs: tuple[str, ...], *, views: bool) -> None:
+        """Look at no operator yet.
+
+        Args:
+            globs: of operators to record, as `_is_wanted` reads them; all where empty.
+            views: whether results that share their input's memory are recorded.
+        """
         self._globs = globs
         self._views = views
         self.known: dict[int, tuple[Callable[..., Any], OpFacts]] = {}
 
     def __call__(self, func: Callable[..., Any]) -> OpFacts:
-        """The facts of an operator (an overload, or a higher-order operator, which has no schema)."""
+        """Facts of an operator (an overload, or a higher-order operator), cached by object."""
         known = self.known.get(id(func))
         if known is None:
             known = self.known[id(func)] = (func, self._facts_of(func))
         return known[1]
 
     def _facts_of(self, func: Any) -> OpFacts:
-        """Facts from an operator's schema; of a higher-order operator, which has none, only the name."""
+        """Work out an operator's facts from its schema and name.
+
+        A higher-order operator has no schema: it is recorded if its name is wanted, and writes to no argument.
+        """
         schema = getattr(func, "_schema", None)
         if schema is None:
             name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
@@ -100,7 +109,10 @@ class Operators:
         return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
 
     def _is_wanted(self, name: str) -> bool:
-        """Whether any glob matches the name or a form of it: `mm`, `aten.mm`, `mm.default`, `aten.mm.default`."""
+        """Whether any glob matches any form of an operator's name (`mm`, `aten.mm`, `mm.default`, `aten.mm.default`).
+
+        True without globs.
+        """
         if not self._globs:
             return True
         namespace, _, rest = name.partition(".")
@@ -119,16 +131,18 @@ class OperatorArguments:
     """Plain arguments of operators by their places: the document `settings/operators`."""
 
     def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
-        """No operator has run."""
+        """Start without operators; `facts` takes the document, by name, once there is something in it."""
         self._document: dict[str, dict[str, Any]] = {}
         self._facts = facts
 
     def note(self, func: Any, site: Site, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Keep an operator's plain arguments with defaults at its first call here; 10,000 places at most.
+        """Keep an operator's plain arguments, with defaults, by the place of its call; nothing if that place is known.
+
+        The first 10,000 places are kept.
 
         Args:
             func: the operator.
-            site: of its result.
+            site: of its result; phase, FQN and call are the place.
             name: the operator's.
             args: its positional arguments.
             kwargs: its keyword arguments.
@@ -149,7 +163,10 @@ class OperatorArguments:
 
 
 def _plain_value(value: Any) -> Any:
-    """A number, text, dtype, device or list of up to 8 of them as plain data; None for anything else."""
+    """A value as plain data: a boolean, number or text as it is, a dtype, device, layout or memory format as its text.
+
+    A list or tuple of 1 to 8 booleans, numbers and texts becomes text too. None for anything else.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value if kind is not int or value.bit_length() < 64 else None

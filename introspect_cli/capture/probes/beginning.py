@@ -76,7 +76,7 @@ class BeginningProbe(GuardedProbe):
         """Watch `torch.load`; watch draws too, if random states are recorded."""
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
-            self._generators.look(())
+            self._generators.watch(())
             self._watch_draws()
         super().install()
 
@@ -237,7 +237,7 @@ class BeginningProbe(GuardedProbe):
         generators = self._generators
         if generators is None or not (whole or generators.moved()):
             return []
-        return generators.take(whole=whole)
+        return generators.take_moved(whole=whole)
 
 
 class _EarlyCalls(threading.local):

@@ -17,7 +17,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks.launchers import forget_spawned, spawned
+from introspect_cli.capture.ranks.launchers import forget_spawned, spawn_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class ChildrenProbe(GuardedProbe):
             return
         number, name = self._spawning
         if type(args[1]) is int:
-            os.environ.update(spawned(args[1], number, name))
+            os.environ.update(spawn_variables(args[1], number, name))
 
     def _started(self, work: str, remedy: str) -> None:
         """Note a function that runs in a child process and is not recorded, each once."""

@@ -66,7 +66,7 @@ class UnheldParameters:
     def tensors(self) -> list[torch.Tensor]:
         """Live parameters of this sort; empty where parameters are not recorded or lie in flat tensors."""
         names = self._context.names.parameters
-        if Kind.PARAM not in self._context.kinds or self._context.parts.active:
+        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
             return []
         if self._as_of != names.changes:
             held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]

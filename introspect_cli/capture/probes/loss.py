@@ -61,7 +61,7 @@ class LossProbe(GuardedProbe):
                 return None
             call = self._context.count(self)
             if stage is not None and stage.chunk >= 0:
-                call = self._context.pipelines.loss(stage.stage, stage.chunk, self._recorder.step)
+                call = self._context.pipelines.loss_number(stage.stage, stage.chunk, self._recorder.step)
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it

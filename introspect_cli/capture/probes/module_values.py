@@ -144,7 +144,7 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
     """Whether inputs or outputs of a module may be one rank's share of a DTensor; decided in its first call."""
     if state.styles is None:
         state.styles = []
-        if launchers.grouped():  # else there can be no DTensor
+        if launchers.is_grouped():  # else there can be no DTensor
             state.styles, state.gives = torch_distributed.styles_of(module), torch_distributed.styles_of_outputs(module)
             styled = bool(state.styles or state.gives)
             state.tagged |= styled or any(torch_distributed.from_call(value) is not None for value in args)

@@ -117,7 +117,7 @@ class ModuleProbe(GuardedProbe):
                 return original(module, *args, **kwargs)
             stage = torch_distributed.in_stage()
             if stage is not None and stage.what == "inference":
-                self._context.pipelines.meets(stage.stage, module)
+                self._context.pipelines.note_stage(stage.stage, module)
                 return self._passed(original, module, args, kwargs)
             with self._guarded:
                 self._outermost(module, args, kwargs)
@@ -179,6 +179,6 @@ class ModuleProbe(GuardedProbe):
         """Number the calls in a pipeline stage by the schedule's microbatch."""
         pipelines, trains = self._context.pipelines, self.stack.outer is not Phase.EVAL
         if trains and self._recorder.wanted:
-            pipelines.forward(found.stage, found.chunk, module, self._recorder.step)
+            pipelines.number_forward(found.stage, found.chunk, module, self._recorder.step)
         else:
-            pipelines.meets(found.stage, module)
+            pipelines.note_stage(found.stage, module)

@@ -137,11 +137,11 @@ class OptimizerRecords:
         if held is None or Kind.GRAD not in context.kinds:
             return
         sites, parameters = held.gradient_sites(context, call), stepping.parameters
-        at_once = held.all_watched and not context.parts.active
+        at_once = held.all_watched and not context.parts.is_active
         if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
         sites, parameters, gradients = _with_gradients(sites, parameters)
-        placed = context.parts.each(
+        placed = context.parts.placed_values(
             sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
         self._recorder.emit_many(*placed)
@@ -150,7 +150,7 @@ class OptimizerRecords:
         """Record the state of each parameter, by the plan of the last step if it still holds."""
         if (held := stepping.known) is None:
             return
-        plan, is_placed = held.plans.get(phase), self._context.parts.active
+        plan, is_placed = held.plans.get(phase), self._context.parts.is_active
         if plan is not None and not is_placed and held.all_watched and plan.is_recorded(self._recorder, stepping):
             return
         positions, states = held.states(stepping.optimizer)
@@ -170,9 +170,9 @@ class OptimizerRecords:
         parts, kept = self._context.parts, {}
         for at, state in zip(positions, states, strict=True):
             parameter = stepping.parameters[at]
-            pieces = parts.states(parameter, state)
+            pieces = parts.split_state(parameter, state)
             if pieces is None:
-                kept[at] = {key: parts.of(parameter, value) for key, value in state.items()}
+                kept[at] = {key: parts.placed(parameter, value) for key, value in state.items()}
             for name, inside in pieces or ():
                 self._recorder.emit_many(*self._state_of(name, inside, phase))
         return list(kept), list(kept.values())

@@ -172,7 +172,7 @@ class OptimizerProbe(GuardedProbe):
     def _stepping(self, optimizer: Optimizer) -> Stepping:
         """The optimizer with its parameters, groups in turn and cached names."""
         parameters, parts = parameters_of(optimizer), self._context.parts
-        turn = parts.turn(parameters) if parts.active else ALL
+        turn = parts.turn_of(parameters) if parts.is_active else ALL
         # What is known of all that it steps is kept by itself, or by one of the tensors that it steps in turn.
         key = optimizer if turn == ALL else parameters[0]
         return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
@@ -211,14 +211,14 @@ class OptimizerProbe(GuardedProbe):
                         type(optimizer).__name__,
                     )
                 parameter_name.held_by(Holder(optimizer, (number, position)))
-                inside = parts.inside(parameter)
+                inside = parts.names_inside(parameter)
                 parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)
                 fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
         stepping.known = ParameterSites(names, all_names.parameters.replaced)
         self._parameters.set(stepping.key, stepping.known)
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
-        self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.active)
+        self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.is_active)
 
     def _leaf(self, parameter: torch.Tensor) -> str:
         """The script's name for a tensor that no module holds; "" where unknown."""

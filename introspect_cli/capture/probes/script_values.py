@@ -147,12 +147,12 @@ class ScriptCallsProbe(GuardedProbe):
         calls.unlisten(self)
         super().remove()
 
-    def stepped(self) -> None:
+    def end_step(self) -> None:
         """End the step."""
         with self._context.guard.around("clock", "steps that the script ends itself are"):
             self._context.clock.manual_tick()
 
-    def entered(self, name: str) -> None:
+    def enter_phase(self, name: str) -> None:
         """Begin a phase, or end it with `""`.
 
         Its name prefixes values, and while it lasts forward passes without gradients are recorded.
@@ -162,7 +162,7 @@ class ScriptCallsProbe(GuardedProbe):
                 self._phase = str(name)
                 self._context.clock.evaluation.wanted = self._wants_eval or bool(name)
 
-    def recorded(self, name: str, value: object) -> None:
+    def record_value(self, name: str, value: object) -> None:
         """Record a value at `phase/name`, each leaf at its path."""
         if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
             return

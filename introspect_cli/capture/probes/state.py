@@ -300,7 +300,7 @@ class StateProbe(GuardedProbe):
         self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
     ) -> None:
         """Emit tensors at sites, flat pieces at their place, and remember their fingerprints."""
-        self._recorder.emit_many(*self._context.parts.each(sites, tensors, tensors, site_of))
+        self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
         self._fingerprints.recorded(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
@@ -321,7 +321,7 @@ class StateProbe(GuardedProbe):
         """Name of a tensor; None without values or a known holder. Walks the roots again where none is known."""
         parts = self._context.parts
         if is_lazy(tensor) or (
-            zero.is_loaded() and zero.is_away(tensor) and not (parts.active and parts.shard(tensor))
+            zero.is_loaded() and zero.is_away(tensor) and not (parts.is_active and parts.shard_of(tensor))
         ):
             return None
         name = self._context.names.parameters.name_of(tensor)

@@ -56,6 +56,7 @@ class FlatParts:
     """Place of each flat piece in its whole parameter."""
 
     def __init__(self, names: Names, note: Callable[[str], None]) -> None:
+        """Look for nothing yet; `note` takes a sentence on what cannot be recorded by parameters."""
         self._names = names
         self._note = note
         self._stretches: dict[int, tuple[tuple[int, ...], Part]] = {}
@@ -66,7 +67,7 @@ class FlatParts:
         self._is_grouped: bool | None = None
 
     def clear(self) -> None:
-        """Forget all places as a step ends: a model may have been wrapped since."""
+        """Forget all places as a step ends, so that `is_active` looks again: a model may have been wrapped since."""
         self._stretches.clear()
         self._pieces.clear()
         self._turns.clear()
@@ -75,19 +76,22 @@ class FlatParts:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Check again for a process group, as a model is called for the first time in a step."""
+        """Have `is_grouped`, and `is_active` if nothing was there to find, look again at their next call."""
         self._has_none, self._is_grouped = False, None
 
     @property
     def is_grouped(self) -> bool:
         """Whether this process is in a process group; cached until `ask_again`."""
         if self._is_grouped is None:
-            self._is_grouped = launchers.grouped()
+            self._is_grouped = launchers.is_grouped()
         return self._is_grouped
 
     @property
-    def active(self) -> bool:
-        """Whether any model or optimizer has flat parameters; looked for once in a step."""
+    def is_active(self) -> bool:
+        """Whether any model or optimizer has flat parameters, whose places are then known.
+
+        The first call in a step looks for them, and may note what cannot be recorded.
+        """
         if not self._looked and not self._has_none:
             # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
             is_flat = _HOME in sys.modules and (self._was_grouped or self.is_grouped)
@@ -96,37 +100,58 @@ class FlatParts:
                 return False
             self._looked, self._was_grouped = True, self._was_grouped or is_flat
             if is_flat:
-                self._look()
+                self._find_fsdp_places()
             if zero.is_loaded():
-                self._look_for_zero()
+                self._find_zero_places()
         return bool(self._stretches or self._pieces or self._turns)
 
-    def turn(self, parameters: Sequence[torch.Tensor]) -> Turn:
-        """Groups that an optimizer with these parameters steps now: `ALL` unless it is DeepSpeed's inner one."""
+    def turn_of(self, parameters: Sequence[torch.Tensor]) -> Turn:
+        """Which groups of DeepSpeed's optimizer an inner one steps now.
+
+        Args:
+            parameters: all that the inner optimizer is given at the moment.
+
+        Returns:
+            `ALL` for any other optimizer.
+        """
         turns = (
             [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
-            if self.active
+            if self.is_active
             else []
         )
         if not turns:
             return ALL
         return Turn(turns[0].first, turns[-1].is_last)
 
-    def inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
-        """Names of parameters with elements in a flat one on some rank; None for an ordinary parameter."""
-        if not self.active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
+    def names_inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
+        """Names of the parameters that a flat one consists of, on whatever rank; empty where they are not known.
+
+        Returns:
+            None for a parameter that is not flat.
+        """
+        if not self.is_active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
             return None
         return [name for name, _ in self._pieces.get(id(parameter), ())]
 
-    def each(
+    def placed_values(
         self,
         sites: Sequence[int],
         parameters: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
         site_of: Callable[[ParameterName], int],
     ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
-        """Sites and values (tensors, gradients or state), flat pieces as `Placed` at each parameter's own site."""
-        if not self.active:
+        """Sites and values to record, with those of flat parameters placed in the parameters that they consist of.
+
+        A flat parameter's value becomes one `Placed` at the own site of each watched parameter in it; a piece of a
+        parameter becomes a `Placed` at the same site; all others stay.
+
+        Args:
+            sites: the number of each value's site.
+            parameters: the parameter that each value belongs to.
+            values: parameters themselves, their gradients or a state of theirs.
+            site_of: gives the number of the site of a parameter, from its name.
+        """
+        if not self.is_active:
             return sites, values
         placed_sites: list[int] = []
         placed: list[torch.Tensor] = []
@@ -134,17 +159,23 @@ class FlatParts:
             pieces = self._pieces.get(id(parameter))
             if pieces is None:
                 placed_sites.append(site)
-                placed.append(self.of(parameter, value))
+                placed.append(self.placed(parameter, value))
                 continue
             watched = [(name, piece) for name, piece in pieces if name.watched]
             placed_sites += [site_of(name) for name, _ in watched]
             placed += [_stretch(parameter, value, piece) for _, piece in watched]
         return placed_sites, placed
 
-    def states(
+    def split_state(
         self, parameter: torch.Tensor, state: dict[str, Any]
     ) -> list[tuple[ParameterName, dict[str, Any]]] | None:
-        """State of a flat parameter split among the parameters inside it; None for any other."""
+        """An optimizer's state of a flat parameter, split among the watched parameters that it consists of.
+
+        Values of other shapes than the parameter's, such as a count of steps, are given to each.
+
+        Returns:
+            None for a parameter that is not flat, or whose parameters are not known.
+        """
         pieces = self._pieces.get(id(parameter))
         if pieces is None:
             return None
@@ -154,11 +185,16 @@ class FlatParts:
             if name.watched
         ]
 
-    def of(self, parameter: torch.Tensor, value: Any) -> Any:
-        """A parameter's value, gradient or state, as `Placed` where it is a flat piece."""
-        if value is parameter and (shard := self.shard(parameter)) is not None:
+    def placed(self, parameter: torch.Tensor, value: Any) -> Any:
+        """A parameter's value, gradient or state as `Placed`, where the parameter is a piece of itself; else as it is.
+
+        Args:
+            parameter: the parameter.
+            value: itself, its gradient or a state of it.
+        """
+        if value is parameter and (shard := self.shard_of(parameter)) is not None:
             return shard
-        place = self._stretches.get(id(parameter)) if self.active else None
+        place = self._stretches.get(id(parameter)) if self.is_active else None
         if place is None or not isinstance(value, sys.modules["torch"].Tensor):
             return value
         shape, part = place
@@ -167,15 +203,18 @@ class FlatParts:
         return Placed(value, shape, part)
 
     def is_rounded(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is a copy of an optimizer's in another dtype, set after each step."""
-        return self.active and id(parameter) in self._rounded
+        """Whether a parameter is a copy, in another dtype, of what DeepSpeed's optimizer steps, set after each step."""
+        return self.is_active and id(parameter) in self._rounded
 
-    def shard(self, parameter: torch.Tensor) -> Placed | None:
-        """This rank's shard of a parameter that is empty now, with its place; None for any other."""
+    def shard_of(self, parameter: torch.Tensor) -> Placed | None:
+        """This rank's shard of a parameter that ZeRO-3 has emptied, with its place; None for any other."""
         return zero.shard_of(parameter) if self._turns and zero.is_away(parameter) else None
 
-    def _look(self) -> None:
-        """Find places of parameters in FSDP's flat tensors; those without `use_orig_params` are not recorded."""
+    def _find_fsdp_places(self) -> None:
+        """Find the places of parameters in FSDP's flat tensors.
+
+        Those without `use_orig_params` are no longer watched, which is noted.
+        """
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
             for module in (one for one in modules_in(root) if isinstance(one, wrapper)):
@@ -194,8 +233,8 @@ class FlatParts:
                     name.watched = False
                     self._note(_FSDP)
 
-    def _look_for_zero(self) -> None:
-        """Find places of parameters in the flat tensors of DeepSpeed's optimizers."""
+    def _find_zero_places(self) -> None:
+        """Find the places of parameters in the flat tensors of DeepSpeed's optimizers; note unknown ones."""
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):
                 for number, (flat, fragments, alone) in enumerate(flats):
@@ -210,14 +249,20 @@ class FlatParts:
 
 
 def _stretch(parameter: torch.Tensor, value: Any, piece: Fragment) -> Any:
-    """The stretch of a value as long as the flat parameter; any other value whole."""
+    """One parameter's stretch of a flat value, as `Placed`; a value of another shape than the flat parameter as it is.
+
+    Args:
+        parameter: the flat one.
+        value: itself, its gradient or a state of it.
+        piece: where the one parameter lies in it.
+    """
     if getattr(value, "shape", None) != parameter.shape:
         return value
     return Placed(value.detach()[piece.first : piece.first + piece.part.numel], piece.shape, piece.part)
 
 
 def _part(piece: Any) -> Part:
-    """Part of a parameter that FSDP's shard info describes; empty if it is not in this rank's shard."""
+    """Part of a parameter that FSDP's shard info describes; an empty one if none of it is in this rank's shard."""
     if not piece.in_shard:
         return zero.stretch(0, 0)
     first, last = int(piece.intra_param_start_idx), int(piece.intra_param_end_idx)

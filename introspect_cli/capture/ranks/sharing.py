@@ -39,26 +39,30 @@ class DataParallel:
     """
 
     def __init__(self) -> None:
+        """Know nothing before `find_ranks`."""
         self.ranks: list[int] = []
         self.copies: list[int] = []
         self.broadcasts: bool | None = None
         self._seen: ById[bool] = ById()
 
-    def look(self, root: nn.Module) -> None:
-        """Look for wrappers in an outermost module, once; nothing once ranks are known."""
+    def find_ranks(self, root: nn.Module) -> None:
+        """Look for wrappers in an outermost module, once, and set the attributes; nothing once ranks are known."""
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
         modules = list(modules_in(root))
-        groups = next(filter(None, map(_groups, modules)), [])
+        groups = next(filter(None, map(_process_groups, modules)), [])
         self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
         if self.ranks:
-            self.copies = _copies(modules)
+            self.copies = _copy_ranks(modules)
             self.broadcasts = any(getattr(module, "broadcast_buffers", False) is True for module in modules)
 
 
-def _copies(modules: Iterable[nn.Module]) -> list[int]:
-    """Ranks with the same parameters as this one; empty where wrappers disagree or ignore parameters."""
+def _copy_ranks(modules: Iterable[nn.Module]) -> list[int]:
+    """Ranks that hold the same parameters as this one, itself included, by the DDP and FSDP wrappers among modules.
+
+    Empty without wrappers, where they name different ranks, or where DDP was told to ignore parameters.
+    """
     replicas: set[tuple[int, ...]] = set()
     for module in modules:
         name = type(module).__name__
@@ -77,8 +81,8 @@ def _copies(modules: Iterable[nn.Module]) -> list[int]:
     return list(replicas.pop()) if len(replicas) == 1 else []
 
 
-def _groups(module: nn.Module) -> list[Any]:
-    """Process groups of a DDP or FSDP wrapper; empty for any other module."""
+def _process_groups(module: nn.Module) -> list[Any]:
+    """Process groups that a DDP or FSDP wrapper shares samples over; empty for any other module."""
     name = type(module).__name__
     if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
         group = getattr(module, "process_group", None)
@@ -90,14 +94,21 @@ class _Order:
     """Numbers of the microbatches of a step, which may come several times over."""
 
     def __init__(self) -> None:
+        """Expect microbatch 0; `step` is the one that the numbers are of, -1 for none."""
         self.step = -1
         self.rounds = self.expected = self.done = self.done_before = 0
         self.guessed = False
         """Whether the first step began in the middle, when nobody knew yet how often a microbatch calls a module."""
         self.seen: set[int] = set()
 
-    def number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
-        """A microbatch's number within the step, and whether it follows the last one."""
+    def next_number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
+        """A microbatch's number within the step, and whether it follows the last one; call it for each, in order.
+
+        Args:
+            step: the step; another one begins the count again.
+            chunk: the schedule's number of the microbatch.
+            chunks: how many microbatches the schedule has; one that comes again begins another round of as many.
+        """
         if step != self.step:
             self.done_before = self.done
             self.step, self.rounds, self.expected, self.done, self.guessed = step, 0, 0, 0, False
@@ -116,6 +127,7 @@ class Pipelines:
     """Stages of pipelines in this process."""
 
     def __init__(self, names: Names) -> None:
+        """Know no stages yet."""
         self._names = names
         self._roots: dict[int, str] = {}
         self._forwards: ById[_Order] = ById()
@@ -124,19 +136,28 @@ class Pipelines:
         self.last: tuple[int, int] | None = None
         """Number of the stage that was called last, and how many there are."""
 
-    def meets(self, stage: Any, module: nn.Module) -> None:
-        """Note a stage and the name of its module, which it has after the first call."""
+    def note_stage(self, stage: Any, module: nn.Module) -> None:
+        """Note a stage as the last one called, and its module's FQN, which it has after the first call."""
         self.last = stage.stage_index, stage.num_stages
         state = self._names.find(unwrap(module))
         if state is not None:
             self._roots[stage.stage_index] = state.fqn
 
-    def forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
-        """Number the module calls of a stage by microbatch, where it is not the next in order."""
-        self.meets(stage, module)
+    def number_forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
+        """Before a stage's forward: have the calls of its modules counted on from where its microbatch belongs.
+
+        Nothing where the microbatch is the next in order, so that the count is right already.
+
+        Args:
+            stage: torch's stage.
+            chunk: the schedule's number of the microbatch.
+            module: the stage's.
+            step: the step.
+        """
+        self.note_stage(stage, module)
         order = self._forwards.made(stage, _Order)
         done, before = (order.done, order.done_before) if order.step == step else (0, order.done)
-        number, follows = order.number(step, chunk, stage.chunks or 1)
+        number, follows = order.next_number(step, chunk, stage.chunks or 1)
         order.guessed |= not (follows or done or before)
         if follows and not order.guessed:
             return
@@ -153,13 +174,13 @@ class Pipelines:
                 self._each.set(state, each)
             state.count_from(step, Phase.FORWARD, number * each)
 
-    def loss(self, stage: Any, chunk: int, step: int) -> int:
-        """Number of a loss within its step, by its microbatch."""
-        return self._losses.made(stage, _Order).number(step, chunk, stage.chunks or 1)[0]
+    def loss_number(self, stage: Any, chunk: int, step: int) -> int:
+        """Number of a loss within the step, by its microbatch (`chunk`); call it once for each, in order."""
+        return self._losses.made(stage, _Order).next_number(step, chunk, stage.chunks or 1)[0]
 
     @property
     def manifest(self) -> dict[str, Any] | None:
-        """Last stage, number of stages, and stage by module name; None without stages."""
+        """For the manifest: the stage called last, the number of stages, and stages by FQN; None without stages."""
         if self.last is None:
             return None
         roots = {fqn: stage for stage, fqn in self._roots.items()}

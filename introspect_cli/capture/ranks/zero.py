@@ -75,12 +75,16 @@ def is_loaded() -> bool:
 
 
 def is_away(parameter: torch.Tensor) -> bool:
-    """Whether ZeRO-3 has emptied a parameter; it is gathered when a module needs it."""
+    """Whether ZeRO-3 has taken a parameter's values away; they are gathered when a module needs them."""
     return parameter.numel() == 0 and bool(vars(parameter).get("ds_numel"))
 
 
 def shard_of(parameter: torch.Tensor) -> Placed | None:
-    """This rank's shard of a ZeRO-3 parameter, with its place; None where unknown or on disk."""
+    """This rank's shard of a ZeRO-3 parameter, with its place in the whole parameter.
+
+    Returns:
+        None for any other parameter, and for a shard that is on a disk or cut in another way.
+    """
     attributes = vars(parameter)
     shard, group, shape = (attributes.get(name) for name in ("ds_tensor", "ds_process_group", "ds_shape"))
     size = getattr(shard, "ds_numel", None)
@@ -94,44 +98,44 @@ def shard_of(parameter: torch.Tensor) -> Placed | None:
 
 
 def is_stepped(parameter: torch.Tensor) -> bool:
-    """Whether a DeepSpeed optimizer holds elements of a model's parameter."""
+    """Whether a DeepSpeed optimizer steps a parameter of a model, by a flat tensor on this or any other rank."""
     attributes = vars(parameter)
     return "_hp_mapping" in attributes or ("ds_tensor" in attributes and parameter.requires_grad)
 
 
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
-    """Flat tensors of all groups, for each DeepSpeed engine in a model."""
+    """Flat tensors of the groups of each DeepSpeed engine's optimizer in a model; those without any are left out."""
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
     optimizers = (
-        [_flats(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
+        [_flat_tensors(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
         if engine
         else []
     )
     return [flats for flats in optimizers if flats]
 
 
-def _flats(optimizer: Any) -> list[Flat]:
-    """Flat tensors of a ZeRO optimizer's groups, by the first of `_LISTS` that it has; else empty."""
+def _flat_tensors(optimizer: Any) -> list[Flat]:
+    """Flat tensors of a ZeRO optimizer's groups, by the first of `_LISTS` that it has; empty for any other."""
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
     for groups, flats, is_cut in _LISTS:
         if kept.get(flats):
             find = _shards if is_cut else _fragments
             every = kept.get(groups) or [()] * len(kept[flats])
             return [
-                Flat(flat, _within(flat, find(group)), not is_cut)
+                Flat(flat, _fragments_within(flat, find(group)), not is_cut)
                 for flat, group in zip(kept[flats], every, strict=False)
             ]
     return []
 
 
-def _within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
-    """The fragments, or None if the flat tensor is too short for one: they are elsewhere for a while."""
+def _fragments_within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
+    """The fragments; None if any ends beyond the flat tensor: its values are elsewhere for a while."""
     needed = max((fragment.first + fragment.part.numel for _, fragment in fragments or ()), default=0)
     return fragments if needed <= flat.numel() else None
 
 
 def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Fragments of a ZeRO-3 group, its shards one after the other; None where a shard is unknown."""
+    """Fragments of a ZeRO-3 group, its shards one after the other; None if it is empty, or any shard is not known."""
     fragments: Fragments = []
     first = 0
     for parameter in group:
@@ -144,13 +148,13 @@ def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
 
 
 def _fragments(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Fragments of a ZeRO-1 or ZeRO-2 group; None unless every parameter has one."""
+    """Fragments of a ZeRO-1 or ZeRO-2 group; None if it is empty, or any parameter's is not known."""
     every = [(parameter, fragment) for parameter in group if (fragment := _fragment(parameter)) is not None]
     return every if every and len(every) == len(group) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
-    """A parameter's stretch, empty where this rank has none; None where DeepSpeed does not tell."""
+    """A parameter's stretch of its flat tensor, empty if this rank has none; None if DeepSpeed does not tell."""
     attributes = vars(parameter)
     if "_hp_mapping" not in attributes:
         return None
@@ -165,5 +169,5 @@ def _fragment(parameter: torch.Tensor) -> Fragment | None:
 
 
 def stretch(first: int, count: int) -> Part:
-    """`count` elements of a flattened parameter from index `first` on."""
+    """The part that is `count` elements of a flattened parameter from index `first` on; 0 for an empty part."""
     return Part((((first, count),) if count else (),), source="flat")

@@ -78,7 +78,7 @@ class Backlog:
         """
         while self._blocks:
             first = self._blocks[0]
-            if first.rows.waits and (len(self._blocks) <= keep or (keep and not first.rows.ready())):
+            if first.rows.is_waiting and (len(self._blocks) <= keep or (keep and not first.rows.is_ready())):
                 return
             if first is self._begun:
                 self._blocks.popleft()

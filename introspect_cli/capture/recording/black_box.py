@@ -214,10 +214,10 @@ class SavedTensors:
         value = value.local if isinstance(value, Placed) else value
         if always:
             if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
-                self.of_step.append(SavedTensor(slot, self._summarizer.copied(value)))
+                self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value)))
         elif box is not None and box.takes(self._sites.of[site], value):
             try:
-                self.of_step.append(SavedTensor(slot, self._summarizer.copied(value), always=False))
+                self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value), always=False))
             except Exception as error:  # there is no memory for it, or no way to copy it
                 box.failed(error)
 

@@ -129,7 +129,7 @@ class Recorder:
     def _slot_of(self, site: int, value: Any) -> int:
         """Summarise and note a value; returns its slot."""
         if not issubclass(type(value), _SUMMARISED):
-            slot = self.summarizer.value(plain(value, secret=site in self._sites.secret))
+            slot = self.summarizer.add_value(plain(value, secret=site in self._sites.secret))
             self.step_rows.note(site, slot)
         elif (slot := self.record_small(site, value)) < 0:
             slot = self.summarizer.add(value)
@@ -166,7 +166,7 @@ class Recorder:
     def gap(self, site: int, reason: str) -> None:
         """Record a site as not observed, with the reason."""
         with self._lock:
-            self.step_rows.note(site, self.summarizer.missing(reason))
+            self.step_rows.note(site, self.summarizer.add_missing(reason))
 
     def restart(self, *, keep: bool) -> None:
         """Drop all steps so far, and count from 0.

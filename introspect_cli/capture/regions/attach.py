@@ -62,10 +62,10 @@ class Spec:
 
 
 def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) -> int:
-    """Put taps on a model and every module in it.
+    """Put taps on a model and every module in it, by registering hooks.
 
-    A tap replaces what passes by a copy. A module that writes to its input (`inplace=True`) is left without taps, and
-    so is what is no tensor or tuple of tensors.
+    A tap replaces what passes by a copy. Left without taps are modules that write to their input (`inplace=True`),
+    scripted ones, and those whose forward has other arguments or results than TorchScript's types.
 
     Args:
         model: any module that is not yet scripted or traced.
@@ -80,7 +80,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("taps go on a model before it is scripted or traced: call attach first, then transform")
-    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks(module)):
+    if any(_is_tap(hooked) for module in model.modules() for hooked in _hooks_of(module)):
         raise UsageError("this model has taps already: detach first")
     root = name or type(model).__name__
     count = 0
@@ -101,14 +101,14 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
 
 
 def detach(model: nn.Module) -> None:
-    """Remove every tap from a model."""
+    """Remove every tap from a model and the modules in it; other hooks stay."""
     for module in model.modules():
         for registry in (module._forward_pre_hooks, module._forward_hooks):  # noqa: SLF001 - no public way to others' handles
             for key in [key for key, hooked in registry.items() if _is_tap(hooked)]:
                 del registry[key]
 
 
-def _hooks(module: nn.Module) -> list[Callable[..., Any]]:
+def _hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]  # noqa: SLF001 - as above
 
 
@@ -117,7 +117,13 @@ def _is_tap(hooked: Callable[..., Any]) -> bool:
 
 
 def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
-    """TorchScript types of a forward's arguments and result; None for keyword-only arguments or other types."""
+    """TorchScript types, as text, of a forward's arguments without `self`, and of its result.
+
+    What has no annotation counts as a Tensor.
+
+    Returns:
+        None where any argument is keyword-only or variadic, or any type is none that `_type_text` knows.
+    """
     forward = type(module).forward
     try:
         signature = inspect.signature(forward)
@@ -137,7 +143,7 @@ def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
 
 
 def _type_text(annotation: Any) -> str | None:
-    """TorchScript's text of a type; None for one it does not know."""
+    """TorchScript's text of a type: Tensor, number, text, Optional, Tuple, List, Dict; None for any other."""
     if annotation is Tensor:
         return "Tensor"
     if annotation in _PLAIN:
@@ -155,15 +161,20 @@ def _type_text(annotation: Any) -> str | None:
 
 
 def hook(spec: Spec) -> Callable[..., Any]:
-    """The hook function of a spec, the same object for equal specs."""
+    """The hook function of a spec, defined at the first call; the same object for equal specs."""
     name = _PREFIX + hexlify(json.dumps(asdict(spec)).encode()).decode()
     made = _MADE.get(name)
     if made is None:
-        made = _MADE[name] = _define(name, spec)
+        made = _MADE[name] = _define_hook(name, spec)
     return made
 
 
 def __getattr__(name: str) -> Any:
+    """Make the hook function whose name spells out its spec: what `pickle` looks up when it loads a model with taps.
+
+    Raises:
+        AttributeError: the name is none of a hook.
+    """
     if not name.startswith(_PREFIX):
         raise AttributeError(name)
     try:
@@ -175,7 +186,7 @@ def __getattr__(name: str) -> Any:
 
 
 def tuple_items(annotation: str) -> tuple[str, ...] | None:
-    """Element types of `Tuple[...]`; None for another type or a tuple of unknown length."""
+    """Element types, as text, of `Tuple[...]`; None for another type or a tuple of unknown length."""
     if not annotation.startswith("Tuple[") or "..." in annotation:
         return None
     inner, depth, places = annotation[len("Tuple[") : -1], 0, [""]
@@ -189,7 +200,14 @@ def tuple_items(annotation: str) -> tuple[str, ...] | None:
 
 
 def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) -> str:
-    """Python expression for a value with its tensors tapped, also those in tuples."""
+    """Python expression for a value with each of its tensors tapped, those in nested tuples too.
+
+    Args:
+        expression: python text that gives the value.
+        annotation: its TorchScript type, as text; a value without tensors or tuples gives `expression` itself.
+        spec: the hook's.
+        path: where the value sits in what the hook is given: "", `[0]`, `[0][1]`.
+    """
     if annotation == "Tensor":
         text = text_of(spec.fqn, Kind(spec.kind), path, spec.module_class)
         return f"torch.ops.introspect.tap({expression}, {text!r})"
@@ -200,8 +218,8 @@ def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) 
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _define(name: str, spec: Spec) -> Callable[..., Any]:
-    """Define the hook's function from text that `inspect` can find."""
+def _define_hook(name: str, spec: Spec) -> Callable[..., Any]:
+    """Define the hook's function under `name`, its text in `linecache`, where `inspect` finds it."""
     inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
     if spec.kind == Kind.INPUT.value:
         tapped = _tapped_expression("input", inputs, spec, "")

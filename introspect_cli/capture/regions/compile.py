@@ -43,11 +43,11 @@ class InputLook:
     """Forward pre-hook that compiles a look at every input tensor."""
 
     def __init__(self, module: str) -> None:
-        """Look at the inputs of the module with this number."""
+        """Set the module, by its number (`#0`); the hook is registered by others."""
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
-        """Compile a look at each argument; nothing where the module runs as python."""
+        """While a compiler traces the module, compile a look at each argument into the graph; else do nothing."""
         if torch.compiler.is_compiling():
             for position, value in enumerate(args):
                 _compile_looks(value, self.module, Kind.INPUT, f"[{position}]")
@@ -59,17 +59,26 @@ class OutputLook:
     """Forward hook that compiles a look at every output tensor."""
 
     def __init__(self, module: str) -> None:
-        """Look at the outputs of the module with this number."""
+        """Set the module, by its number (`#0`); the hook is registered by others."""
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002 - torch's signature
-        """Compile a look at each output; nothing where the module runs as python."""
+        """While a compiler traces the module, compile a look at each output into the graph; else do nothing."""
         if torch.compiler.is_compiling():
             _compile_looks(output, self.module, Kind.OUTPUT, "")
 
 
 def _compile_looks(value: Any, module: str, kind: Kind, path: str) -> None:
-    """Compile a look at every tensor in a value, also in tuples, lists and dicts."""
+    """Compile a look at every tensor in a value, those in tuples, lists and dicts too; and at numbers and texts.
+
+    Of a number or text only the place is told, not the value.
+
+    Args:
+        value: what goes in or comes out of the module.
+        module: the module's number (`#0`).
+        kind: `Kind.INPUT` or `Kind.OUTPUT`.
+        path: where the value sits in what the module is given or returns.
+    """
     if isinstance(value, torch.Tensor):
         mark = WANTED if value.requires_grad and torch.is_grad_enabled() else ""
         torch.ops.introspect.look(value, ORDER, text_of(module, kind, path, "", mark))
@@ -95,6 +104,14 @@ class CompileProbe(GuardedProbe):
     lost = "what is inside compiled regions is"
 
     def __init__(self, context: Context, taps: TapProbe, mode: str, note: Callable[[str], None]) -> None:
+        """Watch nothing yet.
+
+        Args:
+            context: the names and the guard.
+            taps: gives modules their numbers, and records what is seen.
+            mode: `eager` or `keep`, as `--compile` has it.
+            note: takes a sentence for the person.
+        """
         super().__init__(context)
         self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
         self._taps = taps
@@ -104,34 +121,35 @@ class CompileProbe(GuardedProbe):
         self._stance: Any = None
 
     def install(self) -> None:
-        """Replace `torch.compile`, which `Module.compile` calls too."""
+        """Replace `torch.compile`, which `Module.compile` calls too, until `remove`."""
         original = torch.compile
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
+            """Prepare for the model to be compiled by `--compile`, then compile it as torch does."""
             if not self._guarded.on:
                 return original(model, **settings)
             if model is None:
                 return functools.partial(compile, **settings)
             with self._guarded:
-                self._compiling(model)
+                self._prepare_compiling(model)
             compiled = original(model, **settings)
             if isinstance(model, nn.Module) or self._mode == "eager":
                 return compiled
-            return self._tapping_at_first_call(model, compiled)
+            return self._tap_at_first_call(model, compiled)
 
         self._patches.replace(torch, "compile", compile)
         super().install()
 
     def remove(self) -> None:
-        """Restore `torch.compile` and remove the hooks; taps in compiled code do nothing from then on."""
+        """Restore `torch.compile` and its stance, and remove the hooks; looks in compiled code then do nothing."""
         super().remove()
         if self._stance is not None:
             torch.compiler.set_stance("default")
             self._stance = None
 
-    def _compiling(self, model: Any) -> None:
-        """Switch to eager mode, or tap the modules that are compiled, by `--compile`."""
+    def _prepare_compiling(self, model: Any) -> None:
+        """Before a model is compiled: switch torch to eager mode, or tap the modules it reaches, by `--compile`."""
         if self._mode == "eager":
             self._run_as_python()
             return
@@ -139,7 +157,7 @@ class CompileProbe(GuardedProbe):
         self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
 
     def _run_as_python(self) -> None:
-        """Switch torch to eager mode for all regions, once; a note where torch cannot."""
+        """Switch torch to eager mode for all regions, once, and note it; before torch 2.6 only note it."""
         if not self.runs_as_python:
             self._context.guard.note(NO_STANCE)
         elif self._stance is None:
@@ -147,10 +165,14 @@ class CompileProbe(GuardedProbe):
             self._stance = "force_eager"
             torch.compiler.set_stance("force_eager")
 
-    def _tapping_at_first_call(self, function: Any, compiled: Any) -> Any:
-        """A wrapper of a compiled function that taps the modules it reaches at its first call.
+    def _tap_at_first_call(self, function: Any, compiled: Any) -> Any:
+        """Wrap a compiled function so that its first call taps the modules that it or its arguments reach by then.
 
         A function is often decorated before the model that it uses is made.
+
+        Args:
+            function: the function that was compiled.
+            compiled: what `torch.compile` returned; returned itself where the function is no python function.
         """
         if not hasattr(function, "__globals__"):
             return compiled
@@ -158,7 +180,7 @@ class CompileProbe(GuardedProbe):
 
         @functools.wraps(compiled)
         def first(*args: Any, **kwargs: Any) -> Any:
-            """Call the compiled function; before the first call, tap the modules that it reaches."""
+            """Call the compiled function; before its first call, tap the modules that it reaches."""
             nonlocal looked
             if not torch.compiler.is_compiling() and not looked:
                 looked = True
@@ -168,25 +190,25 @@ class CompileProbe(GuardedProbe):
         return first
 
     def tap(self, modules: Iterable[nn.Module]) -> None:
-        """Put taps on modules, once each."""
+        """Register looks at inputs and outputs of modules, once each; not of scripted ones, nor after a failure."""
         if not self._guarded.on:
             return
         for module in modules:
             if id(module) in self._tapped or isinstance(module, torch.jit.ScriptModule):
                 continue
             self._tapped.add(id(module))
-            number = self._taps.number(module)
+            number = self._taps.module_number(module)
             self._patches.hold(module.register_forward_pre_hook(InputLook(number), with_kwargs=True))
             self._patches.hold(module.register_forward_hook(OutputLook(number), with_kwargs=True))
 
 
 def _modules_below(model: nn.Module) -> list[nn.Module]:
-    """All modules below one, without itself."""
+    """All modules inside a model, without itself: its own call is the boundary, which hooks see."""
     return [module for module in modules_in(model) if module is not model]
 
 
 def _modules_reached(function: Any) -> list[nn.Module]:
-    """Modules that a function reaches by `self`, its closure, and the globals that it names."""
+    """Modules that a function reaches by its closure and the globals it names; those below the model of a method."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
         return _modules_below(owner)
@@ -197,7 +219,7 @@ def _modules_reached(function: Any) -> list[nn.Module]:
 
 
 def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
-    """Modules among values and, up to 64, in their attributes, with all below them."""
+    """Modules among values, and the first 64 in the attributes of each other value, with all inside them."""
     for value in values:
         if isinstance(value, nn.Module):
             yield from modules_in(value)

@@ -35,7 +35,7 @@ class TapProbe(GuardedProbe):
     lost = "what runs inside compiled and scripted regions is"
 
     def __init__(self, context: Context, modules: ModuleProbe) -> None:
-        """Know the calls of modules that hooks see, among which those of taps are counted."""
+        """Watch nothing yet; `modules` counts the calls that hooks see, among which those of taps are counted."""
         super().__init__(context, then=self._take_nothing)
         self._modules = modules
         self._numbered: list[weakref.ref[nn.Module]] = []
@@ -45,32 +45,40 @@ class TapProbe(GuardedProbe):
         """Sites of gradients that are still to come, by the text of the tap that tells them; -1 for one not wanted."""
 
     def install(self) -> None:
-        """Receive what taps report."""
+        """Put itself into `Sink`, so that all taps of the process report to it, and start to listen."""
         Sink.take = self._receive
         super().install()
 
     def remove(self) -> None:
-        """Stop receiving."""
+        """Empty `Sink`, and stop listening; taps in compiled code then do nothing."""
         self._take_nothing()
         super().remove()
 
     def _take_nothing(self) -> None:
+        """Empty `Sink`, so that taps report to nobody."""
         Sink.take = None
 
-    def number(self, module: nn.Module) -> str:
-        """`#0`, `#1`, ...: number of a module whose name is not known before its first call."""
+    def module_number(self, module: nn.Module) -> str:
+        """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""
         number = self._numbers.made(module, lambda: len(self._numbered))
         if number == len(self._numbered):
             self._numbered.append(weakref.ref(module))
         return f"{NUMBERED}{number}"
 
     def on_tick(self) -> None:
-        """Reset calls and open gradients."""
+        """Count calls from 0 again as a step ends, and drop the sites of gradients that have not come."""
         self._calls.clear()
         self._open.clear()
 
     def _receive(self, value: torch.Tensor, text: str) -> None:
-        """Record the value or gradient that a tap reports; not while a compiler computes constants."""
+        """Record what a tap reports: a value, or the gradient of one whose site `_record_tapped` has kept.
+
+        Nothing while the step is not recorded, or while a compiler computes constants.
+
+        Args:
+            value: the tensor.
+            text: as of `text_of`, after `GRADIENT` for a gradient.
+        """
         if not self._recorder.wanted:
             return
         with self._guarded:
@@ -83,7 +91,16 @@ class TapProbe(GuardedProbe):
                 self._record_tapped(value, text, parsed(text))
 
     def _record_tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
-        """Record a tapped value at its module's site, and keep its gradient's site for the backward pass."""
+        """Record a tapped value at its module's site, and keep its gradient's site for the backward pass.
+
+        Nothing where the module is gone, where hooks record the same call, or where a compiler runs its own graph. The
+        first value outside of every module begins the step. What cannot be seen is recorded as a gap.
+
+        Args:
+            value: the tensor; of a plain value, anything.
+            text: the tap's.
+            tapped: the fields of that text.
+        """
         stack, names = self._modules.stack, self._context.names
         state: ModuleState | None = None
         if tapped.module.startswith(NUMBERED):
@@ -125,14 +142,17 @@ class TapProbe(GuardedProbe):
             self._recorder.emit(site, value)
 
     def _gradient_site(self, tapped: Tapped, fqn: str, module_class: str, call: int) -> int:
-        """Site of a tapped value's gradient; -1 where its kind is not recorded."""
+        """Register the site of a tapped value's gradient, and return its number; -1 where its kind is not recorded."""
         kind = Kind.GRAD_INPUT if tapped.kind == Kind.INPUT.value else Kind.GRAD_OUTPUT
         if kind not in self._context.kinds:
             return -1
         return self._recorder.site(Site(Phase.BACKWARD, kind, fqn, call, tapped.path), SiteInfo(module_class))
 
     def _begin_outermost(self) -> None:
-        """Begin the step and its roots, as a compiled function without a module is called."""
+        """Begin the step if it has not begun, and, outside of a backward pass, call all roots called.
+
+        A compiled function without a module calls none that hooks see.
+        """
         self._context.clock.begin()
         if private_api.graph_task() == -1:
             for root in self._context.names.roots():

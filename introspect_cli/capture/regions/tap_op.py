@@ -17,12 +17,14 @@ from introspect_cli.capture.regions.taps import GRADIENT, Sink
 
 
 def _tap(x: Tensor, site: str) -> Tensor:
+    """`introspect::tap`: hand the tensor and its tap's text to the sink, if there is one, and return a copy of it."""
     if Sink.take is not None:
         Sink.take(x, site)
     return x.clone()
 
 
 def _look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001 - `order` is there to be written to
+    """`introspect::look`: hand the tensor and its tap's text to the sink, if there is one; `order` is not touched."""
     if Sink.take is not None:
         Sink.take(x, site)
 
@@ -35,19 +37,19 @@ def _shape_of_look(x: Tensor, order: Tensor, site: str) -> None:  # noqa: ARG001
     return None
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
+def _save_site(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
     ctx.site = inputs[1]
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+def _tap_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return torch.ops.introspect.tap(grad, GRADIENT + ctx.site), None
 
 
 def _register() -> None:
-    """Define `introspect::tap` and `introspect::look`, once in a process."""
+    """Define the operators `introspect::tap` and `introspect::look`; torch allows it once in a process."""
     tap = torch.library.custom_op("introspect::tap", mutates_args=(), schema="(Tensor x, str site) -> Tensor")(_tap)
     tap.register_fake(_shape_of_tap)
-    tap.register_autograd(_gradient, setup_context=_save)
+    tap.register_autograd(_tap_gradient, setup_context=_save_site)
     # Not by `custom_op`, which raises the version of what an operator says that it writes to: checkpointing inside a
     # compiled region keeps `order` for the backward pass, and would find it written to.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)

@@ -66,12 +66,12 @@ class CallCount:
         self._last = ""
 
     def number_of(self, kind: str, path: str, counted: int = 0) -> int:
-        """Number of the call that a value belongs to.
+        """Number of the call that a value belongs to, which is noted as seen; call it for each value, in order.
 
         Args:
             kind: `input` or `output`.
             path: where in the nested value the tensor is.
-            counted: how many calls of the module are known by other means; a new call is none of these.
+            counted: how many calls of the module have been counted by its hooks; a new call has at least this number.
         """
         is_next = kind == Kind.INPUT.value and self._last == Kind.OUTPUT.value
         if is_next or not self._last or (kind, path) in self._seen:
@@ -83,11 +83,19 @@ class CallCount:
 
 
 def text_of(module: str, kind: Kind, path: str = "", module_class: str = "", mark: str = "") -> str:
-    """Text of a tap: the fields of `Tapped` joined by `|`."""
+    """Text of a tap: the fields of `Tapped` joined by `|`.
+
+    Args:
+        module: number of the module after `#`, or its FQN.
+        kind: `Kind.INPUT` or `Kind.OUTPUT`.
+        path: where in the nested value the tensor is.
+        module_class: class of the module; "" where a number tells it.
+        mark: `PLAIN`, `WANTED` or "".
+    """
     return _SEPARATOR.join((module, kind.value, module_class, mark, path))
 
 
 @functools.cache
 def parsed(text: str) -> Tapped:
-    """Fields of a tap's text; a path may hold any character."""
+    """Fields of a tap's text (`text_of`), cached; a path may hold any character."""
     return Tapped(*text.split(_SEPARATOR, 4))

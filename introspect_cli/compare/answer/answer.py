@@ -1,4 +1,4 @@
-"""The answer from all ranks' outcomes: the earliest divergence explained, with settings, findings and notes."""
+"""The answer from all ranks' outcomes: the earliest divergence explanation_of, with settings, findings and notes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.answer.between import code_changes
-from introspect_cli.compare.answer.causes import likely_words, ranked_candidates, weighed_by_code, with_only_change
+from introspect_cli.compare.answer.causes import likely_words, mark_only_change, ranked_candidates, weighed_by_code
 from introspect_cli.compare.answer.compared import notes_on
 from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.answer.restored import head_of, origins_of, resumed_rightly, with_parts
-from introspect_cli.compare.answer.verdict import agreement, diverges_words, separately, subject_of
+from introspect_cli.compare.answer.verdict import agreement, diverges_words, separate_answers, subject_of
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
-from introspect_cli.compare.reasons.explain import before_it, evidence_lines, explained
+from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.say import sentence, told
 from introspect_cli.compare.settings.beginning import find_first_event
-from introspect_cli.compare.settings.documents import on_some_ranks
+from introspect_cli.compare.settings.documents import notes_on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.step.overview import strip_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     """The whole answer from all ranks' outcomes: verdict and sentence, settings, findings, notes and counts.
 
-    `bitwise` says that all of both runs was compared without tolerance, so that results that agree are unchanged.
+    Args:
+        compared: both runs and what came of each rank.
+        bitwise: whether all of both runs was compared without tolerance, so that results that agree are unchanged.
     """
     best, by_rank = compared.best, compared.splits is None
     at = View(best, compared.outcomes) if best is not None and compared.diverges else None
@@ -52,19 +54,19 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     code, settings = _code_and_settings(compared, at)
     # where no value differs, what differs in structure has changed nothing
     findings: list[Beside] = [one for one in (code, compared.reach, resumed) if one is not None]
-    notes = notes_on(compared, on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else [])
+    notes = notes_on(compared, notes_on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else [])
     if at is not None:
         findings += compared.structure if by_rank else ()
         unchanged = compared.unchanged if by_rank and bitwise else ""
-        return _diverging(compared, at, code, settings, findings, notes, unchanged)
+        return _diverged_answer(compared, at, code, settings, findings, notes, unchanged)
     agree = agreement(compared)
     harmless = best is None and agree.verdict is Verdict.SAME
-    findings += (compared.harmless_structure if harmless else compared.structure) if by_rank else ()
+    findings += (compared.structure_if_same if harmless else compared.structure) if by_rank else ()
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
         verdict=agree.verdict,
-        sentence=_agreed_since(resumed, agree.verdict, agree.sentence) if resumed is not None else agree.sentence,
+        sentence=_with_resumption(resumed, agree.verdict, agree.sentence) if resumed is not None else agree.sentence,
         settings=settings,
         findings=tuple(findings),
         notes=tuple(dict.fromkeys(notes)),
@@ -74,17 +76,20 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     )
 
 
-def _agreed_since(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
-    """The sentence of runs that agree, with what the resumed one restored before it, or after an undecided one."""
+def _with_resumption(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
+    """The sentence `agreed` of runs that agree, with one on what the resumed run restored.
+
+    That one comes first, or after `agreed` where the verdict is UNDECIDED.
+    """
     if verdict is Verdict.UNDECIDED:
         return f"{agreed} {head_of(resumed)}"
     return f"{head_of(resumed) if resumed.lost else resumed_rightly(resumed)} {agreed}"
 
 
 def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
-    """How the source differs (None as in `code_changes`), and differing settings, the heaviest first.
+    """How the source differs (None as in `code_changes`), and settings that differ, the heaviest first.
 
-    Sets `at.settings`.
+    Also sets `at.settings`; `at` is None where nothing diverges.
     """
     a, b = compared.a, compared.b
     code, offset = code_changes(a, b, at, compared.ending), any(outcome.offset for outcome in compared.outcomes)
@@ -100,12 +105,12 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
         at.fed,
         scheduled or at.no_rates,
         offset,
-        stepped=_stepped(at),
+        stepped=_may_have_stepped(at),
         more=at.first.size is Size.MORE,
     )
     differ = setting_changes(a, b, blame)
-    if not (at.rounding or _by_chance(at)):
-        code = with_only_change(code, differ)
+    if not (at.rounding or _is_by_chance(at)):
+        code = mark_only_change(code, differ)
     at.settings = weighed_by_code(differ, code, rounding=at.rounding and not tuned)
     return code, at.settings
 
@@ -114,8 +119,12 @@ _SCHEDULED = frozenset({"lr", "momentum", "betas"})
 """Hyper-parameters that schedulers change."""
 
 
-def _by_chance(at: View) -> bool:
-    """Whether randomness alone explains the divergence: unseeded, or random states not proved equal at the start."""
+def _is_by_chance(at: View) -> bool:
+    """Whether randomness alone may explain the divergence.
+
+    That is an unseeded generator; a random state in the first step without a seeding or draw that differs before it; or
+    an initial value where the random state at the start is not known to be equal.
+    """
     if unseeded_names(at):
         return True
     if at.cause.reason == "rng" and at.is_first_step:
@@ -124,14 +133,14 @@ def _by_chance(at: View) -> bool:
     return any(fact.known is not Known.EQUAL for fact in at_start)
 
 
-def _stepped(at: View) -> bool:
-    """Whether an optimizer step may precede the first divergence, also one in an unrecorded earlier process."""
+def _may_have_stepped(at: View) -> bool:
+    """Whether an optimizer may have stepped before the first divergence, also in a process that was not recorded."""
     site = at.site
     after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
     return after or site.call > 0 or not at.is_first_step or at.first.step > 0
 
 
-def _diverging(
+def _diverged_answer(
     compared: Compared,
     at: View,
     code: CodeChanges | None,
@@ -140,21 +149,31 @@ def _diverging(
     notes: Sequence[str],
     unchanged: str,
 ) -> DiffResult:
-    """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews."""
+    """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews.
+
+    Args:
+        compared: both runs and what came of each rank.
+        at: the first divergence.
+        code: how the source differs; None where it was not recorded.
+        settings: those that differ, the heaviest first.
+        findings: what the answer lists beside the first divergence.
+        notes: what was not compared or not observed.
+        unchanged: sentence on results that agree all the same; "" for none.
+    """
     options, reach, first, best = compared.options, compared.reach, at.first, at.outcome
-    training, evaluation = separately(compared)
-    story = explained(at)
+    training, evaluation = separate_answers(compared)
+    story = explanation_of(at)
     causes = ranked_candidates(story.findings, code, settings)
     place, beside = _place_of_both(at, training, evaluation)
     place = (leaves_words(reach, first) if reach is not None else "") + place
     resumed = next((one.resumption for one in compared.outcomes if one.resumption is not None), None)
     likely = likely_words(story.findings, () if resumed is not None and resumed.lost else causes)
     why = sentence(story.head, story.findings, [text for text, _ in likely], (*story.more, *filter(None, [beside])))
-    ended = _at_the_end(compared, at, place, why)
+    ended = _with_ending(compared, at, place, why)
     begins = f"{head_of(resumed)} " if resumed is not None else ""
     origins = origins_of(best, compared.outcomes) if compared.splits is None or resumed is not None else ()
     origins = with_parts(resumed, first, best.lost, origins) if resumed is not None else origins
-    before, nothing = before_it(at), _nothing_changed(at, code)
+    before, nothing = lines_before(at), _nothing_changed_words(at, code)
     notes = [*notes, measured_by_one(reach) if reach is not None else "", ended.note]
     return DiffResult(
         a=str(compared.a.path),
@@ -162,7 +181,7 @@ def _diverging(
         verdict=Verdict.DIVERGED,
         sentence=begins + ended.sentence,
         head=begins + (ended.sentence if ended.leads else f"{place}: {story.head}"),
-        also=tuple(filter(None, (*story.more, _first_more(at), beside, *nothing))),
+        also=tuple(filter(None, (*story.more, _beyond_rounding_words(at), beside, *nothing))),
         rests_on=tuple(
             Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact))
             for fact in story.evidence
@@ -173,7 +192,7 @@ def _diverging(
         before=before,
         first=first,
         candidates=tuple(sorted(at.peers, key=ranks.order_of_ranks)),
-        divergences=_listed(compared.outcomes, first, None if options.whole_step else options.limit),
+        divergences=_listed_divergences(compared.outcomes, first, None if options.whole_step else options.limit),
         settings=settings,
         findings=(*findings, *origins),
         notes=tuple(dict.fromkeys(filter(None, notes))),
@@ -190,23 +209,30 @@ def _diverging(
 
 
 def _defined_in(at: View) -> str:
-    """`file:line` of the class of the module of the first divergence, of its tensor's module, or of its cause's."""
+    """`file:line` of the class of the first of these modules on record: the site's, its tensor's owner, the cause's.
+
+    "" where none is.
+    """
     names = at.site.fqn, owner_of(at.site.fqn), at.cause.module
     found = (tree[name] for name in names for tree in at.step.modules if name in tree)
     return next((module.source for module in found), "")
 
 
-def _first_more(at: View) -> str:
-    """The first listed divergence of the step beyond rounding, where the first one is rounding; "" for none."""
+def _beyond_rounding_words(at: View) -> str:
+    """Sentence on the step's first listed divergence that is more than rounding, where the first one is rounding.
+
+    "" otherwise.
+    """
     listed = at.outcome.listed if at.rounding else []
     more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
     return told("first-more", name=what(more.site, more.module_class), far=how_far(more)) if more else ""
 
 
-def _nothing_changed(at: View, code: CodeChanges | None) -> tuple[str, ...]:
-    """One sentence that no recorded source, setting or package differs, and the causes that remain.
+def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...]:
+    """One sentence that no recorded source, setting or package differs, and on the causes that remain; () otherwise.
 
-    () where anything of weight differs, sources are unread, or documents are missing.
+    () where a setting other than hardware weighs over `SAYS_NOTHING`, a source file differs or could not be read, or a
+    run lacks one of the documents.
     """
     kept = [run.settings for run in at.runs]
     if code is None or any(name not in settings for settings in kept for name in ("sources", "packages", "command")):
@@ -222,11 +248,10 @@ def _nothing_changed(at: View, code: CodeChanges | None) -> tuple[str, ...]:
     return (told("nothing-changed" if seen else "nothing-changed-unseen", quiet=quiet),)
 
 
-def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None) -> tuple[Divergence, ...]:
-    """Divergences of all ranks: `first`, then sorted by step, rank and sequence; at most `limit`.
-
-    No order between ranks within a step is meant.
-    """
+def _listed_divergences(
+    outcomes: Sequence[RankOutcome], first: Divergence, limit: int | None
+) -> tuple[Divergence, ...]:
+    """Divergences of all ranks, `first` first, the rest by step, rank and sequence; the first `limit`, all for None."""
     everything = [divergence for outcome in outcomes for divergence in outcome.listed]
     everything.sort(key=lambda d: (d is not first, d.step, d.rank, d.sequence))
     return tuple(everything if limit is None else everything[:limit])
@@ -236,7 +261,15 @@ def _listed(outcomes: Sequence[RankOutcome], first: Divergence, limit: int | Non
 
 
 def _place_of_both(at: View, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
-    """The place of the first divergence, and a sentence on the other part (training or evaluation); "" for none."""
+    """The place of the first divergence (step and ranks), and a sentence on the other of training and evaluation.
+
+    The sentence is "" where evaluation was not compared alone, or where the place tells it already.
+
+    Args:
+        at: the first divergence.
+        training: the answer for training alone; None where evaluation was not told apart.
+        evaluation: the answer for evaluation alone; None likewise.
+    """
     first = at.first
     where = {
         "step": first.step_words,
@@ -247,15 +280,15 @@ def _place_of_both(at: View, training: Separate | None, evaluation: Separate | N
     if training is None or evaluation is None:
         return place, ""
     if not at.site.evaluates:
-        return place, _beside(evaluation, "Evaluation")
+        return place, _other_part_words(evaluation, "Evaluation")
     if training.verdict is not Verdict.SAME:
-        return place, _beside(training, "Training")
+        return place, _other_part_words(training, "Training")
     subject = subject_of("Training", narrowed=at.narrowed)
     return told("place-evaluation", subject=subject, extent=training.extent, **where), ""
 
 
-def _beside(separate: Separate, name: str) -> str:
-    """The sentence on training or evaluation (`name`) that follows the sentence on the first divergence."""
+def _other_part_words(separate: Separate, name: str) -> str:
+    """Sentence on training or evaluation (`name`), to follow the one on the first divergence."""
     if separate.verdict is Verdict.UNDECIDED:
         return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
     if separate.first is not None:
@@ -280,11 +313,17 @@ class _Ended(NamedTuple):
     note: str = ""
 
 
-def _at_the_end(compared: Compared, at: View, place: str, why: str) -> _Ended:
-    """The sentence, reworded where one run ended by an exception.
+def _with_ending(compared: Compared, at: View, place: str, why: str) -> _Ended:
+    """The whole sentence, reworded where an exception ended one run alone.
 
-    If it cut off the step of the first divergence, the exception comes first; if the divergence is only a record
-    missing since, it is all.
+    If it cut off the step of the first divergence it comes first, and alone if the divergence is a record that this run
+    lacks since. If it came later it becomes the note.
+
+    Args:
+        compared: both runs and what came of each rank.
+        at: the first divergence.
+        place: the clause on its place.
+        why: the sentence that explains it.
     """
     end, cut, whole = compared.ending, cut_short(at), f"{place}: {why}"
     if end is None or cut is None:
@@ -295,13 +334,16 @@ def _at_the_end(compared: Compared, at: View, place: str, why: str) -> _Ended:
         step=at.first.step_words,
         other=OTHER[cut.side],
         words=cut.words,
-        last=_last_agreed(at),
+        last=_last_agreed_words(at),
     )
     return _Ended(cut_off if at.lacks == cut.side else f"{cut_off} {whole}", leads=True)
 
 
-def _last_agreed(at: View) -> str:
-    """The last record of the step before the first divergence that agrees, in words; "" where none does."""
+def _last_agreed_words(at: View) -> str:
+    """The last record before the first divergence in its step that is equal or within tolerance, in words.
+
+    "" for none.
+    """
     step = at.step
     agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < at.first.sequence)
     numbers = np.flatnonzero(agree)

@@ -48,9 +48,15 @@ _MOST = 1 << 19
 
 
 def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
-    """Changes of source files, ranked by nearness to `scene` or to the exception `ended`.
+    """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
 
-    None where either run has no digests of its files.
+    None where either run has no digests of its files. May run git to read texts.
+
+    Args:
+        a: one run.
+        b: the other run.
+        scene: the first divergence; None for none.
+        ended: the exception that ended one run alone, used where `scene` is None.
 
     Raises:
         StoreError: the text of a file is damaged.
@@ -58,7 +64,7 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     if any("sources" not in run.settings for run in (a, b)):
         return None
     one, two = _SourceTexts(a), _SourceTexts(b)
-    renamed = _renamed(one, two)
+    renamed = _names_in_b(one, two)
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     if not differing:
@@ -91,8 +97,11 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     return CodeChanges(ranked(changes, every, clues), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
-def _renamed(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
-    """Names of files in a, mapped to those in b where they differ: the scripts, then files with a unique basename."""
+def _names_in_b(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
+    """Files that have another name in b, a's name to b's.
+
+    The two scripts, then files with one partner of their basename.
+    """
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
     names = {one.script: two.script} if one.script in left and two.script in right else {}
@@ -107,6 +116,10 @@ class _SourceTexts:
     """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
 
     def __init__(self, run: Run) -> None:
+        """Read the names and digests of the run's source files and its git commit.
+
+        Texts are read when they are asked for.
+        """
         self._sources = Sources(run)
         self.digests = self._sources.digests
         commit = run.settings.document("git").get("commit")
@@ -116,26 +129,36 @@ class _SourceTexts:
         self.script = named[0] if len(named) == 1 else ""
 
     def text(self, name: str) -> str | None:
-        """The text of a file; None where neither the run nor a git blob with the recorded digest has it."""
+        """The text of a file: of the run, else of git if its digest is the recorded one; None where neither has it."""
         if name in self._sources:
             return self._sources[name].text
         digest = self.digests.get(name)
         if digest is None or not self._commit or not _PATH.fullmatch(name):
             return None
-        data = _blob(f"{self._commit}:{name}")
+        data = _git_blob(f"{self._commit}:{name}")
         return data.decode("utf-8", "replace") if source_digest(data) == digest else None
 
     def is_unredacted(self, name: str) -> bool:
-        """Whether a text is unredacted; True also for files read from git."""
+        """Whether nothing was redacted in the text that the run keeps; True for files that it does not keep."""
         return name not in self._sources or self._sources[name].exact
 
     def texts(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-        """Texts by their names in b: all of `wanted`, others (same top directory first) up to `_MOST` characters."""
+        """Texts by their names in b.
+
+        All of `wanted`, and others that the run keeps until `_MOST` characters are reached.
+
+        Of the others, those in the top directories of `wanted` come first.
+
+        Args:
+            renamed: names in this run to names in b, where they differ.
+            wanted: names in b.
+        """
         texts: dict[str, str] = {}
         size = 0
         tops = {name.partition("/")[0] for name in wanted}
 
         def distance(name: str) -> tuple[bool, bool]:
+            """Sort key: names that are wanted, then those in their top directories, then others."""
             name = renamed.get(name, name)
             return name not in wanted, "/" in name and name.partition("/")[0] not in tops
 
@@ -148,8 +171,11 @@ class _SourceTexts:
         return texts
 
 
-def _blob(name: str) -> bytes:
-    """The bytes of `commit:path` in the git clone of the current directory; b"" where git fails or lacks it."""
+def _git_blob(name: str) -> bytes:
+    """Bytes of `commit:path` in the git clone of the current directory; b"" where git fails or does not have it.
+
+    Runs `git cat-file` and waits at most `_SECONDS`.
+    """
     import subprocess
 
     try:
@@ -169,7 +195,7 @@ _INDEX = re.compile(r"\d+")
 
 
 def clues_of(scene: View) -> Clues:
-    """The names, classes and lines in a first divergence's records that a code change can be matched with."""
+    """The names, classes and lines in a first divergence's records by which a code change can be recognised."""
     cause, site = scene.cause, scene.site
     tree = scene.step.modules[0] | scene.step.modules[1]
     subject = cause.module or cause.subject or site.fqn
@@ -234,7 +260,10 @@ def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
 
 
 def _is_drawn_alike(scene: View) -> bool:
-    """Whether an initial value was last filled by the same function with equal state and arguments in both runs."""
+    """Whether an initial value was last filled by one function, from equal state, with equal arguments, in both runs.
+
+    False for other reasons than `initial`, or where that is not on record.
+    """
     one, two = (
         last_fillings(scene.runs, scene.first.rank, scene.site.fqn) if scene.cause.reason == "initial" else (None, None)
     )
@@ -243,7 +272,10 @@ def _is_drawn_alike(scene: View) -> bool:
 
 
 def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
-    """Seedings and draws before the first step that may be what differs, in a and in b."""
+    """Seedings and draws before the first step that may be what differs: of a, of b.
+
+    [] where a value was drawn alike.
+    """
     if _is_drawn_alike(scene):
         return [], []
     suspects = [parted.suspects for parted in partings(scene.runs, scene.first.rank)]
@@ -257,7 +289,7 @@ def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
 
 
 def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
-    """Lines of the last record that agrees and the first that differs: (a's two, b's two); None where unknown."""
+    """For each run, the line of the last record that agrees and that of the first that differs; None where unknown."""
     from introspect_cli.compare.step.step import lines_around
 
     one, two = (
@@ -268,7 +300,7 @@ def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
 
 
 def clues_of_ending(ending: Raised) -> Clues:
-    """Clues where one run alone ended by an exception: the line that raised."""
+    """Clues where an exception ended one run alone: the line that raised, if it is the user's code."""
     line = ((ending.file, ending.line),) if ending.file else ()
     return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
 
@@ -284,7 +316,7 @@ def _last_part(name: str) -> str:
 
 
 def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -> set[str]:
-    """Names of a module's attributes that differ between the runs; with `train`, `eval` if `training` does."""
+    """Names of attributes of module `name` that differ in both trees, and `train`, `eval` if `training` does."""
     one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
     keys = {key for key, _, _ in unequal(one, two)} if one and two else set()
     return keys | {"train", "eval"} if "training" in keys else keys

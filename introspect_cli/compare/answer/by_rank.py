@@ -69,9 +69,10 @@ class RunPair:
 
     @classmethod
     def from_runs(cls, a: Run, b: Run, noise: Sequence[Run]) -> RunPair:
-        """Two open runs with all their ranks.
+        """Pair two open runs with all their ranks.
 
-        A run's last step counts as its end where it notes how ranks ended and they ended evenly; else None.
+        A run's last step becomes its end where its endings are on record and its ranks ended evenly; else its end is
+        None.
         """
         one, two = (run.last_step if run.endings and not ended_unevenly(run) else None for run in (a, b))
         return cls(a, b, noise, (one, two), (tensor_files(a), tensor_files(b)))
@@ -79,7 +80,13 @@ class RunPair:
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
     ) -> RankOutcome:
-        """Compare one rank, or all as one if `splits` is given, under the step offset and the renamings found."""
+        """Compare one rank, or all ranks as one, under the step offset and the renamings that are found.
+
+        Args:
+            readers: of the rank in a and in b; of all ranks together with `splits`.
+            options: how to compare.
+            splits: how ranks and batches are split up; None where one rank is compared.
+        """
         one, two = readers
         by_labels = offset_by_labels(one.labels, two.labels) if options.offset is None else options.offset
         match = (splits.match if splits is not None else None) or correspond(one, two, options, by_labels)
@@ -119,10 +126,20 @@ class RunPair:
 
 
 def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], work: Work | None = None) -> Compared:
-    """Compare equal rank numbers pairwise.
+    """Compare each rank of a with that of b, or, where layout or batch split differ, all ranks of each run as one.
 
-    Where layout or batch split differs, all ranks of each run as one. If only losses suggest the split, the comparison
-    as one counts only if it agrees or `_used_one_batch`. Raises UsageError where no selected rank is in both runs.
+    If losses alone suggest another split, the comparison as one counts where its first divergence has a factor, or
+    where `_is_one_batch`; otherwise ranks are compared.
+
+    Args:
+        a: one run.
+        b: the other run.
+        options: how to compare, and which ranks.
+        noise: runs that should equal a.
+        work: runs tasks in other processes; None to compare here.
+
+    Raises:
+        UsageError: no selected rank is in both runs.
     """
     ranks = [rank for rank in a.ranks if rank in b.ranks and options.wants_rank(rank)]
     if options.ranks and not ranks:
@@ -133,16 +150,16 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     if wholes is not None:
         compared = _compare_wholes(pair, wholes.options, wholes)
         multiple = (first := compared.outcomes[0].first) is not None and first.scale is not None
-        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _used_one_batch(compared):
+        if multiple or not (wholes.splits.alike and wholes.splits.assumed) or _is_one_batch(compared):
             return compared
     return Compared(a, b, options, compare_ranks(pair, ranks, options, work))
 
 
-def _used_one_batch(compared: Compared) -> bool:
-    """Whether both runs' steps used one batch.
+def _is_one_batch(compared: Compared) -> bool:
+    """Whether the steps of both runs used the same batch, judged by a comparison of all ranks as one.
 
-    True where nothing diverges, the cause is the split, or the first divergence comes after the first step or in the
-    update, with gradients compared.
+    True where nothing diverges or the cause is the split. Else gradients have to be among what was compared, and the
+    first divergence has to be after the first step, or of a parameter or state that the optimizer updated.
     """
     outcome = compared.outcomes[0]
     if outcome.cause is not None and outcome.cause.reason == "split":
@@ -168,7 +185,7 @@ def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Comp
 
 
 def compare_group(task: Task) -> list[RankOutcome]:
-    """Compare the ranks of one task, opened in this process; outcomes without readers."""
+    """Compare the ranks of one task, whose runs are opened and closed here; the outcomes can be pickled."""
     manifests, options, pair = task.given
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
@@ -181,10 +198,14 @@ def compare_group(task: Task) -> list[RankOutcome]:
 def compare_ranks(
     pair: RunPair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
 ) -> list[RankOutcome]:
-    """Outcomes of ranks compared one by one, in order.
+    """Outcomes of ranks compared one by one, in the order of `ranks`.
 
-    By `work` (other processes) where given. With more than MANY ranks, only the rank that diverges first lists all
-    divergences of its step.
+    Args:
+        pair: the runs.
+        ranks: numbers of ranks that both runs have.
+        options: how to compare. With `whole_step` and more than MANY ranks, only the rank that diverges first, which is
+            compared a second time, lists divergences.
+        work: runs tasks in other processes; None to compare here.
     """
     many = len(ranks) > MANY
     options = replace(options, later=options.later // max(len(ranks), 1), least=_LEAST if many else options.least)
@@ -211,13 +232,13 @@ def compare_ranks(
 
 
 def _outcomes_alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
-    """Outcomes of evaluation (True) and training (False) alone; empty where they are not told apart."""
+    """Outcomes of training (key False) and evaluation (key True) alone; {} where they are not told apart."""
     which = (False, True) if outcome.evaluated else (False,)
     return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
 
 
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
-    """An outcome that can be pickled: without readers, steps, cause and other fields needed of the first rank alone."""
+    """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
     nobody = cast("Reader", None)  # until `_with_readers`
     alone = {evaluation: _without_readers(part) for evaluation, part in _outcomes_alone(outcome).items()}
     return replace(
@@ -237,7 +258,7 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
 
 
 def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
-    """The same outcome with the readers of `pair` set again, also in its parts."""
+    """Set the readers of `pair` again in an outcome and its parts; returns the same outcome."""
     for one in (outcome, *_outcomes_alone(outcome).values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     return outcome
@@ -247,9 +268,10 @@ def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
 
 
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
-    """Set an outcome's evaluation steps.
+    """Set an outcome's trailing steps, and, where a run evaluates, its evaluated steps and its parts.
 
-    Its first divergence becomes the earlier of training's and evaluation's. Does nothing where ranks are put together.
+    Its first divergence becomes the earlier of those of training and evaluation. Does nothing where ranks are put
+    together.
     """
     options = comparison.options
     if outcome.gathered is not None:
@@ -273,6 +295,7 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 
     @cache
     def alone(evaluation: bool) -> RankOutcome:
+        """Compare the rank again with evaluation alone, or training alone; cached."""
         narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
         part = compare_rank(replace(comparison, options=narrow))
         part.evaluated = outcome.evaluated
@@ -280,13 +303,21 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 
     outcome.alone = alone
     parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
-    _take_earliest(outcome, parts, options)
+    _set_earliest(outcome, parts, options)
 
 
 def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
-    """Count of a run's training steps after the last common one, and the first tensor changed without training.
+    """How many training steps a run has after the last common one, and the tensor that a last step changed untrained.
 
-    A single last step counts 0 if it changes no tensor, or has no loss, gradient or update (evaluation, saving).
+    A single last step that only evaluates, saves or begins, or has no loss, gradient or update while the one before
+    has, counts only if it changes a tensor. The tensor is in words; "" for none.
+
+    Args:
+        reader: the rank of the run.
+        sites: its sites.
+        only: steps that this run alone has.
+        tail: number of steps after the last common one.
+        last: row of the last common step in this run; empty for none.
     """
     if tail != 1 or only[-1] not in reader:
         return tail, ""
@@ -315,8 +346,11 @@ def _evaluation_steps(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[in
             yield entry_a.step
 
 
-def _take_earliest(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
-    """Make the earliest first divergence of `parts`, by (step, sequence), the outcome's first and first listed one."""
+def _set_earliest(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
+    """Make the earliest first divergence of `parts`, by (step, sequence), the outcome's first and the first it lists.
+
+    Its cause, step, tolerance and origins come with it. Does nothing where no part diverges.
+    """
     firsts = [(part.first, part) for part in parts if part.first is not None]
     if not firsts:
         return

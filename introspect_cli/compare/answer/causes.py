@@ -27,10 +27,11 @@ _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
 
 
-def with_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
-    """Mark the only changed statement `Nearness.ALONE`, if every text was read and no setting of weight differs.
+def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
+    """Changes with the only changed statement marked `Nearness.ALONE`, if it can matter and nothing else differs.
 
-    Otherwise the changes are returned as they are.
+    That is, every text was read, no statement is near already, and no setting beside hardware and what code makes
+    weighs over `SAYS_NOTHING`. Otherwise the changes as they are.
     """
     if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
         return code
@@ -61,6 +62,10 @@ def weighed_by_code(
     places = [one.change.file for one in code.ranked]  # of two files that weigh the same, the nearer one
 
     def weighed(change: SettingChange) -> SettingChange:
+        """The setting with the weight of its file's nearest statement.
+
+        Unchanged if it is no source file that explains.
+        """
         nearest = best.get(change.name) if change.source == "sources" else None
         if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
             return replace(change, explains=False, weight=_IN_COMMENTS)
@@ -88,7 +93,11 @@ _GIVEN = frozenset({"command", "environment", "options", "files"})
 def ranked_candidates(
     findings: Sequence[Finding], code: CodeChanges | None, settings: Sequence[SettingChange]
 ) -> tuple[Candidate, ...]:
-    """Likely statements, then settings that explain; settings with an equal pair of values are merged into one."""
+    """Statements that are likely, then settings that explain, in the order given.
+
+    Settings with the same values in a and b are one candidate, and so is an argument of one run alone with the setting
+    that has its value.
+    """
     statements = [
         Candidate(
             "statement",
@@ -119,9 +128,13 @@ def ranked_candidates(
 
 
 def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
-    """One cause for merged settings, named by the member a person wrote (command line, environment, files) if any.
+    """One cause for settings that were merged, named by one that a person wrote (`_GIVEN`) if there is one.
 
-    Proved where a finding has its two values.
+    PROVED if a finding has its two values, else LIKELY.
+
+    Args:
+        members: the settings.
+        on_record: value in a and value in b of proved findings.
     """
     named = min(members, key=lambda change: change.source not in _GIVEN or change.name.startswith(ARGUMENT))
     certainty = Certainty.PROVED if (str(named.a), str(named.b)) in on_record else Certainty.LIKELY
@@ -130,9 +143,9 @@ def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[
 
 
 def likely_words(findings: Sequence[Finding], causes: Sequence[Candidate]) -> list[tuple[str, str]]:
-    """The likeliest causes, at most `_LIKELY`: in words, and the sources of a setting.
+    """The first `_LIKELY` likely causes: each in words, with the sources of a setting ("" for others).
 
-    Findings of certainty LIKELY, then candidates that no proved finding names.
+    Findings of certainty LIKELY come first, then candidates that no proved finding names.
     """
     said = " ".join(one.text for one in findings if one.certainty is Certainty.PROVED)
     likely = [(one.text, "") for one in findings if one.certainty is Certainty.LIKELY]
@@ -154,7 +167,10 @@ def candidate_words(one: Candidate) -> str:
 
 
 def _shortened_pair(*texts: str) -> list[str]:
-    """Two versions of a statement, one line each; over `_SHOWN` characters, equal parts become `...`."""
+    """Two versions of a statement, one line each; over `_SHOWN` characters, long equal parts become `...`.
+
+    Each has at most `2 * _SHOWN` characters, or `_SHOWN` where one version is empty.
+    """
     whole = [" ".join(text.split()) for text in texts]
     if max(map(len, whole)) <= _SHOWN:
         return whole

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.endings import Raised, one_raised, raised
+from introspect_cli.compare.answer.endings import Raised, exception_of, exception_of_one
 from introspect_cli.compare.reasons.ranks import order_of_ranks
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
@@ -63,14 +63,14 @@ class Compared:
 
     @cached_property
     def tally(self) -> Counter[str]:
-        """Sum of the ranks' tallies, by the name of the count (`equal`, `diverged`, `blind`)."""
+        """Sum of the ranks' tallies by name: `equal`, `diverged`, `blind` (only one run observed it) and so on."""
         return sum((outcome.tally for outcome in self.outcomes), Counter())
 
     @cached_property
     def counts(self) -> Counts:
         """Totals over all ranks.
 
-        `steps_compared` counts only steps with an evaluation if evaluation alone is compared.
+        If evaluation alone is compared, `steps_compared` counts only steps with an evaluation.
         """
         total = self.tally
         evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
@@ -107,7 +107,7 @@ class Compared:
 
     @cached_property
     def until(self) -> str:
-        """The last step that was compared: `up to and including step 12`; "" where none was."""
+        """The last step that was compared on any rank: `up to and including step 12`; "" where none was."""
         ends = [outcome.paired for outcome in self.outcomes if len(outcome.paired)]
         if not ends:
             return ""
@@ -116,26 +116,29 @@ class Compared:
 
     @property
     def blind_site(self) -> str:
-        """The first record that only one run observed, in words; "" for none."""
+        """The first record that one run alone observed, in words; "" for none."""
         return next((outcome.blind_site for outcome in self.outcomes if outcome.tally["blind"]), "")
 
     # --- what came of it
 
     @cached_property
     def raised(self) -> tuple[Raised | None, Raised | None]:
-        """The exceptions that ended a and b."""
-        return raised(self.a, "a"), raised(self.b, "b")
+        """The exceptions that ended a and b; None for a run that none ended."""
+        return exception_of(self.a, "a"), exception_of(self.b, "b")
 
     @cached_property
     def ending(self) -> Raised | None:
-        """The exception that ended one run only, or b's where both ended by different ones; None for none."""
-        return one_raised(*self.raised)
+        """The exception that ended one run alone; b's where both ended by different ones.
+
+        None where none did, or the same.
+        """
+        return exception_of_one(*self.raised)
 
     @cached_property
     def best(self) -> RankOutcome | None:
-        """The outcome with the first divergence by (step, phase, rank number).
+        """The outcome of the rank that diverges first, by `order_of_ranks`; None where nothing diverges.
 
-        None where nothing diverges. For an optimizer cause (ZeRO), among ranks tied but for the number, the first whose
+        Where its cause is `optimizer`, it is the first rank with an equal key (but for the number) whose
         hyper-parameters differ.
         """
         diverging = [(order_of_ranks(outcome.first), outcome) for outcome in self.outcomes if outcome.first is not None]
@@ -154,24 +157,27 @@ class Compared:
     @cached_property
     def structure(self) -> tuple[StructureChange, ...]:
         """Structural changes of the first rank that has any."""
-        return self._structure(same=False)
+        return self._first_structure(same=False)
 
     @cached_property
-    def harmless_structure(self) -> tuple[StructureChange, ...]:
-        """Structural changes of the first rank that has any, worded for runs in which no value differs."""
-        return self._structure(same=True)
+    def structure_if_same(self) -> tuple[StructureChange, ...]:
+        """Structural changes of the first rank that has any, worded for runs in which no value differs.
 
-    def _structure(self, *, same: bool) -> tuple[StructureChange, ...]:
-        """Structural changes of the first rank that has any; `same` says that no value differs."""
+        It does not check that.
+        """
+        return self._first_structure(same=True)
+
+    def _first_structure(self, *, same: bool) -> tuple[StructureChange, ...]:
+        """Structural changes of the first rank that has any; `same`: worded for runs in which no value differs."""
         every = (outcome.structure for outcome in self.outcomes if outcome.structure is not None)
         return next((changes for structure in every if (changes := changes_of(structure, same=same))), ())
 
     @cached_property
     def results_agree(self) -> bool:
-        """Whether results (losses, gradients, parameters) of all compared steps are recorded in both runs and agree.
+        """Whether losses, gradients and parameters of all compared steps are recorded in both runs and do not differ.
 
-        False if strict or narrowed, if a step was left unopened, or if they agree only within tolerance and something
-        diverges.
+        False also if strict, narrowed or evaluation was told apart by options, if a capture failed or chose modules, if
+        a step was left unopened, or if they agree only within tolerance while something diverges.
         """
         options, outcomes = self.options, self.outcomes
         if options.strict or options.narrowed or options.evaluation is not None:
@@ -199,31 +205,32 @@ class Compared:
 
     @property
     def results(self) -> str:
-        """The kinds of results that agree in every opened step on every rank: `losses, gradients and parameters`."""
+        """Kinds of results that agree in every opened step on every rank, in words; some rank must have opened one."""
         kinds = frozenset.intersection(*(outcome.results for outcome in self.outcomes if outcome.results is not None))
-        return _listed(kinds)
+        return _kinds_words(kinds)
 
     @property
     def unchanged(self) -> str:
         """Sentence on results that agree in every step although the runs diverge.
 
-        "" for several ranks, or where parameters are not among them. Results that are NaN throughout prove nothing,
-        which is said instead.
+        "" for several ranks or without parameters.
+
+        Of results that are NaN throughout it says instead that they prove nothing.
         """
         outcome = self.outcomes[0]
         first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
         if first is None or len(self.outcomes) > 1:
             return ""
         if outcome.hidden:
-            return told("hidden", names=_listed(outcome.hidden))
+            return told("hidden", names=_kinds_words(outcome.hidden))
         if not kinds or Kind.PARAM not in kinds:
             return ""
         shared = outcome.shared
         where = {} if shared is None else {"first": what(shared.site), "step": str(shared.step)}
-        return told("unchanged", names=_listed(kinds), steps=steps, **{"first": "", "step": ""} | where)
+        return told("unchanged", names=_kinds_words(kinds), steps=steps, **{"first": "", "step": ""} | where)
 
 
-def _listed(kinds: frozenset[Kind]) -> str:
+def _kinds_words(kinds: frozenset[Kind]) -> str:
     """Kinds of results as a list in a sentence: `losses and gradients`."""
     return listed([name for kind, name in NAMES.items() if kind in kinds])
 
@@ -232,7 +239,12 @@ def _listed(kinds: frozenset[Kind]) -> str:
 
 
 def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
-    """Notes for any verdict: what was not compared or not observed, and differing options, each once."""
+    """Notes for any verdict: what was not compared or not observed, and differing options, each once.
+
+    Args:
+        compared: both runs and what came of each rank.
+        some_ranks: notes of `notes_on_some_ranks`.
+    """
     a, b, outcomes = compared.a, compared.b, compared.outcomes
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
@@ -245,7 +257,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
 
 
 def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
-    """At most one note, that steps after the first divergence were not compared to save time."""
+    """At most one note: that steps after the first divergence were not opened, to save time."""
     unopened = [outcome for outcome in outcomes if outcome.unopened]
     if not unopened:
         return []
@@ -272,7 +284,7 @@ _SAVED = ((Phase.FORWARD, "only-saves-files"), (Phase.OPTIMIZER, "only-keeps-cop
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:
-    """Notes on ranks, saved files and steps that only one run has."""
+    """Notes on ranks, saved files and steps that one run alone has."""
     runs: dict[str, Run] = dict(compared.runs)
     for name, run in runs.items():
         missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
@@ -296,11 +308,11 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
         for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:
                 stopped = runs[OTHER[name]].manifest.get("stopped") is True
-                yield told("only-has", run=name, what=_ranges(steps), stopped=OTHER[name] * stopped)
+                yield told("only-has", run=name, what=_step_ranges(steps), stopped=OTHER[name] * stopped)
 
 
-def _ranges(steps: Sequence[int]) -> str:
-    """Steps as ranges: `steps 3, 5-9`."""
+def _step_ranges(steps: Sequence[int]) -> str:
+    """Steps in words, the first 6 ranges: `steps 3, 5-9`. They are ascending."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:

@@ -39,20 +39,26 @@ class Raised:
 
     @property
     def same_as(self) -> tuple[str, str]:
-        """Key by which two runs' exceptions are one: text without directories, and function."""
+        """Key by which exceptions of two runs are the same: class and message without directories, and function."""
         return _DIRECTORIES.sub("/", self.exception), self.function
 
     @property
     def words(self) -> str:
-        """Exception with place: `ValueError: bad shape, at model.py:41 in forward`; cut to `_LONGEST` characters."""
+        """The exception with its place: `ValueError: bad shape, at model.py:41 in forward`.
+
+        Without the place it has at most `_LONGEST` characters.
+        """
         text = " ".join(self.exception.split())
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
         inside = f" in {self.function}" if self.function not in {"", "<module>"} else ""
         return f"{text}, at {self.file}:{self.line}{inside}" if self.file else text
 
 
-def raised(run: Run, side: str) -> Raised | None:
-    """The exception that ended a run; None where none did."""
+def exception_of(run: Run, side: str) -> Raised | None:
+    """The exception that ended a run, as its manifest notes it; None where none did.
+
+    `side` is what the run is called in words: `a`, `b` or "".
+    """
     manifest = run.manifest
     text = manifest.get("exception")
     if manifest.get("how") != "exception" or not isinstance(text, str) or not text:
@@ -63,25 +69,28 @@ def raised(run: Run, side: str) -> Raised | None:
     return Raised(side, text, at["file"], at["line"], str(at.get("function") or ""))
 
 
-def one_raised(one: Raised | None, two: Raised | None) -> Raised | None:
-    """The exception of the run that alone ended by one; b's where they differ; None where both are the same."""
+def exception_of_one(one: Raised | None, two: Raised | None) -> Raised | None:
+    """The exception of the run that alone ended by one; b's where they differ.
+
+    None where both are the same or none is.
+    """
     if one is not None and two is not None and one.same_as == two.same_as:
         return None
     return two or one
 
 
 def cut_short(scene: View) -> Raised | None:
-    """The exception that cut off the step of the first divergence; None where none did.
+    """The exception that ended one run within the step of the first divergence.
 
-    None also where both runs ended by the same exception.
+    None for none, or the same in both runs.
     """
-    one, two = (raised(run, side) for run, side in zip(scene.runs, "ab", strict=True))
-    endings = () if one_raised(one, two) is None else (two, one)
-    return next((ending for ending in endings if ending is not None and _cuts(ending, scene)), None)
+    one, two = (exception_of(run, side) for run, side in zip(scene.runs, "ab", strict=True))
+    endings = () if exception_of_one(one, two) is None else (two, one)
+    return next((ending for ending in endings if ending is not None and _is_in_diverging_step(ending, scene)), None)
 
 
-def _cuts(ending: Raised, scene: View) -> bool:
-    """Whether the exception ended its run in the first divergence's step, and the record is missing or the step cut."""
+def _is_in_diverging_step(ending: Raised, scene: View) -> bool:
+    """Whether its run ended in the first divergence's step, with that record missing or the step cut off."""
     first, in_b = scene.first, ending.side == "b"
     cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)

@@ -48,7 +48,14 @@ class Stop(NamedTuple):
 
 
 def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> Flow | None:
-    """Values of the first compared step, paired by content; None where the runs are no ports of one another."""
+    """Values of the first compared step paired by content; None where the runs are no two implementations of one model.
+
+    Args:
+        answer: of the comparison by names.
+        runs: a and b.
+        options: `rtol` says how close values have to be; `CLOSE` where it is 0 or None.
+        outcome: of the rank to read.
+    """
     a, b = (run.rank(outcome.rank) for run in runs)
     listed = any(lists(run.manifest) for run in runs)
     if answer.first is None and outcome.match.renamed and not listed:
@@ -64,28 +71,28 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
 
 
 def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
-    """The answer of `flow`; `by_name`, which compared by names, keeps settings, changed statements and notes alone."""
-    stop = _stop(flow)
+    """The answer of `flow`, with settings, changed statements and notes of `by_name`, the comparison by names."""
+    stop = _stop_of(flow)
     verdict, sentence = (Verdict.DIVERGED, "") if stop is not None else _agreement(flow)
     answer = DiffResult(
         a=by_name.a,
         b=by_name.b,
         verdict=verdict,
         sentence=sentence,
-        evidence=_paired(flow),
+        evidence=_pairing_lines(flow),
         settings=by_name.settings,
         counts=_counts(by_name.counts, flow, 0),
         notes=(say.told("port", step=flow.step, close=flow.close), *by_name.notes),
-        findings=(*(one for one in by_name.findings if not isinstance(one, _BY_NAME)), *_changes(flow)),
+        findings=(*(one for one in by_name.findings if not isinstance(one, _BY_NAME)), *_structure_changes(flow)),
         training=by_name.training,
         evaluation=by_name.evaluation,
         subject=by_name.subject,
     )
-    return answer if stop is None else _stopped(answer, flow, stop)
+    return answer if stop is None else _answer_with_stop(answer, flow, stop)
 
 
-def _stopped(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
-    """The answer with the place where the implementations part, what it rests on, and what is left."""
+def _answer_with_stop(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
+    """`answer` with the place where the implementations part, what it rests on, and what is left to explain it."""
     first = _divergence(flow, stop.a, stop.b, stop.reason)
     rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
     listed = (first, *(divergence for divergence in rest if divergence.site != first.site))
@@ -94,7 +101,7 @@ def _stopped(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
         fact = Evidence(Thing.FORWARD if stop.reason == "backward" else Thing.INPUTS, stop.known)
         facts = (Fact(fact.thing.name.lower(), fact.known.name.lower(), "", "", thing(fact)),)
     far = "" if first.rel_l2 is None else f", {amount(first.rel_l2, 'float32', 'float32')}"
-    head = say.told("port-place", step=flow.step, a=_in_words(stop.a), b=_in_words(stop.b), far=far)
+    head = say.told("port-place", step=flow.step, a=_value_words(stop.a), b=_value_words(stop.b), far=far)
     last = _last_before(flow, stop)
     order = "" if last is None or last.rel_l2 is not None else say.told("port-order")
     also = () if last is None else (say.told("port-last", a=what(last.a.site), b=what(last.b.site), order=order),)
@@ -112,17 +119,22 @@ def _stopped(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
     )
 
 
-def _in_words(value: Value) -> str:
-    """`the output of Seen.cut (Conv2d)`."""
+def _value_words(value: Value) -> str:
+    """A value in words: `the output of Seen.cut (Conv2d)`, without the `the`."""
     return f"{value.site.kind.one.removeprefix('the ')} of {named(value.site, value.module_class)}"
 
 
-def _stop(flow: Flow) -> Stop | None:
-    """Where the values stop agreeing: a module, the end of the forward pass, a gradient; None where nowhere."""
+def _stop_of(flow: Flow) -> Stop | None:
+    """Where the values stop agreeing: the first module, else a gradient, else the last values; None where they do not.
+
+    Modules count if any forward value was paired, gradients if the end of the forward pass agrees.
+    """
     module = next((pair for pair in flow.modules if not pair.agree), None)
     if module is not None and flow.forward:
         known = {True: Known.WITHIN, False: Known.DIFFERS, None: Known.UNSEEN}[module.inputs]
-        return Stop(module.a, module.b, "module" if module.inputs else "gap", known, tuple(_of_module(flow, module)))
+        return Stop(
+            module.a, module.b, "module" if module.inputs else "gap", known, tuple(_module_findings(flow, module))
+        )
     if module is None and flow.end is not None:
         wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
         left = tuple(say.left(["backward-through"]))
@@ -133,8 +145,8 @@ def _stop(flow: Flow) -> Stop | None:
     return Stop(one, two, "gap", None, tuple(say.left(["between-agreeing"])))
 
 
-def _of_module(flow: Flow, module: ModulePair) -> Iterator[Finding]:
-    """Findings on a module's parameters that have no equal or are turned; else what is left of its cause."""
+def _module_findings(flow: Flow, module: ModulePair) -> Iterator[Finding]:
+    """Findings on parameters of the module without an equal or transposed; without any, on the causes that remain."""
     parameters, owners = flow.parameters, (module.a.site.fqn, module.b.site.fqn)
     alone = [
         value.site.fqn
@@ -156,15 +168,18 @@ def _of_module(flow: Flow, module: ModulePair) -> Iterator[Finding]:
 
 
 def _agreement(flow: Flow) -> tuple[Verdict, str]:
-    """Verdict and sentence where no pair of values differs: SAME if the end of the forward pass agrees."""
+    """Verdict and sentence where no pair of values differs.
+
+    SAME if the last value of the forward pass has a partner.
+    """
     if flow.end is None:
         return Verdict.UNDECIDED, say.told("port-undecided", step=flow.step)
     ends_at = {"a": what(flow.end.a.site), "b": what(flow.end.b.site)}
     return Verdict.SAME, say.told("port-agrees", step=flow.step, gradients=len(flow.gradients), **ends_at)
 
 
-def _paired(flow: Flow) -> tuple[str, ...]:
-    """Lines on how many parameters and values of a are in b, and parameters that one run alone has."""
+def _pairing_lines(flow: Flow) -> tuple[str, ...]:
+    """Lines on how many of a's parameters and forward values are in b, and on parameters that one run alone has."""
     parameters = flow.parameters
     found = len(parameters.pairs) + sum(len(merge.parts) if merge.side == "b" else 1 for merge in parameters.merges)
     lines = [
@@ -178,7 +193,7 @@ def _paired(flow: Flow) -> tuple[str, ...]:
 
 
 def _counts(by_name: Counts, flow: Flow, diverged: int) -> Counts:
-    """Counts of the values of a's forward pass in one step, by whether they agree."""
+    """Counts of a's forward values in the one compared step; `diverged` is the number of listed divergences."""
     exact = sum(match.rel_l2 == 0 for match in flow.forward)
     return Counts(
         steps_a=by_name.steps_a,
@@ -193,7 +208,10 @@ def _counts(by_name: Counts, flow: Flow, diverged: int) -> Counts:
 
 
 def _last_before(flow: Flow, stop: Stop) -> ValuePair | None:
-    """The last matched pair before `stop`, by the order of the runs that recorded in order; outputs before inputs."""
+    """The last pair of agreeing values before `stop`, of outputs if there are any; None for none.
+
+    Before is by the runs that recorded in order, by both if neither says so.
+    """
     by_a, by_b = flow.ordered if any(flow.ordered) else (True, True)
     earlier = [
         match
@@ -205,7 +223,7 @@ def _last_before(flow: Flow, stop: Stop) -> ValuePair | None:
 
 
 def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
-    """A divergence of a pair of values; an origin if `reason` is `module` or `backward`."""
+    """A divergence of the pair `one` (of a) and `two` (of b); an origin if `reason` is `module` or `backward`."""
     a, b = (
         reader.record(reader.read(flow.step), value.row, flow.step).summary
         for reader, value in zip(flow.readers, (one, two), strict=True)
@@ -225,10 +243,10 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
     )
 
 
-def _changes(flow: Flow) -> tuple[StructureChange, ...]:
-    """Structural changes: modules renamed (first calls only), and parameters merged or split."""
+def _structure_changes(flow: Flow) -> tuple[StructureChange, ...]:
+    """Structural changes: modules of other names, each once, and parameters merged or split."""
     changes = [
-        _change(
+        _structure_change(
             "renamed",
             pair.a.site.fqn,
             pair.b.site.fqn,
@@ -240,9 +258,9 @@ def _changes(flow: Flow) -> tuple[StructureChange, ...]:
     for merge in flow.parameters.merges:
         parts = " + ".join(merge.parts)
         sides = ("merged", parts, merge.whole) if merge.side == "b" else ("split", merge.whole, parts)
-        changes.append(_change(*sides, say.told("port-merged")))
+        changes.append(_structure_change(*sides, say.told("port-merged")))
     return tuple(changes)
 
 
-def _change(change: str, a: str, b: str, evidence: str) -> StructureChange:
+def _structure_change(change: str, a: str, b: str, evidence: str) -> StructureChange:
     return StructureChange(change, a, b, say.told("port-in-b", a=a, b=b), evidence=evidence)

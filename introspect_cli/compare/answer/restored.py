@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import cut_short
-from introspect_cli.compare.reasons.explain import explained
+from introspect_cli.compare.reasons.explain import explanation_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.resumed import RATES
 from introspect_cli.compare.say import sentence, told
@@ -29,9 +29,9 @@ _OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
 
 
 def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
-    """The first divergence, if an origin, and the other origins of its step.
+    """Sentences on the first divergence and the other origins of its step; () where the first is no origin.
 
-    Records missing after an exception are left out.
+    Records that a run lacks since an exception cut it off are left out.
     """
     assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
     if best.first.role is not Role.ORIGIN:
@@ -40,7 +40,7 @@ def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Orig
     for divergence, cause in ((best.first, best.cause), *best.origins):
         at = View(replace(best, first=divergence, cause=cause), outcomes)
         if ending is None or at.lacks != ending.side:
-            story = explained(at)
+            story = explanation_of(at)
             every.append(Origin(sentence(story.head, story.findings, (), story.more), divergence))
     return tuple(every)
 
@@ -49,27 +49,31 @@ def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Orig
 
 
 def head_of(resumed: Resumption) -> str:
-    """Sentence naming up to `_NAMED` parts that a resumed run lost, or that it restored all on record."""
+    """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
     run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
-    lost = together(resumed.lost, of_one=told("or-drew"))
-    return told("resumed-lost", **run, lost=some(lost, _NAMED)) if lost else told("resumed", **run, **_rest_of(resumed))
+    lost = parts_words(resumed.lost, of_one=told("or-drew"))
+    return (
+        told("resumed-lost", **run, lost=some(lost, _NAMED))
+        if lost
+        else told("resumed", **run, **_unrestored_words(resumed))
+    )
 
 
 def resumed_rightly(resumed: Resumption) -> str:
-    """Sentence for runs that are the same, where the resumed one lost nothing."""
+    """Sentence, for runs that are the same, that the resumed run lost nothing."""
     run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
-    return told("resumed-right", **run, **_rest_of(resumed))
+    return told("resumed-right", **run, **_unrestored_words(resumed))
 
 
-def _rest_of(resumed: Resumption) -> dict[str, str]:
-    """Parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`), in words."""
-    idle = together([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
-    unseen = together([replace(part, text="") for part in resumed.unseen])
+def _unrestored_words(resumed: Resumption) -> dict[str, str]:
+    """In words, parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`)."""
+    idle = parts_words([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
+    unseen = parts_words([replace(part, text="") for part in resumed.unseen])
     return {"idle": some(idle, _NAMED), "unseen": some(unseen, _NAMED)}
 
 
-def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
-    """Parts in words; random states with the same text are joined. `of_one` is appended to a part that stands alone."""
+def parts_words(parts: Sequence[Part], of_one: str = "") -> list[str]:
+    """Parts in words, random states with the same text as one; `of_one` follows a random state that stands alone."""
     by_name: dict[tuple[str, str], list[str]] = {}
     for part in parts:
         names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
@@ -83,30 +87,36 @@ def together(parts: Sequence[Part], of_one: str = "") -> list[str]:
 def with_parts(
     resumed: Resumption, first: Divergence, lost: Sequence[Divergence], origins: tuple[Origin, ...]
 ) -> tuple[Origin, ...]:
-    """The origins where a resumed run lost parts: one per lost part, then those that no lost part explains.
+    """Origins where a resumed run lost parts: one for each lost part, then those that no lost part explains.
 
-    The part that the first divergence shows leads. `origins` unchanged where nothing was lost.
+    The part that explains the first divergence comes first. `origins` as they are where nothing was lost.
+
+    Args:
+        resumed: what the run restored.
+        first: the first divergence.
+        lost: divergences of which each may show a lost part.
+        origins: origins of the step.
     """
     if not resumed.lost:
         return origins
-    parts = sorted(resumed.lost, key=lambda part: not _makes(part, first))
-    leads = next(iter(parts)) if _makes(parts[0], first) else None
+    parts = sorted(resumed.lost, key=lambda part: not _loss_explains(part, first))
+    leads = next(iter(parts)) if _loss_explains(parts[0], first) else None
     lost_parts = []
     for part in parts:
         record = first if part is leads else next((shown for shown in lost if holds_part(shown.site, part)), None)
-        lost_parts.append(Origin(told("part-lost", part=together([part])[0]), record, part.part))
+        lost_parts.append(Origin(told("part-lost", part=parts_words([part])[0]), record, part.part))
     others = [
         origin
         for origin in origins
         if origin.divergence is not None
         and origin.divergence is not first
-        and not any(_makes(part, origin.divergence) for part in parts)
+        and not any(_loss_explains(part, origin.divergence) for part in parts)
     ]
     return (*lost_parts, *others)
 
 
-def _makes(part: Part, divergence: Divergence) -> bool:
-    """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on it."""
+def _loss_explains(part: Part, divergence: Divergence) -> bool:
+    """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on the part."""
     if holds_part(divergence.site, part):
         return True
     if divergence.reason == "optimizer":

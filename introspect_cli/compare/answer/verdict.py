@@ -48,29 +48,37 @@ class Agreement(NamedTuple):
 
 
 def agreement(compared: Compared) -> Agreement:
-    """Verdict and sentence where no result diverges; `compared.results_agree` lets other differences pass."""
+    """Verdict and sentence where no result diverges; other differences pass if `compared.results_agree`."""
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
-    verdict, text = undiverged(compared, told("samples-are" if split else "runs-are"), results=compared.results_agree)
+    verdict, text = undiverged_verdict(
+        compared, told("samples-are" if split else "runs-are"), results=compared.results_agree
+    )
     if verdict is Verdict.UNDECIDED:
-        text = _before_the_end(compared) or text
+        text = _raised_before_words(compared) or text
     else:
-        text += _after_the_end(compared)
+        text += _raised_after_words(compared)
     training = Separate(verdict, text)
     if not any(outcome.evaluated for outcome in compared.outcomes):
         return Agreement(verdict, text, training, None)
-    unseen = _ran_unseen(compared, Phase.EVAL)
+    unseen = _unseen_names(compared, Phase.EVAL)
     if unseen and verdict is Verdict.SAME and compared.options.evaluation is not False:
         verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
     return Agreement(verdict, text, training, Separate(verdict, text))
 
 
-def undiverged(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
-    """Verdict (SAME or UNDECIDED) and sentence where nothing diverged, or nothing that a result rests on."""
-    why = _too_little(compared) or _one_saw_more(compared, results=results)
+def undiverged_verdict(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
+    """Verdict (SAME or UNDECIDED) and sentence where nothing diverges.
+
+    Args:
+        compared: both runs and what came of each rank.
+        subject: of the sentence, with its verb: `The runs are`.
+        results: whether all results are known to agree, so that other differences and records of one run pass.
+    """
+    why = _why_too_little(compared) or _why_one_saw_more(compared, results=results)
     if why:
         return Verdict.UNDECIDED, told("could-not-tell", why=why)
-    verdict, text = _agree(compared, subject, results=results)
-    unseen = "" if _has_results(compared) else _ran_unseen(compared, Phase.FORWARD)
+    verdict, text = _agreed_verdict(compared, subject, results=results)
+    unseen = "" if _has_results(compared) else _unseen_names(compared, Phase.FORWARD)
     broken = [name for name, run in compared.runs if failed(run.manifest)]
     if verdict is Verdict.SAME and (unseen or broken):
         why = told("but-ran-unseen", names=unseen) if unseen else told("but-failed", runs=", ".join(broken))
@@ -78,26 +86,31 @@ def undiverged(compared: Compared, subject: str, *, results: bool = False) -> tu
     return verdict, text
 
 
-def _ran_unseen(compared: Compared, phase: Phase) -> str:
-    """Models or modules of either run that ran unobserved in a phase, in words; "" for none."""
+def _unseen_names(compared: Compared, phase: Phase) -> str:
+    """Models or modules that ran without being observed in a phase, in either run, in words; "" for none."""
     names = list(dict.fromkeys(name for _, run in compared.runs for name in ran_unseen(run.manifest, phase)))
     return some(names) if names else ""
 
 
 def _has_results(compared: Compared) -> bool:
-    """Whether losses, gradients or parameters after an optimizer's step are on record."""
+    """Whether a has records of losses, gradients or parameters after an optimizer's step."""
     tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
     recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
     return not recorded.isdisjoint(_RESULTS)
 
 
-def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
-    """Verdict and sentence where no compared value differs; UNDECIDED if structure differs and results are missing."""
+def _agreed_verdict(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
+    """Verdict and sentence where no compared value differs.
+
+    SAME, or UNDECIDED if structure differs and results are missing.
+
+    `results`: whether all results are known to agree, so that other differences pass.
+    """
     counts, outcomes, reach = compared.counts, compared.outcomes, compared.reach
     if results and (compared.best is not None or compared.tally["blind"]):
-        return Verdict.SAME, _by_results(compared)
+        return Verdict.SAME, _results_sentence(compared)
     agree = told("agree", extent=compared.extent + "," * bool(counts.within), until=compared.until)
-    changes = sentence_of(compared.harmless_structure)
+    changes = sentence_of(compared.structure_if_same)
     if reach is not None and counts.within and not compared.options.tolerant:
         agree, changes = f"{within_words(reach)}: {agree}", ""
     elif not changes or compared.options.evaluation is not None:
@@ -106,14 +119,14 @@ def _agree(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict,
         return Verdict.UNDECIDED, told("could-not-tell", why=told("no-results", agree=agree)) + changes
     else:
         agree = told("same-numbers", agree=agree)
-    return Verdict.SAME, f"{agree}.{changes}{_nan_throughout(outcomes)}"
+    return Verdict.SAME, f"{agree}.{changes}{_nan_words(outcomes)}"
 
 
-def _too_little(compared: Compared) -> str:
-    """Why too little was compared, the first that holds; "" if none.
+def _why_too_little(compared: Compared) -> str:
+    """Why too little was compared to tell, the first that holds; "" if none does.
 
-    A run without a complete step; no common step; no record that is equal or within tolerance; a last step of which
-    nothing was observed; over half of the common records unobserved.
+    No compared step, as a run has none, or none is common or selected; no record that is equal or within tolerance; a
+    last step of which nothing was observed; more than half of the records not observed in either run.
     """
     counts, unseen = compared.counts, compared.tally["blind_both"]
     if not counts.steps_compared:
@@ -128,8 +141,11 @@ def _too_little(compared: Compared) -> str:
     return told("mostly-unseen", unseen=unseen, all=counts.records) if 2 * unseen > counts.records else ""
 
 
-def _one_saw_more(compared: Compared, *, results: bool) -> str:
-    """What only one run recorded: an interrupted step, records, ranks, or later steps; "" for none."""
+def _why_one_saw_more(compared: Compared, *, results: bool) -> str:
+    """What one run alone recorded, the first that holds; "" for none: a step cut off, records, ranks, later steps.
+
+    Records that one run alone observed do not count if `results` are known to agree.
+    """
     if compared.tally["cut"]:
         name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
         ended = run.manifest.get("exit_code") if run.manifest.get("how") == "exit" else None
@@ -152,8 +168,8 @@ def _one_saw_more(compared: Compared, *, results: bool) -> str:
     return ""
 
 
-def _by_results(compared: Compared) -> str:
-    """Sentence where all results agree, with the first other difference and unobserved records."""
+def _results_sentence(compared: Compared) -> str:
+    """Sentence where all results agree, with the first other difference, unobserved records and structural changes."""
     code = "results-equal" if not compared.within else "results-within"
     text = told(code, names=compared.results, until=compared.until)
     if compared.within and compared.reach is not None:
@@ -163,13 +179,13 @@ def _by_results(compared: Compared) -> str:
         text += told("changed-none", step=first.step_words, what=what_diverges(first))
     if blind := compared.tally["blind"]:
         text += told("not-compared", records=count(blind, "record"), first=compared.blind_site)
-    return f"{text}{sentence_of(compared.structure)}{_nan_throughout(compared.outcomes)}"
+    return f"{text}{sentence_of(compared.structure)}{_nan_words(compared.outcomes)}"
 
 
-def _nan_throughout(outcomes: Sequence[RankOutcome]) -> str:
-    """Sentence counting records of the last step that are NaN throughout in both runs.
+def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
+    """Sentence that counts the records of the last step that are NaN throughout in both runs; "" for none.
 
-    "" for none. NaN equals NaN whatever was computed, so equality proves nothing there.
+    NaN equals NaN whatever was computed, so that they are equal proves nothing.
     """
     every, empty, name = 0, 0, ""
     for paired in (outcome.paired for outcome in outcomes if len(outcome.paired)):
@@ -186,8 +202,8 @@ def _nan_throughout(outcomes: Sequence[RankOutcome]) -> str:
 # --- training and evaluation alone
 
 
-def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
-    """(training, evaluation) answers of runs that diverge; (None, None) without a recorded evaluation."""
+def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | None]:
+    """The answers for training alone and evaluation alone, of runs that diverge; (None, None) without an evaluation."""
     parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
     for outcome in compared.outcomes:
         parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
@@ -195,23 +211,28 @@ def separately(compared: Compared) -> tuple[Separate | None, Separate | None]:
     if not parts[True]:
         return None, None
     training, evaluation = (
-        _alone(replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name)
+        _separate_answer(
+            replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name
+        )
         for which, name in ((False, "Training"), (True, "Evaluation"))
     )
     return training, evaluation
 
 
-def _alone(compared: Compared, name: str) -> Separate:
-    """The separate answer for training or for evaluation; `compared` is narrowed to it already."""
+def _separate_answer(compared: Compared, name: str) -> Separate:
+    """The answer for one part.
+
+    `compared` holds only that part's outcomes already, `name` is `Training` or `Evaluation`.
+    """
     first = None if compared.best is None else compared.best.first
     if first is not None:
         return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
-    verdict, text = undiverged(compared, subject_of(name, narrowed=compared.options.narrowed))
+    verdict, text = undiverged_verdict(compared, subject_of(name, narrowed=compared.options.narrowed))
     return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
 
 
 def subject_of(name: str, *, narrowed: bool) -> str:
-    """Subject of a sentence with its verb: `Training is`."""
+    """Subject of a sentence with its verb: `Training is`; `narrowed`: of the selected records of it."""
     return told("selected-is", name=name.lower()) if narrowed else told("it-is", name=name)
 
 
@@ -223,8 +244,8 @@ def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
 # --- a run that ended by an exception
 
 
-def _after_the_end(compared: Compared) -> str:
-    """Sentence on exceptions that ended a run after all agreed; "" where none did."""
+def _raised_after_words(compared: Compared) -> str:
+    """Sentence, to be appended, on exceptions that ended a run after all that agreed; "" where none did."""
     ending, same = compared.ending, compared.raised[1]
     if ending is None:
         return "" if same is None else told("both-raised", words=same.words)
@@ -232,11 +253,8 @@ def _after_the_end(compared: Compared) -> str:
     return told("raised-after", run=ending.side, words=ending.words, other="" if other is None else other.words)
 
 
-def _before_the_end(compared: Compared) -> str:
-    """Sentence where one run ended by an exception in a step that the other goes on from, and all before agrees.
-
-    "" otherwise.
-    """
+def _raised_before_words(compared: Compared) -> str:
+    """Sentence where an exception ended one run, the other has later steps, and all before agrees; "" otherwise."""
     ending = compared.ending
     if ending is None:
         return ""

@@ -96,7 +96,7 @@ class Ranked:
 
     @property
     def likely(self) -> bool:
-        """Whether it is nearer than `Nearness.ELSEWHERE`."""
+        """Whether its nearness is not `Nearness.ELSEWHERE`."""
         return self.nearness is not Nearness.ELSEWHERE
 
 

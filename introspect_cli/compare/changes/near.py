@@ -58,19 +58,22 @@ class Statement:
 
     @cached_property
     def lines(self) -> tuple[int, int]:
-        """(first line, last line), decorators included, without the body."""
+        """(first line, last line), counted from 1, with decorators; a compound statement ends before its body."""
         body = getattr(self.node, "body", None)
         last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
         return first_line(self.node), last
 
     @property
     def place(self) -> Definition:
-        """File and scope: `("model.py", "Block.__init__")`."""
+        """File and qualified name of the function or class that it stands in: `("model.py", "Block.__init__")`."""
         return self.file, self.scope
 
     @property
     def can_matter(self) -> bool:
-        """Whether it can change a number: no import, `pass`, assertion, dunder assignment, or call in `_LOGS`."""
+        """Whether it can change a number.
+
+        No import, `pass`, assertion, assignment to dunder names alone, or call in `_LOGS`.
+        """
         if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
             return last_name(self.node.value.func) not in _LOGS
         if self.gives and all(name.startswith("__") for name in self.gives):  # `__version__`
@@ -83,7 +86,7 @@ Depths: TypeAlias = dict[Statement, int]
 
 
 def last_name(node: ast.AST) -> str:
-    """Last component of a name, subscripts dropped: `AdamW` of `torch.optim.AdamW`; "" for other nodes."""
+    """Last part of a name or attribute, subscripts dropped: `AdamW` of `torch.optim.AdamW`; "" for other nodes."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
@@ -109,12 +112,13 @@ class _Reader:
     """Fills a `Code` with the statements, classes and functions of one file."""
 
     def __init__(self, code: Code, file: str, tree: ast.Module) -> None:
+        """Read the whole file into `code` at once."""
         self.code, self.file = code, file
         imports = (node.names for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
         self.imported = {(alias.asname or alias.name).partition(".")[0] for names in imports for alias in names}
-        self.body(tree.body)
+        self.read_block(tree.body)
 
-    def body(
+    def read_block(
         self,
         nodes: Iterable[ast.stmt],
         scope: str = "",
@@ -122,21 +126,26 @@ class _Reader:
         local: tuple[tuple[str, frozenset[str]], ...] = (),
         around: tuple[Statement, ...] = (),
     ) -> None:
-        """Add statements recursively.
+        """Add the statements, functions and classes of a block to `code`, and those inside them.
 
-        `local` holds the enclosing functions, innermost first, with the names they bind.
+        Args:
+            nodes: the statements.
+            scope: qualified name of the function or class that they stand in; "" for the file.
+            prefix: what the qualified name of a definition in the block begins with, such as `Block.`.
+            local: the functions around, innermost first, each with the names that it binds.
+            around: the compound statements of the function around, outermost first.
         """
         for node in nodes:
             if not isinstance(node, DEFINITIONS):
-                inner = *around, self.add(node, scope, local, around)
+                inner = *around, self.add_statement(node, scope, local, around)
                 for _, block in bodies_of(node):
-                    self.body(block, scope, prefix, local, inner)
+                    self.read_block(block, scope, prefix, local, inner)
                 continue
             name = prefix + node.name
             if isinstance(node, ast.ClassDef):
                 self.code.classes[node.name].append((self.file, name, tuple(map(last_name, node.bases))))
-                self.add(node, name, local, ())
-                self.body(node.body, name, f"{name}.", local)
+                self.add_statement(node, name, local, ())
+                self.read_block(node.body, name, f"{name}.", local)
                 continue
             called = prefix[:-1].rpartition(".")[2] if node.name in {"__init__", "__call__"} else node.name
             self.code.functions[called].append((self.file, name))
@@ -144,21 +153,26 @@ class _Reader:
             stored |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
             stored -= {each for n in ast.walk(node) if isinstance(n, (ast.Global, ast.Nonlocal)) for each in n.names}
             inner_local = ((name, frozenset(stored)), *local)
-            head = self.add(node, name, inner_local, ())
+            head = self.add_statement(node, name, inner_local, ())
             self.code.called_as.update(dict.fromkeys(head.gives, called))
-            self.body(node.body, name, f"{name}.<locals>.", inner_local)
+            self.read_block(node.body, name, f"{name}.<locals>.", inner_local)
 
-    def add(
+    def add_statement(
         self,
         node: ast.stmt,
         scope: str,
         local: tuple[tuple[str, frozenset[str]], ...],
         around: tuple[Statement, ...],
     ) -> Statement:
-        """Add one statement with the names it gives, takes and calls; a local name is written `function:name`."""
+        """Add one statement with the names that it gives, takes and calls, and return it; arguments as of `read_block`.
+
+        A name that a function around binds is written `function:name`. A call that is a statement also gives what it is
+        a method of and what it is handed, as it may change them.
+        """
         gives, takes, calls = set[str](), set[str](), set[str]()
 
         def key(name: str) -> str:
+            """The name, with its function in front if it is local."""
             return next((f"{function}:{name}" for function, names in local if name in names), name)
 
         for each in (each for part in _direct_parts(node) for each in ast.walk(part)):
@@ -195,18 +209,19 @@ class _Reader:
 
 
 def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
+    """Values of the nodes that are constant texts."""
     return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
 def _innermost_object(node: ast.AST) -> ast.AST:
-    """The innermost object of an access: `rows` of `rows[0].append`."""
+    """The object that a chain of accesses and calls begins with: `rows` of `rows[0].append`."""
     while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node
 
 
 def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement without its blocks: a simple statement itself, the head of a compound one."""
+    """Nodes of a statement without its blocks: a simple statement itself, or the parts of a compound one's head."""
     if not hasattr(node, "body"):
         yield node
         return
@@ -219,6 +234,7 @@ class Code:
     """All statements of one version of the source, indexed by the names that they give, take and call."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
+        """Parse and index all files at once, by name; files that Python cannot parse are left out."""
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
@@ -241,15 +257,15 @@ class Code:
                     index[name].append(each)
 
     def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
-        """Statements of a file that overlap lines `first` to `last`."""
+        """Statements of a file that have any line from `first` to `last`, both included."""
         return {s for s in self.statements if s.file == file and s.lines[0] <= last and s.lines[1] >= first}
 
-    def calling(self, names: Iterable[str]) -> set[Statement]:
-        """Statements that call any of these names."""
+    def callers_of(self, names: Iterable[str]) -> set[Statement]:
+        """Statements that call any of these last names."""
         return {statement for name in names for statement in self.callers.get(name, ())}
 
     def methods(self, class_name: str, *names: str) -> set[Definition]:
-        """Places of a class's methods with any of these names, inherited ones in these files included."""
+        """Places of the methods of a class with any of these names, with inherited ones that are in these files."""
         methods, seen, pending = set[Definition](), set[str](), [class_name]
         while pending:
             name = pending.pop()
@@ -260,10 +276,11 @@ class Code:
                     methods |= {(file, f"{qualified}.{method}") for method in names} & self.by_definition.keys()
         return methods
 
-    def called(self, name: str, by: Definition) -> list[Definition]:
-        """Functions that a call by `name` in place `by` may mean.
+    def functions_meant(self, name: str, by: Definition) -> list[Definition]:
+        """Functions that a call of `name` in place `by` may mean.
 
-        Those of the same class, else of the same file, else all of that name if at most `_MOST_MEANT`.
+        Those of the same class; else of the same file; else all of that name, if they are at most `_MOST_MEANT`. [] for
+        names in `_OF_EVERY_CLASS`.
         """
         places = [] if name in _OF_EVERY_CLASS else self.functions.get(name, [])
         same_class = [place for place in places if place == (by[0], f"{by[1].rpartition('.')[0]}.{name}")]
@@ -271,18 +288,20 @@ class Code:
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
     def callees(self, statements: Iterable[Statement]) -> set[Definition]:
-        """Places of functions that the statements call (`called`)."""
-        return {place for s in statements for name in s.calls for place in self.called(name, s.place)}
+        """Places of functions that these statements may call (`functions_meant`)."""
+        return {place for s in statements for name in s.calls for place in self.functions_meant(name, s.place)}
 
     def reached_from(self, places: Iterable[Definition], depth: int = 0) -> Depths:
-        """Statements of these functions and all they call or pass on, with the calls between plus `depth`."""
+        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
         depths: Depths = {}
         seen, edge = set[Definition](), {*places}
         while edge:
             seen |= edge
             inside = [statement for place in edge for statement in self.by_definition.get(place, ())]
             depths = dict.fromkeys(inside, depth) | depths
-            edge = {other for s in inside for name in s.calls | s.takes for other in self.called(name, s.place)}
+            edge = {
+                other for s in inside for name in s.calls | s.takes for other in self.functions_meant(name, s.place)
+            }
             applied = (name for s in inside if "apply" in s.calls for name in s.takes)
             edge |= {place for name in applied for place in self.methods(name, "forward", "backward")}
             edge |= {
@@ -293,9 +312,11 @@ class Code:
         return depths
 
     def statements_behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset()) -> Depths:
-        """Statements whose values reach `seeds`, with the distance, at most `_MOST_VALUES` - 1.
+        """Statements whose values may reach `seeds`, each with its distance, from 0 for seeds to `_MOST_VALUES` - 1.
 
-        Names in `stop` are not followed.
+        Args:
+            seeds: the statements to begin at.
+            stop: names that are not followed.
         """
         depths: Depths = {}
         edge = dict.fromkeys(seeds)
@@ -305,24 +326,27 @@ class Code:
         return depths
 
     def _statements_before(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
-        """Statements one step behind: those around it, givers of names it takes, returns of functions it calls."""
+        """Statements one step behind: those around it, those that give what it takes, and returns of what it calls."""
         yield from statement.around
         for name in statement.takes:
             if name.rpartition(":")[2] not in stop:
                 yield from self.givers.get(name, ())
                 yield from self.callers.get(self.called_as.get(name, ""), ())
         for name in statement.calls:
-            for place in self.called(name, statement.place):
+            for place in self.functions_meant(name, statement.place):
                 yield from (s for s in self.by_definition[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
 
     def training_loops(self) -> set[Statement]:
-        """Outermost statements around calls of `backward`, with all statements inside."""
+        """Outermost statements around calls of `backward`, with all statements in them."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
 
-    def unmentioned(self, scripts: frozenset[str]) -> set[Statement]:
-        """Statements that `scripts` do not run: of functions nothing mentions, and `__main__` blocks of other files."""
-        alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _as_script(s)}
+    def unmentioned_statements(self, scripts: frozenset[str]) -> set[Statement]:
+        """Statements that `scripts` do not run: of functions that nothing names, and `__main__` blocks of other files.
+
+        Functions with a decorator count as named. `scripts` are file names without folders.
+        """
+        alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _is_in_main_block(s)}
         decorated = {s.place for s in self.statements if getattr(s.node, "decorator_list", ())}
         left = {s for s in self.statements if s.scope.partition(".")[0] in self.functions and s.place not in decorated}
         edge = {*self.statements} - left - alone
@@ -338,8 +362,8 @@ _MOST_MEANT = 3
 _MOST_VALUES = 7
 
 
-def _as_script(statement: Statement) -> bool:
-    """Whether a statement stands under an `if` on `__name__`."""
+def _is_in_main_block(statement: Statement) -> bool:
+    """Whether a statement is an `if` on `__name__`, or stands in one."""
     return any("__name__" in head.takes for head in (*statement.around, statement) if isinstance(head.node, ast.If))
 
 
@@ -403,7 +427,7 @@ _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _FAR = 5
 
 
-def _ungraded(statement: Statement) -> bool:
+def _is_without_grad(statement: Statement) -> bool:
     """Whether a statement stands in a `with torch.no_grad()`."""
     return any("no_grad" in head.calls for head in statement.around)
 
@@ -412,22 +436,35 @@ class SideReach:
     """One version of the source, with the sets of statements that decide nearness."""
 
     def __init__(self, code: Code, clues: Clues, side: int) -> None:
+        """Find all sets of statements of one version at once.
+
+        Args:
+            code: the version.
+            clues: of the divergence.
+            side: 0 for a, 1 for b.
+        """
         self.code, self.clues = code, clues
-        roots = code.calling(clues.roots)
+        roots = code.callers_of(clues.roots)
         self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
         self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
         self.ran = self._ran_between(*clues.bounds[side])
-        self.computes = self._computes()
+        self.computes = self._computing_statements()
         self.builds = code.statements_behind([*self.recorded, *self.computes, *self._builders()], self.models)
         self.between = code.training_loops() if clues.reason in _OF_STEPS or clues.gap else set[Statement]()
         if clues.reason == "script":
             self.between |= code.reached_from(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
             self.between.update(code.statements)
-        self.idle = code.unmentioned(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
+        self.idle = (
+            code.unmentioned_statements(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
+        )
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
-        """(index in `ORDER`, depth) of a statement: its first set of recorded, ran, computes, builds, between."""
+        """(index in `ORDER`, depth) of a statement, the smaller the nearer.
+
+        By the first set that has it: recorded, ran and any of the next, computes, builds, between. ELSEWHERE if it
+        cannot matter.
+        """
         if not statement.can_matter:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.recorded:
@@ -444,7 +481,10 @@ class SideReach:
     def _ran_between(self, low: SourceLine | None, high: SourceLine | None) -> set[Statement]:
         """Statements from line `low` (last record that agreed) to `high` (first that did not).
 
-        Empty unless the reason is in `_BY_LINE` and nothing is missing (no gap).
+        Empty unless lines tell the cause.
+
+        They do where the reason is in `_BY_LINE`, it is no gap, and `high` is known. Where the two lines are in
+        different functions it is the statement at `high`, or, for an output, the rest of the function of `low`.
         """
         code, clues = self.code, self.clues
         first, last = (
@@ -461,8 +501,8 @@ class SideReach:
             return {last}
         return {s for s in code.by_definition[last.place] if first.lines[0] <= s.lines[0] <= last.lines[1]}
 
-    def _computes(self) -> Depths:
-        """Statements that compute the first differing value, by the reason, with their depth."""
+    def _computing_statements(self) -> Depths:
+        """Statements that compute the first value that differs, with their depth: by the reason, and what they call."""
         code, clues = self.code, self.clues
         reason = clues.reason
         near: Depths = {}
@@ -486,9 +526,9 @@ class SideReach:
             near = dict.fromkeys(matching, 1) | near
         if reason == "optimizer":
             places = {p for name in clues.optimizers for p in code.methods(name, "step")}
-            near |= code.reached_from(places) | dict.fromkeys(code.calling(clues.optimizers), 0)
+            near |= code.reached_from(places) | dict.fromkeys(code.callers_of(clues.optimizers), 0)
         if reason in {"initial", "structure", "outside", "by_hand"}:
-            near |= {s: 0 for s in code.statements if isinstance(s.node, ast.AugAssign) and _ungraded(s)}
+            near |= {s: 0 for s in code.statements if isinstance(s.node, ast.AugAssign) and _is_without_grad(s)}
             touching = code.givers.get(clues.tensor, [])
             touching = [s for s in touching if reason == "by_hand" or not s.scope.endswith(".forward")]
             near |= dict.fromkeys(touching, 0)
@@ -499,13 +539,13 @@ class SideReach:
                 p
                 for s in code.statements_behind(loaders)
                 for name in s.takes | s.calls
-                for p in code.called(name, s.place)
+                for p in code.functions_meant(name, s.place)
             }
             near = code.reached_from(data | used, 1) | near
         if reason == "loss" and clues.gap:
             near |= code.reached_from(p for name in code.classes for p in code.methods(name, "forward"))
         if reason in _OF_LOSS:
-            starts = code.calling(self.models if reason == "script" else _BACKWARD)
+            starts = code.callers_of(self.models if reason == "script" else _BACKWARD)
             starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}
             trains = {s.place for s in code.callers.get("backward", ())}
             behind = code.statements_behind(starts, self.models)
@@ -520,11 +560,14 @@ class SideReach:
         return near
 
     def _builders(self) -> set[Statement]:
-        """Statements that build the modules around the divergence, or call the functions of recorded lines."""
+        """Statements that build the modules around the divergence, or call the functions of recorded lines.
+
+        Empty by other reasons.
+        """
         code, clues = self.code, self.clues
         building = set[Statement]()
         if clues.reason in {"rng", "initial", "structure"}:
-            building = code.calling(clues.roots) | code.calling(clues.classes)
+            building = code.callers_of(clues.roots) | code.callers_of(clues.classes)
         if clues.reason in {"rng", "initial"}:
             edge = self.recorded
             for _ in range(_MOST_CALLS):  # what calls the functions of recorded lines, or hands them on
@@ -533,7 +576,7 @@ class SideReach:
                 building |= edge
         if clues.reason in _OF_MODULES:
             for name, attribute in zip(clues.classes[:2], clues.attributes, strict=False):
-                calls = code.calling([name])
+                calls = code.callers_of([name])
                 building |= calls.intersection(code.givers.get(attribute, ())) or calls
                 building |= code.reached_from(code.methods(name, "__init__")).keys()
                 if clues.reason == "module":
@@ -544,21 +587,25 @@ class SideReach:
 def ranked(
     changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
 ) -> tuple[Ranked, ...]:
-    """Changes in the order nearness, names hit (most first), depth.
+    """Changes by nearness, then by names hit (most first), then by depth.
 
-    All ELSEWHERE in the given order where `clues` is None.
+    Args:
+        changes: the changed statements.
+        texts: files of a and of b, by their names in b.
+        clues: of the divergence; None leaves all ELSEWHERE in the order given.
     """
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
     sides = [SideReach(Code(files), clues, side) for side, files in enumerate(texts)]
-    placed = [_placed(change, sides, clues) for change in changes]
+    placed = [_ranked_change(change, sides, clues) for change in changes]
     return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
-def _placed(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
+def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
-    `hits` counts its words among the clues, twice if changed.
+    `hits` counts the words of its text that are among the clues, one that changed three times. What
+    nothing runs, or what only defines (`_only_defines`), is `_FAR` deeper and has no hits.
     """
     texts = ("" if side is None else side.text for side in (change.a, change.b))
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]
@@ -582,7 +629,7 @@ _DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")
 
 
 def _only_defines(change: Change, clues: Clues) -> bool:
-    """Whether a change adds or removes a whole function, or a class of modules of which none ran."""
+    """Whether a change adds or removes a whole function that is no method, or a class of modules of which none ran."""
     alone = change.a if change.b is None else change.b if change.a is None else None
     match = _DEFINED.match(alone.text) if alone is not None else None
     if match is None:

@@ -44,7 +44,7 @@ class WrittenStatement(NamedTuple):
 
     @property
     def side(self) -> Side:
-        """The statement as one side of a change."""
+        """Its lines and text, as one side of a change."""
         return Side(self.first, self.last, self.text)
 
 
@@ -75,6 +75,7 @@ class Version:
     bound: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        """Parse all files at once and fill `nodes`, `words` and `bound`; SyntaxError for one that cannot be parsed."""
         self.statements: dict[str, list[tuple[int, int, str]]] = {}
         for file, text in self.texts.items():
             self.nodes[file, ""] = tree = ast.parse(text)
@@ -89,22 +90,26 @@ class Version:
         self.names = Names(self.modules)
 
     def read(self, interned: Interned) -> None:
-        """Fill `effects`, `heads` and `calls` for all functions, classes and files of this version."""
+        """Fill `effects`, `heads` and `calls` for all functions, classes and files, by the current `names`.
+
+        Args:
+            interned: keys of values, the same mapping for both versions; it grows.
+        """
         for file in self.texts:
             tree = self.nodes[file, ""]
             imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
             env: dict[str, Value] = {}
-            Reader(interned, self.names, file).body(imports, env)
+            Reader(interned, self.names, file).read_block(imports, env)
             for place, node in self.nodes.items():
                 if place[0] == file:
                     reader = Reader(interned, self.names, file)
-                    reader.definition(node, dict(env))
+                    reader.read_definition(node, dict(env))
                     self.effects[place] = reader.all_effects()
                     self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
-        """The innermost statement that wrote a value; None for no value, or a line in no statement."""
+        """The innermost statement at the line that wrote a value; None for no value, or a line in no statement."""
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
@@ -115,24 +120,27 @@ class Version:
         return self.statement_at(value.file, scope, first, last, number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
-        """A definition with decorators and body as one `WrittenStatement`."""
+        """The function or class at a place as one statement, with decorators and body."""
         node = self.nodes[place]
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
         return self.statement_at(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
 
     def statement_at(self, file: str, scope: str, first: int, last: int, number: int) -> WrittenStatement:
-        """A `WrittenStatement` of lines `first` to `last` of a file, dedented; `number` is the line meant."""
+        """Lines `first` to `last` of a file as one statement, dedented; `number` is the line that is meant."""
         lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
         return WrittenStatement(file, scope, first, last, dedent("\n".join(lines)), number)
 
     def statements_beside(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
-        """This version's statements in the file and scope of `line`; in `file_b` where it has no such file."""
+        """This version's statements of the file and scope of `line`; of `file_b` where it has no such file."""
         file = line.file if line.file in self.texts else file_b
         found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
         return [self.statement_at(file, scope, first, last, first) for first, last, scope in found]
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
-        """The most similar statement of the same scope in `other`, of those new there; None under `_ALIKE`."""
+        """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
+
+        Only statements of the same scope count whose text this version's scope does not have.
+        """
         texts = {each.text for each in self.statements_beside(line)}
         left = [each for each in other.statements_beside(line) if each.text not in texts]
         ratios = [SequenceMatcher(None, line.text, each.text, autojunk=False).ratio() for each in left]
@@ -140,14 +148,14 @@ class Version:
         return left[best] if best is not None and ratios[best] > _ALIKE else None
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
-        """Keys of all values in a function, or in a class and its methods."""
+        """Keys of all values in the effects of a function, or of a class and all that is in it."""
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
         return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
 
 
 def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AST, str]]:
-    """Functions, classes and methods with qualified names; functions inside functions are left out."""
+    """Functions, classes and methods of a body with qualified names; those inside functions are left out."""
     for node in body:
         if isinstance(node, DEFINITIONS):
             yield node, prefix + node.name
@@ -156,7 +164,13 @@ def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AS
 
 
 def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, scope) of all statements; a compound one ends before its body."""
+    """(first line, last line, scope) of all statements below a node; a compound one ends before its body.
+
+    Args:
+        node: the node.
+        scope: qualified name of the function or class that it is or stands in; "" for the file.
+        inner: what qualified names of definitions in it begin with.
+    """
     for child in ast.iter_child_nodes(node):
         name, prefix = scope, inner
         if isinstance(child, DEFINITIONS):
@@ -172,6 +186,9 @@ def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[in
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
     """Statements in which two versions compute something else, sorted by file and line.
+
+    Up to `_MOST_PASSES` times, what was renamed or moved into a function of its own is learned from the differences and
+    both versions are read again.
 
     Args:
         texts_a: the files that differ, by the names that they have in b.
@@ -206,7 +223,7 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
 
 
 def _join_moved(changes: dict[object, Change]) -> None:
-    """Merge a removal and an addition of equal text in one scope into one change of unit `moved`."""
+    """Make one change of unit `moved` of each removal and addition of equal text in equal scopes; changes `changes`."""
     gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
     for key, one in list(changes.items()):
         if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
@@ -217,9 +234,9 @@ def _join_moved(changes: dict[object, Change]) -> None:
 def changed_between(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()
 ) -> tuple[list[Change], list[str], list[str]]:
-    """Changes as of `changed`, files that differ only in comments and formatting, and files that differ only in names.
+    """(changes as of `changed`, files that differ in comments and formatting alone, files that differ in names alone).
 
-    A file that Python cannot parse is one change of unit `file`.
+    A file that Python cannot parse is one change of unit `file`. Arguments are those of `changed`.
     """
     whole = [
         file
@@ -237,7 +254,7 @@ def changed_between(
 
 
 def _syntax_without_comments(text: str) -> str:
-    """Dump of a file's syntax without comments and docstrings, with definitions sorted by name."""
+    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, *DEFINITIONS)):
@@ -250,9 +267,9 @@ def _syntax_without_comments(text: str) -> str:
 def _statements_on_sides(
     a: Version, b: Version, found: Difference
 ) -> tuple[WrittenStatement | None, WrittenStatement | None]:
-    """The statements of a and b that wrote the difference.
+    """The statements of a and of b that wrote a difference; None where one has none.
 
-    Where code was put around a value, the one side is the statement it replaced, or None.
+    Where code was put around a value in one version, the other's is the statement that it replaced.
     """
     around = found.around or (None, None)
     one, two = a.statement_of(found.a or around[0]), b.statement_of(found.b or around[1])
@@ -268,10 +285,10 @@ def _statements_on_sides(
 def _statements_of(
     a: Version, b: Version, found: Difference
 ) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
-    """Pairs of statements of a difference, each with whether it only moved.
+    """Pairs of statements of a difference (None where one has none), each with whether it only moved.
 
-    If both statements are in both versions, the value takes another path: then the scope's other differing statements,
-    at most `_MOST_REROUTED`.
+    If both versions have both statements, the value takes another way: then it is the statements of the scope that one
+    version alone has, if they are at most `_MOST_REROUTED`.
     """
     one, two = _statements_on_sides(a, b, found)
     if one is None or two is None or found.moved:
@@ -300,7 +317,7 @@ def _statements_of(
 def _add_change(
     changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None, *, moved: bool = False
 ) -> None:
-    """Add a change to `changes` unless one with the same file and sides is there."""
+    """Add a change of the statements `a` and `b` to `changes`, if none of the same file and sides is there."""
     side = b or a
     if side is not None:
         file_a = a.file if a is not None and b is not None and a.file != b.file else ""
@@ -310,16 +327,17 @@ def _add_change(
 
 
 def _imported_as(file: str) -> Iterator[str]:
-    """Names a file may be imported by: `a.b.c`, `b.c` and `c` for `a/b/c.py`."""
+    """Names that a file may be imported by: `a.b.c`, `b.c` and `c` for `a/b/c.py`."""
     path = PurePath(file)
     parts = path.parent.parts if path.stem == "__init__" else (*path.parent.parts, path.stem)
     yield from (".".join(parts[start:]) for start in range(len(parts)))
 
 
 def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
-    """Places of b mapped to a's: equal place.
+    """Functions, classes and files of b, each with the one of a that it is: b's place to a's.
 
-    Else a name that is unique in both; else the most alike by shared values (over `_ALIKE`, within paired classes).
+    First equal places; then a name that just one file of each version has left; then the most alike, classes before
+    functions, in paired classes: by the share of their values, over `_ALIKE`, which an equal last name raises by 1.
     """
     pairs = {place: place for place in b.nodes if place in a.nodes}
     left, right = ([p for p in v.nodes if p not in pairs and p[1]] for v in (a, b))
@@ -346,16 +364,16 @@ def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
 
 
 def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> str:
-    """Name in a of the class around a place of b."""
+    """Name in a of what is around a place of b: of its class if that is paired, else the name in b; "" for a file."""
     outer = place[1].rpartition(".")[0]
     return pairs.get((place[0], outer), ("", outer))[1]
 
 
 def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
-    """Differences of all paired functions, classes and files.
+    """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
-    A file's definitions that moved to another file are none. Without a difference in effects, calls made a different
-    number of times; then effects of unpaired files.
+    A name that moved to another file with an equal value is none. Where effects do not differ, calls that are made
+    another number of times are differences.
     """
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]
@@ -385,12 +403,18 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
 
 def _is_added_default(one: Difference) -> bool:
-    """Whether the difference is a parameter's default in one version alone."""
+    """Whether the difference is a parameter's default that one version alone has."""
     return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
 
 
 def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
-    """Whether the difference is a call of unused result that both versions make equally often."""
+    """Whether the difference is a call whose result nobody uses, and both versions make it equally often.
+
+    Args:
+        one: the difference.
+        a: all calls in a.
+        b: all calls in b.
+    """
     part = one.a or one.b
     if part is None or part.kind != "unused" or (one.a is not None and one.b is not None):
         return False
@@ -399,9 +423,15 @@ def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value])
 
 
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:
-    """Update both versions' `names` with renames (paired definitions.
+    """Set both versions' `names` by what has been found; whether they are other names than before.
 
-    Attributes that differ one to one) and functions to inline; whether that changed anything.
+    Learned are renamings, of paired definitions and of names that differ one to one, and functions to inline.
+
+    Args:
+        a: one version.
+        b: the other; its names are translated to a's.
+        pairs: b's places to a's.
+        found: the differences so far.
     """
     simple = [{name.rpartition(".")[2] for _, name in version.nodes} for version in (a, b)]
     renamed = dict(b.names.renamed)
@@ -426,7 +456,10 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
 def _unpaired_functions(
     version: Version, matched: set[Definition]
 ) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Unpaired functions by simple name, if unique, undecorated and not `forward`, `step` or a dunder."""
+    """Functions of one version alone by their last name: (file, node), to be inlined.
+
+    Left out are names that several have, `forward`, `step`, dunders, and functions with decorators.
+    """
     found = defaultdict(list)
     for place in version.nodes.keys() - matched:
         node = version.nodes[place]

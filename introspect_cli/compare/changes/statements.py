@@ -68,7 +68,10 @@ class Change:
 
     @property
     def place(self) -> str:
-        """`model.py:41`, its line in b's version, or else in a's; `config.yaml: model.dropout`; a whole file's name."""
+        """`model.py:41`, the line in b's version, else in a's; `config.yaml: model.dropout` for a value.
+
+        A whole file's name.
+        """
         if self.unit == "value":
             return f"{self.file}: {self.scope}"
         side = self.b or self.a
@@ -76,13 +79,13 @@ class Change:
 
 
 def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
-    """A change of a whole file, where Python cannot parse it or one version lacks it (text None)."""
+    """A change of a whole file that Python cannot parse or that one version lacks (its text is None)."""
     a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
 
 
 def tree_of(text: str) -> ast.Module | None:
-    """The syntax of a file; None where python cannot parse it."""
+    """The syntax of a file; None where Python cannot parse it."""
     try:
         return ast.parse(text)
     except UNREADABLE:
@@ -96,7 +99,7 @@ def first_line(node: ast.stmt) -> int:
 
 
 def bodies_of(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    """The blocks of a compound statement, each with its owner (the statement, a handler or a case)."""
+    """Blocks of a compound statement, a definition or a file, each with its owner: the node, a handler or a case."""
     for name in BLOCKS:
         block: list[Any] = getattr(node, name, [])
         if name in {"handlers", "cases"}:

@@ -47,6 +47,7 @@ class Value:
     __slots__ = ("file", "inside", "key", "kind", "node", "parts")
 
     def __init__(self, kind: str, parts: tuple[Any, ...], node: ast.AST, file: str, key: int) -> None:
+        """Keep the parts, and collect the keys inside them."""
         self.kind, self.parts, self.node, self.file, self.key = kind, parts, node, file, key
         self.inside: frozenset[int] = frozenset({key}).union(*(p.inside for p in parts if isinstance(p, Value)))
 
@@ -66,7 +67,7 @@ class Difference(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether both versions have an equal value, at different places."""
+        """Whether both versions have an equal value, so that only its place differs."""
         return self.a is not None and self.b is not None and self.a.key == self.b.key
 
 
@@ -95,6 +96,7 @@ class Reader:
     """Reads one function, class body or file into `effects` and `calls`."""
 
     def __init__(self, interned: Interned, names: Names, file: str) -> None:
+        """Begin without effects; nothing is read before a `read_` method or `value` is called."""
         self.names, self._interned, self._file = names, interned, file
         self.effects: list[Value] = []
         self.calls: list[Value] = []
@@ -103,12 +105,12 @@ class Reader:
         self._depth = 0
 
     def make(self, kind: str, node: ast.AST, *parts: Any) -> Value:
-        """A value of this kind and these parts; equal kind and parts give an equal key."""
+        """A value of this kind and these parts, written by `node`; equal kind and equal parts give an equal key."""
         described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
-    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> None:
-        """Add the effects of a function: decorators, defaults, then its body."""
+    def read_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> None:
+        """Add the effects of a function: decorators, defaults, then its body. `env` is not changed."""
         if isinstance(node, FUNCTIONS):
             for decorator in node.decorator_list:
                 self._add_effect("decorator", decorator, self.value(decorator, dict(env)))
@@ -131,16 +133,19 @@ class Reader:
         if isinstance(node, ast.Lambda):
             self._add_effect("return", node.body, self.value(node.body, inner))
         else:
-            self.body(node.body, inner)
+            self.read_block(node.body, inner)
 
-    # --- expressions
+    # --- expressions: `_on_X` makes the value of an `ast.X`; `value` finds it by this name
 
     def value(self, node: ast.AST, env: Environment) -> Value:
-        """The value of an expression."""
-        method: Callable[[Any, Environment], Value] = getattr(self, f"_on_{type(node).__name__.lower()}", self._other)
+        """The value of an expression, by its `_on_` method; may add effects and calls and bind names in `env`."""
+        method: Callable[[Any, Environment], Value] = getattr(
+            self, f"_on_{type(node).__name__.lower()}", self._generic_value
+        )
         return method(node, env)
 
     def _values(self, nodes: Iterable[ast.AST | None], env: Environment, node: ast.AST) -> Value:
+        """The values of several expressions as one `list` value; None among them is left out."""
         return self.make("list", node, *(self.value(each, env) for each in nodes if each is not None))
 
     def _on_name(self, node: ast.Name, env: Environment) -> Value:
@@ -155,6 +160,7 @@ class Reader:
         return self.make("constant", node, repr(node.value))
 
     def _on_attribute(self, node: ast.Attribute, env: Environment) -> Value:
+        """A `name` of an own module, an `import` of another one, else an `attribute` of a value."""
         of = self.value(node.value, env)
         if of.kind == "name" and of.parts[0] in self.names.modules:
             return self.make("name", node, self.names.renamed.get(node.attr, node.attr))
@@ -170,6 +176,7 @@ class Reader:
         return self.make("starred", node, self.value(node.value, env))
 
     def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
+        """A `not`, `truth` for `not not`, else a value of the operator's kind."""
         value = self.value(node.operand, env)
         if isinstance(node.op, ast.Not) and value.kind == "not":
             return self.make("truth", node, value.parts[0])
@@ -182,6 +189,7 @@ class Reader:
         return self.make(type(node.op).__name__, node, self._values(node.values, env, node))
 
     def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
+        """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`."""
         values = [self.value(each, env) for each in (node.left, *node.comparators)]
         if len(node.ops) > 1:
             return self.make("compare", node, " ".join(type(op).__name__ for op in node.ops), *values)
@@ -198,7 +206,7 @@ class Reader:
         return self._conditional(node, test, self.value(node.body, env), self.value(node.orelse, env))
 
     def _conditional(self, node: ast.AST, test: Value, one: Value | None, two: Value | None) -> Value:
-        """A conditional value; `not` in the test is removed by swapping the branches. None means unset."""
+        """A conditional value; a `not` in front of the test swaps the branches instead. None stands for unset."""
         if test.kind == "not":
             test, one, two = test.parts[0], two, one
         none = self.make("unset", node)
@@ -208,18 +216,18 @@ class Reader:
         return self.make("text", node, *(self.value(part, env) for part in node.values))
 
     def _on_lambda(self, node: ast.Lambda, env: Environment) -> Value:
-        return self._closure(node, env)
+        return self._function_value(node, env)
 
-    def _closure(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
+    def _function_value(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
         """A nested function or lambda as a value made of its effects."""
         reader = Reader(self._interned, self.names, self._file)
         reader._depth = self._depth + 1
         env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
-        reader.function(node, env)
+        reader.read_function(node, env)
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
-        """A comprehension as element, iterables and conditions; list comprehensions equal generators."""
+        """A comprehension as element, iterables and conditions; list comprehensions and generators are equal."""
         env = dict(env)
         conditions = []
         overs = []
@@ -237,9 +245,9 @@ class Reader:
     _on_listcomp = _on_setcomp = _on_generatorexp = _on_dictcomp = _comprehension
 
     def _bind_each(self, target: ast.expr, over: ast.expr, env: Environment) -> Value:
-        """Bind a loop's variables to elements of `over` and return the iterable's value.
+        """Bind a loop's variables in `env` to elements of `over`, and return the iterable's value.
 
-        `zip` and `enumerate` are seen through.
+        Through `zip` and `enumerate`, variables are bound to elements of what is inside.
         """
         called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
         if isinstance(over, ast.Call) and isinstance(target, ast.Tuple) and called not in env:
@@ -259,9 +267,9 @@ class Reader:
         return value
 
     def _on_call(self, node: ast.Call, env: Environment) -> Value:
-        """A call as function, arguments, keywords sorted by name and enclosing `with` contexts.
+        """A call as function, arguments, keywords by name and the `with` contexts around it; it is added to `calls`.
 
-        Inlined where `names.inlined` has it.
+        A call of a function in `names.inlined` is what its body gives, if that can be inlined.
         """
         function = self.value(node.func, env)
         given = [self.value(each, env) for each in node.args]
@@ -287,9 +295,16 @@ class Reader:
         given: Sequence[Value],
         keywords: Mapping[str, Value],
     ) -> Value | None:
-        """Add the effects of a function of one version alone and return its result.
+        """Add the effects of a function's body and return its result; None, and no effects, where it cannot be inlined.
 
-        None where arguments cannot be bound, or where it returns early.
+        It cannot where arguments cannot be bound one by one, or where it returns before its last statement.
+
+        Args:
+            defined: the function's file and node.
+            node: the call.
+            function: value of what is called; `self` is what it is an attribute of.
+            given: values of positional arguments.
+            keywords: values of keyword arguments.
         """
         file, made = defined
         names = [argument.arg for argument in (*made.args.posonlyargs, *made.args.args)]
@@ -305,7 +320,7 @@ class Reader:
             return None
         mark, outer = len(self.effects), (self._depth, self._shared, self._file)
         self._depth, self._shared, self._file = self._depth + 1, set(), file
-        self.body(made.body, env)
+        self.read_block(made.body, env)
         self._depth, self._shared, self._file = outer
         done = self.effects[mark:]
         if any(self._returns_inside(effect) for effect in done[:-1]):
@@ -328,8 +343,8 @@ class Reader:
         inside = effect.kind in {"if", "loop", "try", "with"}
         return inside and any(self._returns_inside(each) for part in lists for each in part.parts)
 
-    def _other(self, node: ast.AST, env: Environment) -> Value:
-        """A value of any other syntax node, made of its fields."""
+    def _generic_value(self, node: ast.AST, env: Environment) -> Value:
+        """A value of a node without a method of its own, made of its fields."""
         parts: list[Any] = []
         for field, child in ast.iter_fields(node):
             if field in {"ctx", "type_comment", "kind"}:
@@ -342,21 +357,22 @@ class Reader:
                 parts.append(repr(child))
         return self.make(type(node).__name__, node, *parts)
 
-    # --- statements
+    # --- statements: `_on_X` adds the effects of an `ast.X` and binds its names; `read_block` finds it by this name
 
     def _add_effect(self, kind: str, node: ast.AST, *parts: Any) -> None:
+        """Add an effect of this kind, written by `node`."""
         self.effects.append(self.make(kind, node, *parts))
 
     def _effects_of_block(self, statements: Sequence[ast.stmt], env: Environment, node: ast.AST) -> Value:
-        """The effects of statements as one `list` value, taken off `effects`."""
+        """Read statements and return their effects as one `list` value instead of leaving them in `effects`."""
         mark = len(self.effects)
-        self.body(statements, env)
+        self.read_block(statements, env)
         done = self.make("list", node, *self.effects[mark:])
         del self.effects[mark:]
         return done
 
     def _assign(self, target: ast.AST, value: Value, env: Environment) -> None:
-        """Assign to a target: a local name is bound, a tuple unpacked, anything else is an effect `store`."""
+        """Bind a local name in `env`, unpack a tuple or list, or add an effect `store` for any other target."""
         if isinstance(target, ast.Name):
             if target.id in self._shared:
                 self._add_effect("store", target, self.make("name", target, target.id), value)
@@ -373,8 +389,12 @@ class Reader:
         else:
             self._add_effect("store", target, self.value(target, env), value)
 
-    def body(self, statements: Sequence[ast.stmt], env: Environment) -> None:
-        """Read the statements of a block in order; an `if` that ends its block takes the rest as its `else`."""
+    def read_block(self, statements: Sequence[ast.stmt], env: Environment) -> None:
+        """Read the statements of a block in their order; adds effects and binds names in `env`.
+
+        An `if` without an `else` whose body ends by a return, raise, continue or break has the rest of the block as its
+        `else`.
+        """
         for place, statement in enumerate(statements):
             rest = statements[place + 1 :]
             if (
@@ -383,7 +403,7 @@ class Reader:
                 and not statement.orelse
                 and isinstance(statement.body[-1], _ENDS)
             ):
-                self._branches(statement, rest, env)
+                self._read_branches(statement, rest, env)
                 return
             method: Callable[[Any, Environment], None] | None = getattr(
                 self, f"_on_{type(statement).__name__.lower()}", None
@@ -391,7 +411,7 @@ class Reader:
             if method is not None:
                 method(statement, env)
             elif isinstance(statement, ast.Match):
-                self._add_effect("match", statement, self._other(statement, env))
+                self._add_effect("match", statement, self._generic_value(statement, env))
 
     def _on_expr(self, node: ast.Expr, env: Environment) -> None:
         value = self.value(node.value, env)
@@ -414,10 +434,18 @@ class Reader:
         )
 
     def _on_if(self, node: ast.If, env: Environment) -> None:
-        self._branches(node, node.orelse, env)
+        self._read_branches(node, node.orelse, env)
 
-    def _branches(self, node: ast.If, orelse: Sequence[ast.stmt], env: Environment) -> None:
-        """Read both branches; names that then differ become conditional values, two returns one conditional return."""
+    def _read_branches(self, node: ast.If, orelse: Sequence[ast.stmt], env: Environment) -> None:
+        """Read both branches of an `if` and bind in `env` what they bind, conditionally where they differ.
+
+        Two returns become one return of a conditional value; any other effects become an effect `if`.
+
+        Args:
+            node: the statement.
+            orelse: what stands for its `else`.
+            env: names before it; changed.
+        """
         test = self.value(node.test, env)
         bodies: tuple[Sequence[ast.stmt], Sequence[ast.stmt]] = node.body, orelse
         if test.kind == "not":
@@ -441,19 +469,25 @@ class Reader:
 
     def _on_for(self, node: ast.For | ast.AsyncFor, env: Environment) -> None:
         inner = dict(env)
-        carried = self._carried(node, env, inner)
+        carried = self._carry_names(node, env, inner)
         over = self._bind_each(node.target, node.iter, inner)
-        self._loop(node, over, carried, inner, env)
+        self._read_loop(node, over, carried, inner, env)
 
     _on_asyncfor = _on_for
 
     def _on_while(self, node: ast.While, env: Environment) -> None:
         inner = dict(env)
-        carried = self._carried(node, env, inner)
-        self._loop(node, self.value(node.test, inner), carried, inner, env)
+        carried = self._carry_names(node, env, inner)
+        self._read_loop(node, self.value(node.test, inner), carried, inner, env)
 
-    def _carried(self, node: ast.stmt, env: Environment, inner: Environment) -> list[str]:
-        """Names bound before a loop and stored in it; in `inner` they become values of kind `carried`."""
+    def _carry_names(self, node: ast.stmt, env: Environment, inner: Environment) -> list[str]:
+        """Names bound before a loop that it binds again; in `inner` they become values of kind `carried`.
+
+        Args:
+            node: the loop.
+            env: names before it.
+            inner: names inside it; changed.
+        """
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         carried = [name for name in dict.fromkeys(names) if name in env]
         times: Counter[int] = Counter()
@@ -462,11 +496,21 @@ class Reader:
             times[env[name].key] += 1
         return carried
 
-    def _loop(
+    def _read_loop(
         self, node: ast.For | ast.AsyncFor | ast.While, over: Value, carried: Sequence[str], inner: Environment,
         env: Environment,
     ) -> None:  # fmt: skip
-        """Read a loop's body; one that only fills a list or dictionary becomes a comprehension, any other an effect."""
+        """Read a loop's body.
+
+        One that only fills a list or dictionary becomes a comprehension, any other an effect `loop`.
+
+        Args:
+            node: the loop.
+            over: value of what it runs over, or of its test.
+            carried: names of `_carry_names`.
+            inner: names inside it; changed.
+            env: names around it; names that the loop binds become values of kind `after`.
+        """
         done = self._effects_of_block(node.body, inner, node)
         filled = self._as_comprehension(node, over, done, env)
         if filled is not None:
@@ -478,10 +522,21 @@ class Reader:
         for name, value in inner.items():
             if name not in env or env[name].key != value.key:
                 env[name] = self.make("after", node, over, value)
-        self.body(node.orelse, env)
+        self.read_block(node.orelse, env)
 
     def _as_comprehension(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
-        """The name and comprehension where a loop only fills one list or dictionary that was empty; None otherwise."""
+        """The name and the comprehension, where a loop only fills one list or dictionary that was empty.
+
+        None otherwise.
+
+        Takes the loop's `append` out of `calls`.
+
+        Args:
+            node: the loop.
+            over: value of what it runs over.
+            done: effects of its body.
+            env: names around it.
+        """
         conditions = []
         while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
             conditions.append(done.parts[0].parts[0])
@@ -500,6 +555,7 @@ class Reader:
         return {names[0]: self.make(kind, node, element, *rest)}
 
     def _on_with(self, node: ast.With | ast.AsyncWith, env: Environment) -> None:
+        """Add an effect `with` of the contexts and the body's effects; calls in the body have the contexts as parts."""
         context = self._context
         values = []
         for item in node.items:
@@ -515,6 +571,7 @@ class Reader:
     _on_asyncwith = _on_with
 
     def _on_try(self, node: ast.Try, env: Environment) -> None:
+        """Add an effect `try` of all blocks; names that a handler binds otherwise become `caught or` values."""
         parts = [self._effects_of_block(node.body, env, node)]
         for handler in node.handlers:
             inner = dict(env)
@@ -548,47 +605,51 @@ class Reader:
     _on_nonlocal = _on_global
 
     def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, env: Environment) -> None:
-        env[node.name] = self._closure(node, env)
+        env[node.name] = self._function_value(node, env)
 
     _on_asyncfunctiondef = _on_functiondef
 
     def _on_classdef(self, node: ast.ClassDef, env: Environment) -> None:
+        """Bind the class's name to a value of its effects, methods included."""
         reader = Reader(self._interned, self.names, self._file)
-        reader.class_body(node, env, methods=True)
+        reader.read_class_body(node, env, methods=True)
         env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))
 
-    def definition(self, node: ast.AST, env: Environment) -> None:
-        """Add the effects of a function, class or file.
-
-        Functions and classes defined inside a class or file are left out.
-        """
+    def read_definition(self, node: ast.AST, env: Environment) -> None:
+        """Add the effects of a function, class or file; functions and classes inside a class or file are left out."""
         if isinstance(node, FUNCTIONS):
-            self.function(node, env)
+            self.read_function(node, env)
         elif isinstance(node, ast.ClassDef):
-            self.class_body(node, env)
+            self.read_class_body(node, env)
         elif isinstance(node, ast.Module):
             inner: Environment = {}
-            self.body([each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
-            self.defines(inner)
+            self.read_block([each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
+            self.add_defined_names(inner)
 
-    def class_body(self, node: ast.ClassDef, env: Environment, *, methods: bool = False) -> None:
-        """Add the effects of a class: decorators, bases, keywords, then the names its body binds.
+    def read_class_body(self, node: ast.ClassDef, env: Environment, *, methods: bool = False) -> None:
+        """Add the effects of a class: decorators, bases, keywords, then `defines` for the names that its body binds.
 
-        Methods only if `methods`.
+        Args:
+            node: the class.
+            env: names around it; not changed.
+            methods: whether functions and classes in it are read too.
         """
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self._add_effect("base", part, self.value(part, env))
         inner = dict(env)
-        self.body(node.body if methods else [each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
-        self.defines({name: value for name, value in inner.items() if env.get(name) is not value})
+        self.read_block(
+            node.body if methods else [each for each in node.body if not isinstance(each, DEFINITIONS)], inner
+        )
+        self.add_defined_names({name: value for name, value in inner.items() if env.get(name) is not value})
 
-    def defines(self, env: Environment) -> None:
-        """Add an effect `defines` for each name bound, imports left out."""
+    def add_defined_names(self, env: Environment) -> None:
+        """Add an effect `defines` for each name in `env` that is no import."""
         for name, value in env.items():
             if not isinstance(value.node, _IMPORTS):
                 self.effects.append(self.make("defines", value.node, self.names.renamed.get(name, name), value))
 
     def _on_import(self, node: ast.Import, env: Environment) -> None:
+        """Bind each module's name: an own module to a `name`, another one to an `import`."""
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
             whole = alias.name if alias.asname else name
@@ -598,6 +659,7 @@ class Reader:
                 env[name] = self.make("import", node, whole)
 
     def _on_importfrom(self, node: ast.ImportFrom, env: Environment) -> None:
+        """Bind each name: of an own module to a `name`, of another one to an `import`."""
         own = node.level > 0 or (node.module or "") in self.names.modules
         for alias in node.names:
             if own:
@@ -607,7 +669,10 @@ class Reader:
             env[alias.asname or alias.name] = self.make(kind, node, name)
 
     def all_effects(self) -> list[Value]:
-        """`effects`, and outermost calls whose value no effect uses, as kind `unused`: they may draw or write."""
+        """`effects`, then calls whose value no effect uses, as kind `unused`, as they may draw or write.
+
+        Outermost calls only.
+        """
         inside: frozenset[int] = frozenset().union(*(effect.inside for effect in self.effects))
         unused = {call.key: call for call in self.calls if call.key not in inside}
         inner: frozenset[int] = frozenset().union(
@@ -618,9 +683,9 @@ class Reader:
 
 
 def _filling_of(effect: Value) -> tuple[Any, ...]:
-    """(`list of` or `dict of`, container, [key,] element) of an effect that appends or sets an item.
+    """What an effect fills: (`list of`, list, element) by `append`, (`dict of`, dictionary, key, element) by an item.
 
-    ("", None) for any other.
+    ("", None) for any other effect.
     """
     first = effect.parts[0] if effect.parts else None
     if effect.kind == "store" and first is not None and first.kind == "Subscript":
@@ -639,21 +704,27 @@ _WrittenAt: TypeAlias = "tuple[int, str, int]"
 
 
 def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Value]) -> list[Difference]:
-    """The smallest differing parts of two functions' effects.
+    """The smallest parts in which the effects of two functions differ.
 
-    `heads` stand around top-level effects. An addition and a removal of one value are joined as moved.
+    A value that one version alone has at one place, and the other alone at another, is one difference that `moved`.
+
+    Args:
+        a: effects in a.
+        b: effects in b.
+        heads: values that stand for the two functions, around their effects.
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
     pending: list[tuple[Value, Value, tuple[Value, Value]]] = []
 
-    def note(difference: Difference) -> None:
+    def add_difference(difference: Difference) -> None:
+        """Add a difference to `found`, if none of the same values at the same lines is there."""
         one, two = difference.a, difference.b
         spots = [(part.key, part.file, getattr(part.node, "lineno", 0)) if part else None for part in (one, two)]
         found.setdefault((spots[0], spots[1]), difference)
 
-    def lists(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> None:
-        """Compare two lists of values: pair what was replaced for comparison, note what was added or removed."""
+    def compare_lists(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> None:
+        """Compare two lists of values: replaced ones are paired to be compared, others are added as differences."""
         keys = [[value.key for value in values] for values in (one, two)]
         for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
             if tag == "equal":
@@ -663,24 +734,24 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
                 if x is not None and y is not None:
                     pending.append((x, y, around))
                 elif part is not None:
-                    note(Difference(x, y, None if part.kind in _STATEMENTS else around))
+                    add_difference(Difference(x, y, None if part.kind in _STATEMENTS else around))
 
     both, uses = _keys_inside(a) & _keys_inside(b), _parent_counts((*a, *b))
-    lists(a, b, heads)
+    compare_lists(a, b, heads)
     while pending:
         one, two, around = pending.pop()
         if one.key == two.key or (id(one), id(two)) in seen:
             continue
         seen.add((id(one), id(two)))
         if one.kind == two.kind == "list":
-            lists(one.parts, two.parts, around)
+            compare_lists(one.parts, two.parts, around)
         elif one.key in both and two.key in both and _is_choice(one, two, uses):
-            note(Difference(*around))  # both versions have both values: which is taken differs
+            add_difference(Difference(*around))  # both versions have both values: which is taken differs
         elif (differ := _differing_parts(one, two)) is not None:
             pending += ((x, y, (one, two)) for x, y in differ)
         else:
             inner = _wrapped_pair(one, two)
-            note(Difference(one, two, wrapped=inner))
+            add_difference(Difference(one, two, wrapped=inner))
             if inner is not None:
                 pending.append((*inner, (one, two)))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
@@ -695,9 +766,14 @@ _WRITTEN = frozenset({"constant", "import", "name"})
 
 
 def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
-    """Whether two different values are both computed elsewhere, so that the choice between them differs.
+    """Whether two values that differ are both computed elsewhere too, so that the choice between them differs.
 
-    False if both are constants, imports or names, or if one is part of the other and used nowhere else.
+    False if both are constants, imports or names, or if one contains the other and is itself used only once.
+
+    Args:
+        one: a value of a that also occurs in b.
+        two: a value of b that also occurs in a.
+        uses: numbers of `_parent_counts`.
     """
     if {one.kind, two.kind} <= _WRITTEN:
         return False
@@ -706,7 +782,7 @@ def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
 
 
 def _parent_counts(effects: Iterable[Value]) -> Counter[int]:
-    """Number of parents of each value, by `id`."""
+    """Number of values that each value is a part of, by `id`."""
     uses: Counter[int] = Counter()
     seen: set[int] = set()
     pending = [*effects]
@@ -726,9 +802,12 @@ def _keys_inside(effects: Iterable[Value]) -> frozenset[int]:
 
 
 def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
-    """Pairs of differing parts of two values of equal kind and plain parts.
+    """Pairs of parts in which two values of equal kind and equal names differ.
 
-    None where kinds differ, one value is inside the other, or calls name different functions.
+    None where they are to be told as a whole.
+
+    That is where kinds, names or numbers of parts differ, and, with several parts that differ, where one value is
+    inside the other or calls call another function.
     """
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
@@ -749,9 +828,9 @@ def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None
 
 
 def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:
-    """The pair of equal or alike (over `_WRAPPED`) values that remains where something was put around a value.
+    """Where something was put around a value: that value in both versions; None where nothing was.
 
-    None for none.
+    Equal values, else the most alike of equal kind, if they are alike over `_WRAPPED`.
     """
     if one.key in two.inside:
         return one, _part_with_key(one.key, two)
@@ -764,23 +843,24 @@ def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:
 
 
 def _part_with_key(key: int, value: Value) -> Value:
-    """The innermost value inside `value` with this key."""
+    """The innermost value with this key inside `value`, which must have one."""
     while value.key != key:
         value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
     return value
 
 
 def _parts(value: Value) -> Iterator[Value]:
-    """Parts of a value that are values, lists flattened."""
+    """Parts of a value that are values; of a `list` among them, its parts."""
     for part in value.parts:
         if isinstance(part, Value):
             yield from part.parts if part.kind == "list" else [part]
 
 
 def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
-    """Pairs of effects, the most alike first without crossings (`_likeness` over `_LIKE`).
+    """Pairs of values of two lists, None for what one list alone has.
 
-    Leftovers pair up in order if equally many, else with None.
+    If kinds are equal one by one, in order. Else the most alike first (`_likeness` over `_LIKE`), without crossings;
+    what is left pairs up in order if it is equally many.
     """
     if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
         yield from zip(one, two, strict=True)
@@ -811,7 +891,7 @@ _WRAPPED = 0.5
 
 
 def _likeness(one: Value, two: Value) -> float:
-    """Share of values in common (0 to 1), plus 0.5 if both store to the same target or call the same name."""
+    """Share of keys that two values have in common, 0 to 1, plus 0.5 if they store to one target or call one name."""
     heads = []
     for value in (one, two):
         first = value.parts[0] if value.parts else None

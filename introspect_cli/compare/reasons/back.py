@@ -56,37 +56,61 @@ TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATI
 
 
 def excluded_handling(at: View) -> frozenset[Handling]:
-    """Kinds of gradient handling that the records rule out; none with several ranks, losses or sparse gradients."""
+    """Kinds of gradient handling that the records rule out as a cause.
+
+    None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
+    gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
+    where no factor maps a's gradient to b's, or where at most one optimizer steps and another gradient is equal and not
+    zero. `ZERO_GRAD` is where the difference holds nothing of the previous step's gradient, or where such an equal
+    gradient was not zero in the previous step either (or there is none, at step 0).
+    """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
         return frozenset()
     some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
-    gone = TOGETHER if some_equal or _no_factor(at) else frozenset()
+    gone = TOGETHER if some_equal or _has_no_factor(at) else frozenset()
     nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
-    return gone | {Handling.ZERO_GRAD} if nothing_left or _not_of_before(at) else gone
+    return gone | {Handling.ZERO_GRAD} if nothing_left or _is_free_of_previous(at) else gone
 
 
 def _sparse_sides(at: View) -> str:
-    """The runs in which the gradient is sparse: "", "a", "b" or "ab"; sketches do not tell positions there."""
+    """Sides whose gradient at this site is sparse: "", "a", "b" or "ab"."""
     both = zip("ab", (at.first.a, at.first.b), strict=True)
     return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
 def has_equal_gradient(at: View, *, also_before: bool = False) -> bool:
-    """Whether any gradient of the step is equal and not zero; `also_before`: nor zero in the previous step."""
+    """Whether any gradient of the step in this site's phase is equal in both runs and not zero.
+
+    Args:
+        at: the divergence.
+        also_before: whether that gradient must also be on record and not zero in the previous step.
+    """
     unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
     tables = [at.table, *([at.step.before] if also_before else [])]
-    return any(at.step.state[union] == EQUAL and all(_is_some(table, union) for table in tables) for union in unions)
+    return any(
+        at.step.state[union] == EQUAL and all(_has_nonzero_gradient(table, union) for table in tables)
+        for union in unions
+    )
 
 
-def _is_some(table: Table | None, union: int) -> bool:
-    """Whether run a has a gradient at this site whose mean absolute value is above 0."""
+def _has_nonzero_gradient(table: Table | None, union: int) -> bool:
+    """Whether a's record at a site has a mean absolute value above 0.
+
+    Args:
+        table: a step; None gives False.
+        union: number of the site in the alignment.
+    """
     row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
     return row is not None and means is not None and float(means[row]) > 0
 
 
-def _not_of_before(at: View) -> bool:
-    """Whether the difference is no mix of this gradient and the previous step's; False without sketches."""
+def _is_free_of_previous(at: View) -> bool:
+    """Whether b's gradient cannot be a linear combination of a's and of a's gradient in the previous step.
+
+    By sketches: the best combination leaves over `_OF_THE_REST` of the distance between a and b. False where a sketch
+    is missing, or where that distance is below `_MEASURED` of a's norm, as sketches then have no direction.
+    """
     before = at.step.before
     old = None if before is None else before.sketch(at.union, "a")
     sketches = at.table.sketches(at.union)
@@ -100,8 +124,12 @@ def _not_of_before(at: View) -> bool:
     return float(np.linalg.norm(rest)) > _OF_THE_REST * distance
 
 
-def _no_factor(at: View) -> bool:
-    """Whether no factor maps a's gradient to b's (rest over `_REST`); False without sketches or in coarse dtypes."""
+def _has_no_factor(at: View) -> bool:
+    """Whether b's gradient is no multiple of a's: the best multiple leaves over `_REST` of b's norm, by sketches.
+
+    False where that cannot be told: a record or sketch is missing, a tensor has 16 elements or fewer, or a dtype is
+    coarser than float32. False also where the divergence has a factor (`scale`).
+    """
     first = at.first
     if first.a is None or first.b is None or first.scale is not None or first.a.layout.numel <= 16:
         return False
@@ -116,7 +144,7 @@ def _no_factor(at: View) -> bool:
 
 @finds("backward")
 def find_recomputation(at: View) -> Iterator[Finding]:
-    """Finding where the module was recomputed in the step (activation checkpointing)."""
+    """Finding where the module has a record of phase `recompute` in the step (activation checkpointing)."""
     step, alignment = at.step, at.step.alignment
     unions = alignment.by_fqn.get(at.site.fqn, [])
     if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
@@ -124,7 +152,10 @@ def find_recomputation(at: View) -> Iterator[Finding]:
 
 
 def left_in_backward(at: View) -> Iterator[str]:
-    """Remaining causes: the backward pass of the module, or of what uses its output, or the loss code."""
+    """Codes of the remaining causes.
+
+    For a gradient of an input the module's backward pass, else its user's, and the loss code.
+    """
     if at.site.kind is Kind.GRAD_INPUT:
         yield "backward-through"
     else:
@@ -135,7 +166,12 @@ def left_in_backward(at: View) -> Iterator[str]:
 
 
 def gradient_cause(step: Step, position: int) -> Cause | None:
-    """Cause where the forward and backward pass and start values do not differ before; None otherwise."""
+    """Cause `gradient` of a parameter's gradient at an optimizer step; None where something that goes into it differs.
+
+    That is an earlier record of the forward or backward pass or of the start, a random state at the start, or a
+    parameter as the step finds it. None also without an FQN. Where the values show a stale gradient (`stale_share`),
+    evidence that was not observed is not needed.
+    """
     site, order = step.sites[position], step.order_at(position)
     upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
     if upstream or not site.fqn:
@@ -156,7 +192,7 @@ def find_sparse_gradient(at: View) -> Iterator[Finding]:
 
 @finds("plain", "gradient")
 def find_stale_gradient(at: View) -> Iterator[Finding]:
-    """Finding where one run's gradient contains the previous step's (a missing `zero_grad`)."""
+    """Finding where one run's gradient is the other's plus a share of the previous one (a missing `zero_grad`)."""
     side, _ = stale_share(at.step, at.position)
     if side:
         yield found("stale", side=side, of="evaluation" if at.site.call else "step")
@@ -164,17 +200,20 @@ def find_stale_gradient(at: View) -> Iterator[Finding]:
 
 @finds("gradient")
 def find_whole_factor(at: View) -> Iterator[Finding]:
-    """Finding where the factor between the runs is a number of ranks or batches: a sum instead of a mean."""
+    """Finding where the factor between the gradients is a number of ranks or batches: a sum instead of a mean."""
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
         yield found("summed", times=f"{at.first.scale:.6g}", of=factor)
 
 
 def left_in_gradient(at: View) -> Iterator[str]:
-    """Codes of causes that are not excluded.
+    """Codes of the remaining causes, in this order.
 
-    `reduction` with several ranks; kinds of handling; `use-in-module` where the gradients differ and a module uses the
-    parameter; `penalty`.
+    `reduction` with several ranks. Then kinds of handling: the three of `TOGETHER` where one factor fits and they are
+    not all ruled out; else those not ruled out, with `clipping-by-value` where clipping by norm is. Then
+    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`. Where the distance
+    is rounding, no factor fits, clipping is ruled out and a module uses the parameter, it is `rounding-in-backward`
+    alone (after `reduction`).
     """
     gone, differ = excluded_handling(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
@@ -197,7 +236,13 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
 
 def stale_share(step: Step, position: int) -> tuple[str, float]:
-    """(side whose gradient is the other's plus `share` times the previous one, share); ("", 0.0) where no side is."""
+    """The side whose gradient is the other's plus `share` times a's previous one, and that share.
+
+    ("", 0.0) where neither is.
+
+    Previous is the step before, or, in an optimizer step that evaluates the model several times, the call before.
+    Compared are sketches; where one is missing, the answer is ("", 0.0).
+    """
     site, union = step.sites[position], int(step.divergences.site[position])
     table = step.table
     if site.call:  # an optimizer that evaluates the model several times a step
@@ -210,14 +255,19 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
     if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
         return "", 0.0
     a, b = sketches
-    shares = (("b", _mix(b, a, old)), ("a", _mix(a, b, old)))
+    shares = (("b", _mix_share(b, a, old)), ("a", _mix_share(a, b, old)))
     return next((each for each in shares if each[1]), ("", 0.0))
 
 
-def _mix(mixed: Any, fresh: Any, old: Any) -> float:
-    """Share of `old` relative to `fresh` where `mixed` is a positive combination of both; 0.0 where it is not.
+def _mix_share(mixed: Any, fresh: Any, old: Any) -> float:
+    """Weight of `old` divided by that of `fresh` where `mixed` is a sum of both with positive weights; else 0.0.
 
-    The rest has to be below 1e-5 of the whole and 2% of the share of `old`.
+    What the sum leaves of `mixed` has to be below 1e-5 of its norm and below 2% of the part of `old`.
+
+    Args:
+        mixed: sketch that may hold both, float64 (16,).
+        fresh: sketch of the gradient without the previous one.
+        old: sketch of the previous gradient.
     """
     basis = np.stack([fresh, old], axis=1)
     if not (np.isfinite(basis).all() and np.isfinite(mixed).all()):

@@ -27,12 +27,22 @@ KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}
 """How well settings explain what a kernel computes."""
 
 Left = Callable[["View"], Iterable[str]]
+"""Gives codes of the causes to name where none is found on record, for `say.left`."""
 Fed = Callable[["Step", int], bool]
+"""Whether something that goes into a divergence, an index in `step.sites`, differs."""
 Applies = Callable[["Step", int], "Cause | None"]
+"""The cause of a divergence, an index in `step.sites`; None where the reason does not apply."""
 
 
 def anything_before(step: Step, position: int) -> bool:
-    """Whether any record, start value or random state differs before a divergence in its step."""
+    """Whether anything differs before a divergence: an earlier record, a tensor or a random state at the step's start.
+
+    Saved files do not count.
+
+    Args:
+        step: the step.
+        position: index of the divergence in `step.sites`.
+    """
     return step.anything_before(step.order_at(position)) or step.rng_differs()
 
 
@@ -64,21 +74,32 @@ class Reason:
     names: re.Pattern[str] | None = None
 
     def remaining(self, at: View) -> Iterable[str]:
-        """The codes of what may have made a divergence where nothing is found on record."""
+        """Codes of the causes to name where none is found on record: `left`, called with `at` if it is a function."""
         return self.left(at) if callable(self.left) else self.left
 
     def cause_of(self, step: Step, position: int) -> Cause | None:
-        """The cause of a divergence by this reason; None where the reason does not apply or an input differs."""
+        """The cause of a divergence by this reason; None where the reason does not apply or an input differs.
+
+        That is what `applies` gives, if there is one; else None where `is_fed` holds, and a cause with the evidence of
+        `evidence_of`.
+
+        Args:
+            step: the step.
+            position: index of the divergence in `step.sites`.
+        """
         if self.applies is not None:
             return self.applies(step, position)
         return None if self.is_fed(step, position) else cause(self.word, *evidence_of(self.word, step, position))
 
 
 def evidence_of(word: str, step: Step, position: int) -> list[Evidence]:
-    """Evidence on all that a record rests on, as declared for reason `word` in `RESTS_ON`."""
+    """Evidence on all that a divergence rests on by `RESTS_ON[word]`; `position` is its index in `step.sites`."""
     return rests_on(step, Place(step.sites[position], step.order_at(position)), RESTS_ON[word])
 
 
 def cause(word: str, *evidence: Evidence, role: Role = Role.ORIGIN, **where: str) -> Cause:
-    """A `Cause` of reason `word`; an origin unless `role` says otherwise."""
+    """Make a `Cause` of reason `word`: an origin, or of another `role`.
+
+    `where` are further fields, such as `module`.
+    """
     return Cause(role, word, evidence, **where)

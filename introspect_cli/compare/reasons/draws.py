@@ -57,16 +57,25 @@ class Draw:
     sequence: int
 
     @property
-    def found(self) -> Finding:
-        """The finding that names the draw's place and run."""
+    def finding(self) -> Finding:
+        """The finding that names the run, and the place of the draw by what was recorded before and after it."""
         sides = {"side": self.side, "other": OTHER[self.side], "after": self.after}
         if self.site.path.endswith(DRAWN_BEFORE):
-            return found("draw-between", **sides, before=_next(self.site))
+            return found("draw-between", **sides, before=_following_name(self.site))
         return found("draw-by", **sides, module=self.site.fqn)
 
 
 def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
-    """Draws that one run alone made in a step, b's first; of all generators where `generator` is ""."""
+    """Draws that one run alone made in the step of `table`: all of b, then all of a, each in their sequence.
+
+    A draw is one run's alone where the other has no record at its site and looked at the generators around it
+    (`_is_checked_around`). [] where a capture did not record draws.
+
+    Args:
+        step: gives the alignment and the comparison.
+        table: of this step, or of the previous one.
+        generator: its name; "" for all generators.
+    """
     if not step.comparison.draws_recorded:
         return []
     alignment, draws = step.alignment, []
@@ -74,20 +83,29 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
     for run, partner in ((b, a), (a, b)):
         for row in run.unmatched(partner):
             site = alignment.site(int(run.unions[row]))
-            if generator in {"", generator_of(site)} and _looked(run, partner, row, generator_of(site)):
+            if generator in {"", generator_of(site)} and _is_checked_around(run, partner, row, generator_of(site)):
                 draws.append(Draw(run.side, site, run.previous(row, site), int(run.sequence[row])))
     return draws
 
 
 def draws_before(at: View) -> list[Draw]:
-    """Draws of one run alone before the divergence; none in the step at which a resumed run continues."""
+    """One-sided draws of the step that precede the record in the run that draws.
+
+    [] in the step at which a run resumes.
+    """
     draws = [] if at.step.comparison.is_resume_step(at.table.step) else one_sided_draws(at.step, at.table)
     return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """One run's records of a step, as arrays."""
+    """One run's n records of a step, as arrays.
+
+    Attributes:
+        side: `a` or `b`.
+        unions: int64 (n,), the number of each record's site in the alignment.
+        sequence: int64 (n,), the place of each record in the order of the run.
+    """
 
     side: str
     alignment: Alignment
@@ -96,22 +114,31 @@ class _Recorded:
 
     @cached_property
     def drawn(self) -> npt.NDArray[np.bool_]:
-        """Mask of random states within the step, each recorded at a draw."""
+        """Mask (n,) of random states within the step, each recorded when something draws."""
         kind, phase = self.alignment.kind[self.unions], self.alignment.phase[self.unions]
         return np.asarray((kind == kind_code(Kind.RNG)) & (phase != phase_code(Phase.START)))
 
     @cached_property
-    def looked(self) -> npt.NDArray[np.bool_]:
-        """Mask of records at which the capture checks all generators: inputs, outputs, batches, losses."""
+    def checks(self) -> npt.NDArray[np.bool_]:
+        """Mask (n,) of records at which the capture looks at all generators: inputs, outputs, batches, losses."""
         return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
 
     def unmatched(self, other: _Recorded) -> list[int]:
-        """Rows of draws at sites that the other run lacks, in sequence."""
+        """Rows of draws at sites that `other` has no record of, in their sequence."""
         rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
         return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
 
     def previous(self, row: int, site: Site) -> str:
-        """Name of the last input, output or batch before a row; "" if the module drew right at its call."""
+        """Name of what the run recorded last before a draw.
+
+        That is an input, output or batch: the module's FQN, `BATCH_OF` and the loader's name, or `STEP_BEGINS` where
+        there is none. Of a draw of the module itself (a path without `DRAWN_BEFORE`), the submodule that gave its
+        output last; "" if there is none.
+
+        Args:
+            row: of the draw.
+            site: of the draw.
+        """
         passing = of_kinds(self.alignment.kind[self.unions], _SEEN) & (self.sequence < self.sequence[row])
         passing &= np.isin(self.alignment.phase[self.unions], [phase_code(phase) for phase in _PASSING])
         earlier, by_itself = np.flatnonzero(passing), not site.path.endswith(DRAWN_BEFORE)
@@ -123,10 +150,20 @@ class _Recorded:
         return f"{BATCH_OF}{last.fqn}" if last.kind is Kind.BATCH else last.fqn
 
 
-def _looked(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
-    """Whether the other run checked the generators before and after a draw and has no unmatched draw between."""
-    shared, now = run.looked & np.isin(run.unions, other.unions), run.sequence[row]
-    when = dict(zip(other.unions[other.looked].tolist(), other.sequence[other.looked].tolist(), strict=True))
+def _is_checked_around(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
+    """Whether `other` looked at the generators before and after a draw of `run`, and has no draw of its own between.
+
+    It looks at records of `checks` that both runs have. A draw of its own is one that `run` lacks (`unmatched`), of the
+    same generator, between them or in a module around the draw.
+
+    Args:
+        run: the run that drew.
+        other: the other run.
+        row: row of the draw in `run`.
+        generator: its name.
+    """
+    shared, now = run.checks & np.isin(run.unions, other.unions), run.sequence[row]
+    when = dict(zip(other.unions[other.checks].tolist(), other.sequence[other.checks].tolist(), strict=True))
     earlier, later = np.flatnonzero(shared & (run.sequence < now)), np.flatnonzero(shared & (run.sequence > now))
     if not len(later):
         return False
@@ -142,8 +179,11 @@ _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
 _PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)
 
 
-def _next(site: Site) -> str:
-    """Name of what follows a draw: `batch from loader`, `backward` or `module #call`."""
+def _following_name(site: Site) -> str:
+    """Name of what a draw came just before.
+
+    `BATCH_OF` and a loader, `BACKWARD_PASS`, or a module (` #1` for its second call).
+    """
     if site.phase is Phase.DATA:
         return f"{BATCH_OF}{site.fqn}"
     call = f" #{site.call}" if site.call else ""
@@ -151,14 +191,19 @@ def _next(site: Site) -> str:
 
 
 def side_that_draws(at: View, *, before: bool = False) -> str:
-    """The run that alone draws in the module's call (`before`: just before it); "" for none."""
+    """The run, `a` or `b`, that alone draws in the module's call of this site; "" for none.
+
+    Args:
+        at: the divergence.
+        before: look for draws just before the call instead of in it.
+    """
     call = at.site.fqn, at.site.call, at.site.phase
     at_it = (one for one in draws_before(at) if (one.site.fqn, one.site.call, one.site.phase) == call)
     return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
 
 
 def is_drawn_otherwise(at: View) -> bool:
-    """Whether the generator was equal at the start, and the next draw after the batch is from another state."""
+    """Whether the random state at the step's start was equal, but the first one recorded after the batch differs."""
     step, order = at.step, at.table.order_of
     drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
     drawn = drawn[(order[drawn] > at.first.sequence) & (step.state[drawn] > 0)]
@@ -167,17 +212,24 @@ def is_drawn_otherwise(at: View) -> bool:
 
 
 def find_one_sided_draw(at: View) -> Iterator[Finding]:
-    """Finding for the first draw of one run alone before the divergence; for a random state, of its generator."""
+    """Finding for the first draw of b alone before the divergence, else of a alone.
+
+    For reason `rng` of its generator only.
+    """
     generator = generator_of(at.site) if at.cause.reason == "rng" else ""
     draws = [draw for draw in draws_before(at) if generator in {"", generator_of(draw.site)}]
-    yield from (draw.found for draw in draws[:1])
+    yield from (draw.finding for draw in draws[:1])
 
 
 # --- a random state that differs
 
 
 def random_state_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a differing random state; None where an earlier state or record differs."""
+    """Cause `rng` of a random state that differs; None where it differs as a consequence.
+
+    At the start of a step that is where it differed in an earlier step already. Later in the step, it is where a random
+    state differs at the start, or any earlier record does.
+    """
     site = step.sites[position]
     if site.phase is Phase.START:
         return None if site.fqn in step.carried.rng else cause("rng")
@@ -187,7 +239,7 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
 
 
 def is_resumed_start(at: View) -> bool:
-    """Whether this is the first compared step, but not the first of both runs."""
+    """Whether it is the first compared step, and the runs begin with other step numbers or have an offset."""
     comparison = at.step.comparison
     begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
     return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)
@@ -195,7 +247,12 @@ def is_resumed_start(at: View) -> bool:
 
 @finds("rng")
 def find_random_cause(at: View) -> Iterator[Finding]:
-    """Findings on what set or drew from the state in one run alone, or with another seed."""
+    """Findings on what set the state, or drew from it, in one run alone or otherwise.
+
+    At the start of the first step: the first seeding or draw before it that differs, and models that one run ran first;
+    nothing for resumed runs. Else calls that set the state. Without any, the first one-sided draw: of this step, or,
+    for a state at its start, of the previous step.
+    """
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
@@ -211,11 +268,11 @@ def find_random_cause(at: View) -> Iterator[Finding]:
         yield from find_one_sided_draw(at)
     elif at.step.before is not None and site.fqn not in unseeded_names(at):
         draws = one_sided_draws(at.step, at.step.before, site.fqn)
-        yield from (draw.found for draw in draws[:1])
+        yield from (draw.finding for draw in draws[:1])
 
 
 def left_in_state(at: View) -> Iterator[str]:
-    """Remaining causes of a differing random state: seeds or draws, by when it is recorded."""
+    """Codes of the remaining causes of a random state that differs: seeds or draws, by when it is recorded."""
     site, step = at.site, at.step
     if site.phase is Phase.START and at.is_first_step:
         yield from ("not-restored", "drew-before-first") if is_resumed_start(at) else ("seed", "draws-before-state")
@@ -233,11 +290,14 @@ def left_in_state(at: View) -> Iterator[str]:
 
 
 def unseeded_names(at: View) -> tuple[str, ...]:
-    """Generators that both runs first drew from, unseeded, in the diverging step, or the one before a state."""
+    """Generators that nobody seeded and that both runs first drew from in one step, with different states after it.
+
+    That is the step of the divergence; for reason `rng`, the step before it.
+    """
     step = at.step
     if at.cause.reason == "rng":
-        return _began(step.before, lambda: step.table)
-    return _began(step.table, lambda: _after(step))
+        return _first_drawn_from(step.before, lambda: step.table)
+    return _first_drawn_from(step.table, lambda: _next_table(step))
 
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
@@ -245,7 +305,7 @@ _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
 
 @finds("*")
 def find_unseeded_generators(at: View) -> Iterator[Finding]:
-    """Finding where a generator was drawn from without a seed."""
+    """Finding that names `unseeded_names`, and the step in which they were first drawn from."""
     if names := unseeded_names(at):
         yield found(
             "unseeded",
@@ -254,8 +314,8 @@ def find_unseeded_generators(at: View) -> Iterator[Finding]:
         )
 
 
-def _after(step: Step) -> Table | None:
-    """The table of the following step; None unless both runs recorded it."""
+def _next_table(step: Step) -> Table | None:
+    """Table of the step after this one, with all its sites; None unless both runs recorded it."""
     table, comparison = step.table, step.comparison
     steps = table.step + 1, table.step_b + 1
     if steps[0] not in comparison.a or steps[1] not in comparison.b:
@@ -264,18 +324,26 @@ def _after(step: Step) -> Table | None:
     return table_of(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
 
 
-def _began(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
-    """Generators untouched as `now` starts in both runs, and drawn from, in different states, at the next start."""
-    untouched = _with_status(now, Status.VALUE)
+def _first_drawn_from(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
+    """Generators still untouched as a step starts, in both runs, and in different states as the next one starts.
+
+    Args:
+        now: table of the step; None gives ().
+        after: makes the table of the next step; called only if a generator is untouched.
+    """
+    untouched = _start_states_with(now, Status.VALUE)
     following = after() if untouched else None
     if following is None:
         return ()
-    drawn = [union for union in _with_status(following, Status.OBSERVED) if union in untouched]
+    drawn = [union for union in _start_states_with(following, Status.OBSERVED) if union in untouched]
     return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
 
 
-def _with_status(table: Table | None, status: Status) -> list[int]:
-    """Sites of start-of-step random states with `status` in both runs."""
+def _start_states_with(table: Table | None, status: Status) -> list[int]:
+    """Site numbers of random states at a step's start that have `status` in both runs; [] without a table.
+
+    Untouched generators have `Status.VALUE`, those with a recorded state `Status.OBSERVED`.
+    """
     if table is None:
         return []
     alignment = table.alignment

@@ -31,7 +31,7 @@ _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 
 @dataclass(frozen=True)
-class Explained:
+class Explanation:
     """The explanation of a divergence, in words and findings.
 
     Attributes:
@@ -47,8 +47,11 @@ class Explained:
     more: tuple[str, ...] = ()
 
 
-def explained(at: View) -> Explained:
-    """All findings on a divergence, proved first; remaining causes only where none is proved."""
+def explanation_of(at: View) -> Explanation:
+    """All findings on a divergence, proved ones first; the remaining causes only where none is proved.
+
+    That copies differ (`copies`) proves no cause. For a gap, all findings are at most likely.
+    """
     reason = reason_named(at.tells)
     findings = say.all_found(reason.word, at)
     if at.cause.role is not Role.ORIGIN and at.tells == "gap":
@@ -61,14 +64,14 @@ def explained(at: View) -> Explained:
     more += [told("grown", first=at.tolerated)] if at.cause.grown and at.tolerated else []
     quiet = at.tells in _NEVER_RANDOM or (at.tells == "module" and draws_nothing(at.first.module_class))
     evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
-    return Explained(_head_of(at), evidence, tuple(findings), tuple(more))
+    return Explanation(_head_of(at), evidence, tuple(findings), tuple(more))
 
 
 def _head_of(at: View) -> str:
-    """Clause on what differs, when and by how much, or that one run alone has it."""
+    """Clause on what differs, at which moment and by how much, or that one run alone has it."""
     first, site = at.first, at.site
     name = what(site, "" if at.tells in {"script", "backward", "propagated"} else first.module_class)
-    moment = say.MOMENTS[_moment(at)].format(step=first.step, call=site.call, source=first.source).rstrip(",")
+    moment = say.MOMENTS[_moment_code(at)].format(step=first.step, call=site.call, source=first.source).rstrip(",")
     if first.only:
         return told("only-has-it", side=first.only, name=name, moment=moment)
     far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
@@ -78,12 +81,12 @@ def _head_of(at: View) -> str:
         moment=moment,
         size=far.strip(" ()"),
         times="" if first.scale is None else f"{first.scale:.6g}",
-        place=_between(at) if at.tells == "own_code" else "",
+        place=_between_words(at) if at.tells == "own_code" else "",
     )
 
 
-def _between(at: View) -> str:
-    """The modules before and after the code that differs, inside `cause.module`."""
+def _between_words(at: View) -> str:
+    """Words on where the code that differs stands in `cause.module`: between two modules, or two calls of one."""
     cause = at.cause
     if cause.after and cause.after == cause.before:
         call = at.site.call
@@ -91,8 +94,8 @@ def _between(at: View) -> str:
     return told("between", after=cause.after, before=cause.before, module=cause.module)
 
 
-def _moment(at: View) -> str:
-    """Code in `say.MOMENTS` of the record's moment; "" where none needs saying."""
+def _moment_code(at: View) -> str:
+    """Key in `say.MOMENTS` for the moment of the record; "" where none needs saying."""
     site, first = at.site, at.is_first_step
     if at.first.source and (site.kind is Kind.COLLECTIVE or not at.first.only):
         return "run-at"
@@ -119,8 +122,8 @@ def _moment(at: View) -> str:
 # --- what a reader can check
 
 
-def before_it(at: View) -> tuple[str, ...]:
-    """Lines on compared steps before the first divergence, and records before it in its step, that agree."""
+def lines_before(at: View) -> tuple[str, ...]:
+    """At most two lines: on compared steps before the divergence, and on records before it in its step that agree."""
     clauses = []
     if at.steps_before:
         how = " within tolerance" if at.tolerated else " in what was selected" if at.narrowed else " entirely"
@@ -133,8 +136,8 @@ def before_it(at: View) -> tuple[str, ...]:
     return tuple(clauses)
 
 
-def _counted(at: View) -> Iterator[str]:
-    """Lines counting the gradients or tensors that differ, and on the batch or step before."""
+def _count_lines(at: View) -> Iterator[str]:
+    """Lines that count gradients or tensors that differ, and on the batch or the step before, by the reason."""
     if at.tells == "gradient":
         differ, recorded = at.gradients
         yield told("gradients", differ=differ, all=recorded)
@@ -148,14 +151,18 @@ def _counted(at: View) -> Iterator[str]:
         yield told("gap-after" if len(earlier) else "gap-from", step=max(earlier, default=None), now=at.first.step)
 
 
-def evidence_lines(at: View, story: Explained) -> tuple[str, ...]:
-    """Lines of evidence under the answer; findings that the answer names are left out."""
+def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
+    """Lines of evidence under the answer.
+
+    What first passed by tolerance, evidence by its state, counts, call counts, one-sided draws and the script's
+    seedings; findings whose text is in `story` are left out.
+    """
     clauses = [told("first-tolerated", first=at.tolerated)] if at.tolerated else []
     states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
     clauses += [
         f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
     ]
-    clauses += _counted(at)
+    clauses += _count_lines(at)
     further = [*find_call_counts(at)]
     if at.cause.reason != "rng":
         further += find_one_sided_draw(at)

@@ -41,21 +41,25 @@ if TYPE_CHECKING:
 
 
 def module_cause(step: Step, position: int) -> Cause | None:
-    """Cause where a module's inputs, tensors and random state do not differ; None otherwise or if submodules ran."""
+    """Cause `module` of an output; None where something that goes into the call differs, or submodules ran in it."""
     site, order = step.sites[position], step.order_at(position)
-    start = _fed_equally(step, site, order)
+    start = _start_if_fed_equally(step, site, order)
     if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
         return None
     return cause("module", *evidence_of("module", step, position))
 
 
 def own_code_cause(step: Step, position: int) -> Cause | None:
-    """Cause where the code between submodules differs: nothing that went in and no submodule before does."""
+    """Cause `own_code`: a module's code before its next submodule, or after its last one, computes something else.
+
+    The record is an output, an input of a submodule, or a parameter given to a call. None where something that goes
+    into the call around it differs, where no call is around it, or, of an output, where no submodule ran.
+    """
     site, order, edges = step.sites[position], step.order_at(position), RESTS_ON["own_code"]
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
     if site.kind is Kind.OUTPUT:
-        start = _fed_equally(step, site, order)
+        start = _start_if_fed_equally(step, site, order)
         after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
         if not after or start is None:
             return None
@@ -67,24 +71,39 @@ def own_code_cause(step: Step, position: int) -> Cause | None:
     if running is None:
         return None
     parent, start, call = running
-    if _is_fed(step, site.phase, parent, call, start, order - 0.25):
+    if _call_is_fed(step, site.phase, parent, call, start, order - 0.25):
         return None
     after = last_child(step, parent, start, order)
     place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
     return cause("own_code", *rests_on(step, place, edges), module=parent, after=after, before=site.fqn)
 
 
-def _fed_equally(step: Step, site: Site, order: float) -> float | None:
-    """Order at which the call began (-1.0: unknown); None where an input, tensor or random state differs."""
+def _start_if_fed_equally(step: Step, site: Site, order: float) -> float | None:
+    """Sequence number at which the call of a site began; None where something that goes into the call differs.
+
+    -1.0 where no input is on record and nothing differs before `order`, the sequence number of the divergence.
+    """
     inputs = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     start = step.sequence_of(inputs) if inputs else None
     if start is None:
         return None if step.anything_before(order) else -1.0
-    return None if _is_fed(step, site.phase, site.fqn, site.call, start, order) else start
+    return None if _call_is_fed(step, site.phase, site.fqn, site.call, start, order) else start
 
 
-def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
-    """Whether inputs, records inside, tensors or random states of a call differ before `order`."""
+def _call_is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: float) -> bool:
+    """Whether something that goes into a call differs before `order`.
+
+    That is an input of the call, a record inside the module from `start` on, a tensor of the module, or a random state
+    at the start of the step.
+
+    Args:
+        step: the step.
+        phase: of the call.
+        fqn: of the module.
+        call: number of the call in the step.
+        start: sequence number at which the call began.
+        order: sequence number up to which it counts.
+    """
     return (
         step.differs(phase, Kind.INPUT, fqn, call)
         or step.inside(fqn, start, order)
@@ -94,7 +113,13 @@ def _is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, order: 
 
 
 def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
-    """(name, start, call index) of the innermost call running when `fqn` was called; None for none."""
+    """(FQN, sequence number of its start, call number) of the innermost call in which `fqn` is called; None for none.
+
+    Args:
+        step: the step.
+        fqn: of the module that is called.
+        order: sequence number of that call.
+    """
     around = step.calls.around(fqn, order)
     for parent in ancestors(fqn):
         calls = step.calls.running(parent, order)
@@ -104,7 +129,11 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
-    """Name of the last submodule with an output between `low` and `high` in the sequence; "" for none."""
+    """FQN of the module in `fqn` that gave the last output from `low` to below `high` in a's sequence; "" for none.
+
+    Of a deeper module it is the child of `fqn` around it, if that has records. A module outside `fqn` counts too, as
+    code may call it, except where ranks are put together.
+    """
     alignment = step.alignment
     sequence = step.table.a.sequence
     rows = np.flatnonzero((sequence >= low) & (sequence < high))
@@ -127,7 +156,7 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 @finds("module", "own_code")
 def find_class(at: View) -> Iterator[Finding]:
-    """Finding where the module, or the tensor's owner, has another class in b."""
+    """Finding where the module to blame has another class in b, else where the module of the record has."""
     if classes := at.classes_of(at.module):
         yield found("class", module=at.module, a=classes[0], b=classes[1])
     elif other := at.step.alignment.b_class.get(at.union, ""):
@@ -136,15 +165,21 @@ def find_class(at: View) -> Iterator[Finding]:
 
 @finds("module", "own_code")
 def find_attributes(at: View) -> Iterator[Finding]:
-    """Findings on attributes that differ: the module's own, else those of unobserved submodules."""
+    """Findings on attributes of the module that differ.
+
+    If none does, on those of submodules without recorded outputs.
+    """
     own = list(find_attributes_of(at, at.module, of=""))
     yield from own or [one for name in at.unseen_inside for one in find_attributes_of(at, name)]
 
 
 def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
-    """Findings on attributes of module `name` that differ: `eps 1e-05 -> 0.001`.
+    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`); `training` is told as a mode.
 
-    `of` is the module named in the text; None for `name`.
+    Args:
+        at: the divergence.
+        name: FQN of the module.
+        of: the module that the text names; "" for none, None for `name`.
     """
     modes = {"True": "train", "False": "eval"}
     for key, a, b in at.attributes(name):
@@ -166,7 +201,7 @@ def find_attributes_of_user(at: View) -> Iterator[Finding]:
 
 @finds("loss")
 def find_attributes_of_losses(at: View) -> Iterator[Finding]:
-    """Findings on attributes of loss modules (class ending in `Loss` or `Criterion`) in both runs."""
+    """Findings on attributes that differ of modules in both runs whose class ends in `Loss` or `Criterion`."""
     one, two = at.step.modules
     for name in one:
         if name in two and one[name].module_class.endswith(("Loss", "Criterion")):
@@ -175,14 +210,14 @@ def find_attributes_of_losses(at: View) -> Iterator[Finding]:
 
 @finds("module")
 def find_dtypes(at: View) -> Iterator[Finding]:
-    """Finding where the dtypes differ."""
+    """Finding where the record has another dtype in b."""
     if at.dtypes is not None:
         yield found("dtype", a=at.dtypes[0], b=at.dtypes[1])
 
 
 @finds("module", "own_code")
 def find_draws(at: View) -> Iterator[Finding]:
-    """Finding where one run alone draws random numbers in the module, or for own code just before it."""
+    """Finding where one run alone draws random numbers in the module's call; for reason `own_code`, just before it."""
     if side := side_that_draws(at, before=at.cause.reason == "own_code"):
         yield found("draws", side=side, other=OTHER[side])
 
@@ -204,7 +239,10 @@ def draws_nothing(module_class: str) -> bool:
 
 
 def left_in_module(at: View) -> Iterator[str]:
-    """Remaining causes: code, options, mode, kernel; earlier draws or changed parameters where unobserved."""
+    """Codes of the remaining causes: code, options, mode, kernel.
+
+    Earlier draws and changed parameters too, where they were not observed.
+    """
     yield from ("code", "options", "mode", "kernel")
     random = at.cause.rests_on(*RANDOM)
     if not draws_nothing(at.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
@@ -214,7 +252,7 @@ def left_in_module(at: View) -> Iterator[str]:
 
 
 def left_in_own_code(at: View) -> Iterator[str]:
-    """Remaining causes: the forward code, and state kept from earlier calls if there were any."""
+    """Codes of the remaining causes: the forward code; state kept from earlier calls, if there were any."""
     around = parent_call(at.step, at.site.fqn, at.first.sequence) if at.cause.before else None
     yield "forward-code"
     if at.steps_before or (around[2] if around else at.site.call):
@@ -226,7 +264,7 @@ def left_in_own_code(at: View) -> Iterator[str]:
 
 @finds("op")
 def find_arguments(at: View) -> Iterator[Finding]:
-    """Findings on up to `_MOST` arguments of the operator that differ, as noted at its first call."""
+    """Findings on the first `_MOST` arguments of the operator that differ, as settings note them for its first call."""
     site = at.site
     key = f"{site.phase.value} {site.fqn} {site.call} {site.path.partition('[')[0]}"
     a, b = (settings.document("operators").get(key) for settings in at.documents)
@@ -257,14 +295,14 @@ _GPU: Final = re.compile(r"^cuda\b")
 
 @finds("op")
 def find_nondeterminism(at: View) -> Iterator[Finding]:
-    """Finding where the operator is on torch's list of nondeterministic ones and ran on CUDA in both runs."""
+    """Finding where the operator is on torch's list of nondeterministic ones and ran on a GPU (`cuda`) in both runs."""
     on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
     if on_gpu and re.match(_LISTED, at.site.path):
         yield found("nondeterministic")
 
 
 def left_in_operator(at: View) -> Iterator[str]:
-    """Remaining causes: options or kernel; for a backward operator, its forward operator."""
+    """Code of the remaining causes: options or kernel; for an operator of the backward pass, its forward operator."""
     yield from ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel")
 
 
@@ -272,14 +310,14 @@ def left_in_operator(at: View) -> Iterator[str]:
 
 
 def batch_is_fed(step: Step, position: int) -> bool:
-    """Whether random states, or earlier batches of the loader, differ."""
+    """Whether something that goes into a batch differs: a random state, in this step or before, or an earlier batch."""
     site = step.sites[position]
     return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
 
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where draws between start and batch differ, or the batch has the same values in another order."""
+    """Finding where random states after the batch differ, else where it has the same values in another order."""
     if is_drawn_otherwise(at):
         yield found("drew-before-batch")
     elif same_values(at.first) and at.dtypes is None and not at.reshaped:
@@ -287,7 +325,10 @@ def find_shuffled_batch(at: View) -> Iterator[Finding]:
 
 
 def left_in_batch(at: View) -> Iterator[str]:
-    """Remaining causes: sizes, conversion, this part of the batch, or order, seed, workers and files."""
+    """Codes of the remaining causes.
+
+    Sizes, else conversion, else this part if all others are equal, else all that shuffles.
+    """
     step, site = at.step, at.site
     unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
     calls = step.alignment.call[unions]
@@ -303,7 +344,10 @@ def left_in_batch(at: View) -> Iterator[str]:
 
 
 def batch_before(at: View) -> str:
-    """State of the loader's earlier batches: `equal` or `within tolerance`; "" where they differ or are unobserved."""
+    """What is known of the loader's earlier batches in this step, else in the previous one; "" unless they agree.
+
+    It is the value of `Known.EQUAL` or `Known.WITHIN`.
+    """
     step, site = at.step, at.site
     unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
     state = step.known(unions[step.alignment.call[unions] < site.call])
@@ -316,7 +360,10 @@ def batch_before(at: View) -> str:
 
 
 def script_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a root module's input, or of given parameters, where nothing differs before; None otherwise."""
+    """Cause `script` of a root module's input, or of parameters given to it; None where anything differs before it.
+
+    None also for a module that another one calls.
+    """
     site, order = step.sites[position], step.order_at(position)
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
@@ -332,14 +379,14 @@ def script_cause(step: Step, position: int) -> Cause | None:
 
 @finds("script", "loss")
 def find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in the step; not for a one-sided record."""
+    """Finding where a module runs a different number of times in b's step; nothing for reason `structure`."""
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
         yield found("calls", module=name, a=often(one), b=often(two))
 
 
 def left_in_script(at: View) -> Iterator[str]:
-    """Remaining causes: the script's preparation or data, unrecorded models, the step before."""
+    """Codes of the remaining causes: the script's preparation or data, models or steps that were not recorded."""
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
         yield from ("from-outputs", "values-of-script")
@@ -358,9 +405,9 @@ _UPSTREAM = frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL})
 
 
 def loss_is_fed(step: Step, position: int) -> bool:
-    """Whether data, forward or evaluation records, random states or parameters differ before.
+    """Whether something that goes into a loss differs: data, forward pass, evaluation, a random state, a parameter.
 
-    Gradients do not count.
+    Gradients recorded before it do not count.
     """
     before = step.differs_before(step.order_at(position), _UPSTREAM)
     return before or step.rng_differs() or bool(step.carried.params)
@@ -368,7 +415,7 @@ def loss_is_fed(step: Step, position: int) -> bool:
 
 @finds("loss")
 def find_grad_scale(at: View) -> Iterator[Finding]:
-    """Finding where the losses differ exactly by the ratio of `GradScaler`'s scales."""
+    """Finding where the losses differ by the ratio of the `GradScaler`'s scales, to a relative `_SIX_DIGITS`."""
     table = at.table
     sites = table.alignment.by_fqn.get(SCALER, [])
     scales = [next((value for site in sites if (value := table.plain(site, side))), "") for side in "ab"]
@@ -385,7 +432,10 @@ _SIX_DIGITS = 1e-5
 
 
 def left_in_loss(at: View) -> Iterator[str]:
-    """Remaining causes: the loss code; targets where batches are not known to agree; unobserved calls."""
+    """Codes of the remaining causes.
+
+    The loss code; targets where batches are not known to agree; calls where some were not observed.
+    """
     yield "loss-code"
     if at.known(Thing.BATCHES) not in {Known.EQUAL, Known.WITHIN} or at.cause.rests_on(Thing.PASSED_OVER):
         yield "targets"
@@ -394,7 +444,7 @@ def left_in_loss(at: View) -> Iterator[str]:
 
 
 def plain_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a loss or gradient in a script without module calls, where nothing differs before; None otherwise."""
+    """Cause `plain` of a loss or gradient where no module is called; None where anything differs before it."""
     site, order = step.sites[position], step.order_at(position)
     if not step.without_modules or step.rng_differs() or step.anything_before(order):
         return None
@@ -404,13 +454,19 @@ def plain_cause(step: Step, position: int) -> Cause | None:
 
 
 def product_is_fed(step: Step, position: int) -> bool:
-    """Whether anything but saved files differs in the step or in its start."""
+    """Whether anything but saved files differs.
+
+    Another record of the step, a value carried into it, or a random state.
+    """
     del position
     return step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites)
 
 
 def left_in_product(at: View) -> Iterator[str]:
-    """Remaining causes: saving; for a kept copy, averaging and a resume that did not restore it."""
+    """Codes of the remaining causes.
+
+    Saving; for a copy that the script keeps, instead averaging, and before it a resume that did not restore the copy.
+    """
     if is_kept(at.site) and at.step.comparison.resume_point is not None:
         yield "not-restored"
     yield "averaging" if is_kept(at.site) else "saving"

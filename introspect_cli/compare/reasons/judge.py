@@ -18,29 +18,34 @@ if TYPE_CHECKING:
 
 @cache
 def reasons() -> tuple[Reason, ...]:
-    """All reasons, sorted by priority, then by word."""
+    """All reasons, sorted by priority, then by word; cached."""
     return tuple(sorted(ROWS, key=lambda reason: (reason.priority, reason.word)))
 
 
 @cache
-def _about(kind: Kind) -> tuple[Reason, ...]:
-    """The reasons that apply to a kind, in order."""
+def _reasons_for(kind: Kind) -> tuple[Reason, ...]:
+    """Reasons that apply to records of a kind, in the order of `reasons`; cached."""
     return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
 
 
 @cache
 def reason_named(word: str) -> Reason:
-    """The reason with this word; StopIteration for none."""
+    """The reason with this word; StopIteration where there is none; cached."""
     return next(reason for reason in reasons() if reason.word == word)
 
 
 def judge(step: Step, position: int) -> Cause:
-    """The cause of one divergence: the first reason by priority that applies and whose evidence does not differ.
+    """The cause of one divergence: the first one, by the priority of its reason, whose evidence does not differ.
 
-    If a needed fact is unobserved, the cause becomes `gap` (propagated) and only reasons of priority 90 on are tried.
+    Where evidence that is needed for an origin was not observed, the cause is `gap` instead, propagated, with that
+    reason in `instead`; only `resumed` comes before it.
+
+    Args:
+        step: the step.
+        position: index of the divergence in `step.sites`.
     """
     gap: Cause | None = None
-    for reason in _about(step.sites[position].kind):
+    for reason in _reasons_for(step.sites[position].kind):
         if gap is not None and reason.priority < 90:
             continue
         made = reason.cause_of(step, position)

@@ -35,7 +35,10 @@ _CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.
 
 
 def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
-    """Sort key of ranks' first divergences: step, phase, received collectives last, rank."""
+    """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
+
+    In the optimizer phase, gradients come before all else.
+    """
     site = first.site
     place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
     late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
@@ -44,14 +47,16 @@ def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
 
 
 def reduction_factor(at: View) -> str:
-    """Meaning of the whole factor between the runs: `world`, `group` or `batches`; "" for none.
+    """What a whole factor between the runs is equal to: `world`, `group` or `batches`; "" for none.
 
-    Also "" where not all ranks differ by it.
+    The size of either run's world, of a data-parallel group, or the most calls of a site in a step. The factor counts
+    from 2, upwards or downwards, to a relative `_CLOSE`. "" also for one rank, or where several are compared and not
+    all have that factor.
     """
     scale, runs = at.first.scale, at.runs
     if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
         return ""
-    if at.ranks > 1 and not _scaled_on_all(at):
+    if at.ranks > 1 and not _is_scaled_on_all_ranks(at):
         return ""
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)
@@ -62,15 +67,15 @@ def reduction_factor(at: View) -> str:
         "world"
         if whole in {run.world_size for run in runs}
         else "group"
-        if whole in (_groups(runs[0]) | _groups(runs[1]))
+        if whole in (_group_sizes(runs[0]) | _group_sizes(runs[1]))
         else "batches"
         if calls == whole
         else ""
     )
 
 
-def _groups(run: Run) -> set[int]:
-    """Sizes of data-parallel groups recorded by wrappers, over all ranks; 0 and 1 left out."""
+def _group_sizes(run: Run) -> set[int]:
+    """Sizes above 1 of the data-parallel groups that wrappers recorded, over all ranks."""
     groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
     return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
 
@@ -79,29 +84,29 @@ def ranks_words(at: View) -> str:
     """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
     if at.ranks < 2:
         return ""
-    return told("on-all-ranks", ranks=at.ranks) if _on_all(at) else told("on-rank", rank=at.first.rank)
+    return told("on-all-ranks", ranks=at.ranks) if _is_on_all_ranks(at) else told("on-rank", rank=at.first.rank)
 
 
-def _on_all(at: View) -> bool:
-    """Whether all compared ranks diverge first at the same step and site, by one factor or by none."""
-    alike = _at_the_place(at)
-    return len(alike) == at.ranks and _one(alike)
+def _is_on_all_ranks(at: View) -> bool:
+    """Whether all compared ranks diverge first at the same step and site, all by one factor or all without."""
+    alike = _peers_at_site(at)
+    return len(alike) == at.ranks and _has_one_factor(alike)
 
 
-def _at_the_place(at: View) -> list[Divergence]:
-    """First divergences of ranks at the step and site of the first of all."""
+def _peers_at_site(at: View) -> list[Divergence]:
+    """The ranks' first divergences that are at the same step and site as this one."""
     return [peer for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
 
 
-def _scaled_on_all(at: View) -> bool:
-    """Whether all ranks diverge first in this step at this kind of record, by at most one factor."""
+def _is_scaled_on_all_ranks(at: View) -> bool:
+    """Whether all ranks diverge first in this step at this kind of record, by one factor as far as they have any."""
     first = at.first
     alike = [peer for peer in at.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
-    return len(alike) == at.ranks and _one([peer for peer in alike if peer.scale is not None])
+    return len(alike) == at.ranks and _has_one_factor([peer for peer in alike if peer.scale is not None])
 
 
-def _one(peers: Sequence[Divergence]) -> bool:
-    """Whether all divergences have the same factor (four digits), or none has one."""
+def _has_one_factor(peers: Sequence[Divergence]) -> bool:
+    """Whether all divergences have the same factor, to four digits, or all have none; False for no divergence."""
     return len({None if peer.scale is None else f"{peer.scale:.4g}" for peer in peers}) == 1
 
 
@@ -119,23 +124,26 @@ _COPIED = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
 
 
 def side_with_copies(first: Divergence) -> str:
-    """The run in which alone copies on the ranks differ; "" for neither or both."""
+    """The run, `a` or `b`, whose copies on several ranks differ while the other's do not; "" for neither or both."""
     joined = [summary is not None and summary.joined is Joined.COPIES for summary in (first.a, first.b)]
     return "" if joined[0] == joined[1] else "ab"[joined[1]]
 
 
 @finds("*")
 def find_unequal_copies(at: View) -> Iterator[Finding]:
-    """Finding where copies of a parameter, gradient or state differ between ranks of one run alone."""
+    """Finding where copies of a tensor differ between the ranks of one run alone.
+
+    Of a gradient also that it is not reduced.
+    """
     first, side = at.first, side_with_copies(at.first)
     if first.site.kind not in _COPIED:
         return
     if side:
-        held = _copies(at, side, first.site)
+        held = _copies_by_rank(at, side, first.site)
         summary = first.a if side == "a" else first.b
         yield found("copies", side=side, text="" if summary is None else summary.text)
     elif at.ranks > 1 and first.a is not None and first.b is not None:
-        copies = {name: _copies(at, name, first.site) for name in "ab"}
+        copies = {name: _copies_by_rank(at, name, first.site) for name in "ab"}
         equal = {name: len({copy.checksum for copy in held.values()}) == 1 for name, held in copies.items()}
         if not all(len(held) == at.ranks for held in copies.values()) or equal["a"] == equal["b"]:
             return
@@ -148,24 +156,30 @@ def find_unequal_copies(at: View) -> Iterator[Finding]:
     if first.site.kind is Kind.GRAD:
         summary = first.a if side == "b" else first.b
         wanted = np.array(summary.sketch if summary is not None else (), np.float64)
-        yield from _not_done(held, wanted, side)
+        yield from _find_missing_reduction(held, wanted, side)
 
 
-def _copies(at: View, name: str, site: Site) -> dict[int, _Copy]:
-    """Each rank's copy of a site; {} if any rank has only a part, or did not observe it."""
+def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, _Copy]:
+    """Copies of a site in the divergence's step, by rank; {} if a rank holds only a part or did not observe it.
+
+    Args:
+        at: the divergence.
+        name: the run, `a` or `b`.
+        site: of the tensor.
+    """
     first, run = at.first, at.runs[name == "b"]
     step = first.step if name == "a" else first.step_b
     copies = {}
     for rank in run.recorded:
-        copy = _copy(run, rank, step, site)
+        copy = _copy_of_rank(run, rank, step, site)
         if copy is None:
             return {}
         copies[rank] = copy
     return copies
 
 
-def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
-    """A rank's copy of a site in a step; None where not observed, or only a part."""
+def _copy_of_rank(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
+    """A rank's copy of a site in a step; None where it was not observed, or where the rank holds only a part."""
     reader = run.rank(rank)
     numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
     number = next((candidate for candidate in numbers if reader.sites[candidate][0] == site), None)
@@ -182,18 +196,28 @@ def _copy(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
     return _Copy(int(batch.checksum[row]), sketch)
 
 
-def _not_done(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) -> Iterator[Finding]:
-    """Findings on a missing reduction: proved if the mean or sum of the copies is `wanted`, the other run's."""
+def _find_missing_reduction(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) -> Iterator[Finding]:
+    """Finding that a gradient was not reduced over ranks.
+
+    Proved if the copies' mean or sum is the other run's gradient.
+
+    Proved needs copies that differ by over `_APART`, and an agreement to `_CLOSE`, both relative.
+
+    Args:
+        copies: by rank, of the run whose copies differ.
+        wanted: sketch of the other run's gradient (16,); empty where there is none.
+        side: the run whose copies differ.
+    """
     sketches = {rank: copy.sketch for rank, copy in copies.items() if copy.sketch is not None}
     known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
     middle = np.mean(list(sketches.values()), axis=0) if known else wanted
-    apart = known and max(_far(copy, middle) for copy in sketches.values()) > _APART
-    proved = apart and any(_far(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
+    apart = known and max(_relative_distance(copy, middle) for copy in sketches.values()) > _APART
+    proved = apart and any(_relative_distance(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
     yield found("not-reduced-proved" if proved else "not-reduced", side=side)
 
 
-def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
-    """Distance of two sketches relative to the larger norm; 0.0 where both are zero."""
+def _relative_distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
+    """Distance of two sketches divided by the larger norm; 0.0 where both are zero."""
     size = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
     return float(np.linalg.norm(one - two)) / size if size else 0.0
 
@@ -203,15 +227,15 @@ def _far(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 
 @finds("collective")
 def find_collective(at: View) -> Iterator[Finding]:
-    """Finding where a collective is missing, or is another one."""
+    """Finding where one run alone has the collective, or where it is another collective."""
     a, b = at.first.a, at.first.b
     if side := at.first.only:
-        yield found("collective-missing", side=side, other=at.lacks, name=_shown(a or b))
+        yield found("collective-missing", side=side, other=at.lacks, name=_collective_name(a or b))
     elif "." not in at.site.path:
-        yield found("collective-other", a=_shown(a), b=_shown(b))
+        yield found("collective-other", a=_collective_name(a), b=_collective_name(b))
 
 
-def _shown(summary: Summary | None) -> str:
+def _collective_name(summary: Summary | None) -> str:
     return "" if summary is None else summary.text.strip("'\"")
 
 
@@ -219,7 +243,7 @@ def _shown(summary: Summary | None) -> str:
 
 
 def parts_cause(step: Step, position: int) -> Cause | None:
-    """Cause where either run's ranks lack elements of a tensor or hold some twice; None otherwise."""
+    """Cause `parts` where a run's ranks lack elements of a tensor or hold some twice; None otherwise."""
     rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
     batches = step.table.a, step.table.b
     incomplete = [

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
 
 
-def _names(pattern: str) -> re.Pattern[str]:
+def _name_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
 def _left_in_gap(at: View) -> Iterator[str]:
-    """Remaining causes of the reason that would apply if all were recorded, and `not-recorded`."""
+    """Codes of the causes that the reason leaves which would apply if all were recorded, and of what was not.
+
+    After the causes come `not-recorded`, and `steps-between` where steps before this one were not recorded.
+    """
     for reason in ROWS:
         if reason.word == at.cause.instead:
             yield from (*reason.remaining(at), "not-recorded")
@@ -39,7 +42,7 @@ ROWS: Final = (
         frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH}),
         4,
         applies=split.split_cause,
-        names=_names("accum|micro|batch|loss|reduc|clip|sync"),
+        names=_name_pattern("accum|micro|batch|loss|reduc|clip|sync"),
     ),
     Reason(
         "collective",
@@ -62,7 +65,7 @@ ROWS: Final = (
         20,
         forward.product_is_fed,
         left=forward.left_in_product,
-        names=_names("ema|average|swa|momentum|decay|save|checkpoint|half|precision"),
+        names=_name_pattern("ema|average|swa|momentum|decay|save|checkpoint|half|precision"),
     ),
     Reason(
         "outside",
@@ -87,7 +90,7 @@ ROWS: Final = (
         "Only one run has this value: the runs differ in modules, calls or names.",
         priority=30,
         applies=structure.one_side_cause,
-        names=_names("layer|depth|head|accum|freeze|tie|batch|step|block|width|bias"),
+        names=_name_pattern("layer|depth|head|accum|freeze|tie|batch|step|block|width|bias"),
     ),
     Reason(
         "script",
@@ -114,7 +117,7 @@ ROWS: Final = (
         applies=forward.module_cause,
         left=forward.left_in_module,
         weights=KERNEL_WEIGHTS,
-        names=_names("drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32"),
+        names=_name_pattern("drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32"),
     ),
     Reason(
         "own_code",
@@ -148,7 +151,7 @@ ROWS: Final = (
         is_fed=forward.batch_is_fed,
         left=forward.left_in_batch,
         weights={"command": 0.9, "seeds": 0.95},
-        names=_names("seed|worker|batch|shuffle|data|block|seq|sampler|augment"),
+        names=_name_pattern("seed|worker|batch|shuffle|data|block|seq|sampler|augment"),
     ),
     Reason(
         "loss",
@@ -157,7 +160,7 @@ ROWS: Final = (
         is_fed=forward.loss_is_fed,
         left=forward.left_in_loss,
         weights={"scalers": 0.96},
-        names=_names("loss|smooth|reduc|label|ignore|pad|accum|scale"),
+        names=_name_pattern("loss|smooth|reduc|label|ignore|pad|accum|scale"),
     ),
     Reason(
         "backward",
@@ -174,7 +177,7 @@ ROWS: Final = (
         applies=back.gradient_cause,
         left=back.left_in_gradient,
         weights={"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96},
-        names=_names("clip|accum|scale|zero|norm|amp|micro"),
+        names=_name_pattern("clip|accum|scale|zero|norm|amp|micro"),
     ),
     Reason(
         "optimizer",
@@ -184,7 +187,7 @@ ROWS: Final = (
         applies=update.optimizer_cause,
         left=update.left_in_optimizer,
         weights={"hyperparameter": 1.0, "optimizers": 0.98},
-        names=_names("lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad"),
+        names=_name_pattern("lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad"),
     ),
     Reason(
         "by_hand",
@@ -199,7 +202,7 @@ ROWS: Final = (
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
         left=("momentum", "mode", "number-of-updates"),
-        names=_names("momentum|ema|stat|norm"),
+        names=_name_pattern("momentum|ema|stat|norm"),
     ),
     Reason(
         "initial",
@@ -208,7 +211,7 @@ ROWS: Final = (
         is_fed=start.initial_is_fed,
         left=start.left_in_initial,
         weights=_DRAWN | {"checkpoints": 0.97},
-        names=_names("seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume"),
+        names=_name_pattern("seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume"),
     ),
     Reason(
         "rng",
@@ -217,7 +220,7 @@ ROWS: Final = (
         applies=draws.random_state_cause,
         left=draws.left_in_state,
         weights=_DRAWN | {"sources": 0.7},
-        names=_names("seed|worker|shuffle"),
+        names=_name_pattern("seed|worker|shuffle"),
     ),
     Reason(
         "resumed",

@@ -56,12 +56,12 @@ class Cut(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Microbatches of the step on the first rank; the usual number where not recorded."""
+        """Number of microbatches of the step on the first rank; where not recorded, the usual number of the run."""
         return len(self.of_ranks[0]) or self.as_a_rule.usual
 
 
 def cuts_of(step: Step) -> tuple[Cut, Cut]:
-    """The microbatches of a and of b in this step; both runs need a recorded split."""
+    """The microbatches of a and of b in this step; asserts that `comparison.splits` is set."""
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
@@ -75,7 +75,10 @@ def cuts_of(step: Step) -> tuple[Cut, Cut]:
 
 
 def split_cause(step: Step, position: int) -> Cause | None:
-    """Cause where `split_finding` finds an effect of the split, and nothing differs before; None otherwise."""
+    """Cause `split` where `split_finding` finds something and nothing differs before; None otherwise.
+
+    Its evidence is that of a gradient, loss or batch, none of it needed.
+    """
     if step.anything_before(step.order_at(position)) or split_finding(step, position) is None:
         return None
     site = step.sites[position]
@@ -86,7 +89,7 @@ def split_cause(step: Step, position: int) -> Cause | None:
 
 @finds("split")
 def find_split_effect(at: View) -> Iterator[Finding]:
-    """The effect of the split, and how each run cuts the batch."""
+    """Findings on the effect of the split, and, where the runs split a batch in different ways, on how each does."""
     finding, splits = split_finding(at.step, at.position), at.step.comparison.splits
     if finding is not None:
         yield finding
@@ -95,26 +98,30 @@ def find_split_effect(at: View) -> Iterator[Finding]:
 
 
 def split_finding(step: Step, position: int) -> Finding | None:
-    """The effect of a split on a divergence; None for one-sided or evaluation records, or without an effect."""
+    """The finding on how the split made a divergence; None where it did not, or cannot have.
+
+    It cannot for a record of one run alone or of an evaluation. Inputs and outputs of modules are asked for what
+    depends on the batch; gradients at the optimizer and losses only where the splits differ.
+    """
     splits, site = step.comparison.splits, step.sites[position]
     if splits is None or step.is_one_sided(position) or site.evaluates:
         return None
     if site.phase is Phase.FORWARD and site.kind in (Kind.INPUT, Kind.OUTPUT):
-        finding = _by_itself(step, position)
+        finding = _batch_dependence_finding(step, position)
         if finding is not None:
             return finding
     if not (splits.differ or (site.kind is Kind.LOSS and step.comparison.a.rank_count != step.comparison.b.rank_count)):
         return None
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
-        return _of_gradients(step)
+        return _gradient_finding(step)
     layout = step.comparison.a.layouts[int(step.table.a.layout[int(step.divergences.row_a[position])])]
     if site.kind is Kind.LOSS or (site.kind is Kind.OUTPUT and not layout.shape):
-        return _of_losses(step, position)
+        return _loss_finding(step, position)
     return None
 
 
-def _by_itself(step: Step, position: int) -> Finding | None:
-    """Finding for batch statistics (BatchNorm) or random numbers (dropout), which any split changes; None otherwise."""
+def _batch_dependence_finding(step: Step, position: int) -> Finding | None:
+    """Finding where a module's value depends on the cut: batch statistics, or random numbers drawn; None otherwise."""
     site = step.sites[position]
     drew = [step.alignment.path[union] for union in step.of(Kind.RNG, FORWARD, site.fqn).tolist()]
     if site.kind is Kind.INPUT:
@@ -127,11 +134,15 @@ def _by_itself(step: Step, position: int) -> Finding | None:
     return found("split-draws") if DRAWS.search(module.module_class) or drew else None
 
 
-def _of_gradients(step: Step) -> Finding | None:
-    """Finding where all gradients differ by the number of microbatches, or losses were not divided; None for none."""
+def _gradient_finding(step: Step) -> Finding | None:
+    """Finding where gradients were summed over microbatches instead of averaged, or clipped; None otherwise.
+
+    Summed where one factor fits all gradients and is the number of microbatches of either run, or their ratio; or where
+    one run's single loss is the mean of the other's losses. Clipped where no factor fits: see `_clipping_finding`.
+    """
     a, b = cuts_of(step)
     factor = _common_factor(step)
-    if factor is None and (clipped := _clipped(step)):
+    if factor is None and (clipped := _clipping_finding(step)):
         return clipped
     if factor is not None:
         inside = step.learned.backward_ratio
@@ -142,16 +153,21 @@ def _of_gradients(step: Step) -> Finding | None:
                 by = (a if side == "a" else b).number
                 return found("split-summed", times=f"{times:.4g}", side=side or "a, b", number=by)
     site = next((step.alignment.site(int(at)) for at in step.of(Kind.LOSS, frozenset({Phase.LOSS}))), None)
-    one, two = _values(step, site) if site is not None else ([], [])
+    one, two = _recorded_numbers(step, site) if site is not None else ([], [])
     for side, parts, whole in (("b", two, one), ("a", one, two)):
         if len(parts) > 1 == len(whole) and is_near(sum(parts) / len(parts), whole[0], _EXACT):
             return found("split-summed", times="", side=side, number=len(parts))
     return None
 
 
-def _clipped(step: Step) -> Finding | None:
-    """Finding where the norm of all gradients has two digits in one run (1.0, 0.25), as clipping leaves it."""
-    norms = _norm(step, "a"), _norm(step, "b")
+def _clipping_finding(step: Step) -> Finding | None:
+    """Finding where clipping left a norm of two digits (1.0, 0.25).
+
+    None where neither run has one, or both differ in it.
+
+    The norm is that of all gradients of the step, to a relative `_ROUND`.
+    """
+    norms = _gradient_norm(step, "a"), _gradient_norm(step, "b")
     written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
     if not any(written) or (all(written) and not is_near(*norms)):
         return None
@@ -161,8 +177,8 @@ def _clipped(step: Step) -> Finding | None:
     return found("split-clipped", side=side, norm=f"{norms[written.index(True)]:.4g}")
 
 
-def _norm(step: Step, side: str) -> float:
-    """L2 norm of all gradients of a step together; NaN without statistics."""
+def _gradient_norm(step: Step, side: str) -> float:
+    """L2 norm of all gradients of a step's first call together; NaN without statistics."""
     _, batch, sites, _ = step.table.halves[side == "b"]
     if "mean" not in batch.floats or "var" not in batch.floats:
         return float("nan")
@@ -173,9 +189,13 @@ def _norm(step: Step, side: str) -> float:
     return float(np.sqrt((elements * (var + mean**2)).sum()))
 
 
-def _of_losses(step: Step, position: int) -> Finding | None:
-    """Finding where one run's loss is the mean of the other's, weighted by samples or tokens; None otherwise."""
-    one, two = _values(step, step.sites[position])
+def _loss_finding(step: Step, position: int) -> Finding | None:
+    """Finding where one run's only loss is the mean of the other's, weighted by samples or tokens; None otherwise.
+
+    The other run has two losses or more, of unequal numbers. The mean may also be multiplied by the number of losses or
+    of microbatches; it counts to a relative `_EXACT`.
+    """
+    one, two = _recorded_numbers(step, step.sites[position])
     a, b = cuts_of(step)
     for cut, parts, whole in ((b, two, one), (a, one, two)):
         number = len(parts)
@@ -193,7 +213,10 @@ def _of_losses(step: Step, position: int) -> Finding | None:
 
 
 def _common_factor(step: Step) -> float | None:
-    """Factor c > 0 where b's gradients are c times a's, all of them, by sketches; None where none fits."""
+    """The factor above 0 by which b's gradients are a's, all of them, to `_CLOSE`; None where none fits.
+
+    It is found by the sketches of gradients that differ; None where one is missing.
+    """
     table, pairs = step.table, []
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
         if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER and not site.call:
@@ -211,8 +234,8 @@ def _common_factor(step: Step) -> float | None:
     return factor if factor > 0 and bool(fits.all()) else None
 
 
-def _values(step: Step, site: Site) -> tuple[list[float], list[float]]:
-    """Numbers recorded at a site over all ranks and calls, of a and of b."""
+def _recorded_numbers(step: Step, site: Site) -> tuple[list[float], list[float]]:
+    """Numbers recorded at a site in the step, of all ranks and calls: those of a, those of b."""
     a, b = step.comparison.a, step.comparison.b
     of_runs = (
         values_of(a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step),
@@ -223,7 +246,7 @@ def _values(step: Step, site: Site) -> tuple[list[float], list[float]]:
 
 
 def _name_in_a(step: Step, fqn: str) -> str:
-    """The name in run a of an FQN that is compared under b's name."""
+    """The name in run a of a module or parameter whose name in b is `fqn`."""
     change = step.comparison.rename
     if change is None:
         return fqn
@@ -231,5 +254,5 @@ def _name_in_a(step: Step, fqn: str) -> str:
 
 
 def is_near(one: float, two: float, close: float = _CLOSE) -> bool:
-    """Whether two numbers differ by at most `close`, relative to the larger."""
+    """Whether two numbers differ by at most `close` (inclusive), relative to the larger magnitude."""
     return abs(one - two) <= close * max(abs(one), abs(two))

@@ -27,7 +27,11 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def initial_is_fed(step: Step, position: int) -> bool:
-    """False for a start value of both runs, never seen before, if no random state and nothing before differs."""
+    """Whether a divergence is no initial value, or may follow from something that differs.
+
+    False only for a value at the start, in both runs, of a tensor not recorded before, where no random state and no
+    value carried into the step differs.
+    """
     site = step.sites[position]
     if site.phase is not Phase.START or step.is_one_sided(position) or step.is_recorded_before(site.fqn):
         return True
@@ -35,13 +39,13 @@ def initial_is_fed(step: Step, position: int) -> bool:
 
 
 def is_recorded_late(at: View) -> bool:
-    """Whether the first compared step is also the first of recording, but not step 0."""
+    """Whether it is in the first compared step, and that is not step 0 of a: training began before the recording."""
     return at.is_first_step and at.first.step > 0
 
 
 @finds("initial")
 def find_child_processes(at: View) -> Iterator[Finding]:
-    """Finding where the script runs another, unrecorded process."""
+    """Finding that names other processes that the scripts started and nobody recorded."""
     names = {str(name): None for run in at.runs for name in run.manifest.get("children", [])}
     if names:
         yield found("children", names=", ".join(names))
@@ -49,7 +53,10 @@ def find_child_processes(at: View) -> Iterator[Finding]:
 
 @finds("initial")
 def find_initial_draw(at: View) -> Iterator[Finding]:
-    """Findings on what filled the tensor differently before the first step; for buffers, their module's attributes."""
+    """Findings on what filled a tensor before the first step in another way; of a buffer also its module's attributes.
+
+    Nothing where recording began late, dtype or shape differ, or the distance is rounding.
+    """
     if not at.is_first_step or is_recorded_late(at) or at.dtypes or at.reshaped or at.first.size is Size.ROUNDING:
         return
     if at.site.kind is Kind.BUFFER:
@@ -59,7 +66,7 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
 
 @finds("initial")
 def find_tied_parameter(at: View) -> Iterator[Finding]:
-    """Finding where one run alone ties this parameter to another module that both have."""
+    """Finding where one run alone ties a parameter of a module that both have to this one."""
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
             for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):
@@ -69,9 +76,10 @@ def find_tied_parameter(at: View) -> Iterator[Finding]:
 
 
 def left_in_initial(at: View) -> Iterator[str]:
-    """Remaining causes of an initial value.
+    """Codes of the remaining causes of an initial value.
 
-    No seed where other drawn tensors are equal, b is a multiple of a, or only rounding differs.
+    The seed is left out where random states at the start and any other start tensor are equal, where b is a multiple of
+    a, or where only rounding differs.
     """
     if not at.is_first_step:
         yield "before-recorded"
@@ -94,7 +102,11 @@ def left_in_initial(at: View) -> Iterator[str]:
 
 
 def outside_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a start value recorded before, where the previous step's end is on record and agrees; None otherwise."""
+    """Cause `outside` of a tensor at the start of a step that was recorded before; None otherwise.
+
+    None also where steps before it were not recorded, and, if both runs have the record, where a random state or a
+    value carried into the step differs.
+    """
     site = step.sites[position]
     if site.phase is not Phase.START or not step.is_recorded_before(site.fqn):
         return None
@@ -108,7 +120,7 @@ def outside_cause(step: Step, position: int) -> Cause | None:
 
 @finds("outside")
 def find_change_between_steps(at: View) -> Iterator[Finding]:
-    """Finding where one run alone changed it after the step, or no optimizer steps in a run."""
+    """Findings where one run alone has the record, or where a run updates its parameters without an optimizer."""
     if at.first.only:
         yield found("changed-outside", side=at.first.only, step=at.first.step - (not at.site.call))
     hand = [side for side, by_hand in zip("ab", at.step.comparison.by_hand, strict=True) if by_hand]
@@ -117,7 +129,10 @@ def find_change_between_steps(at: View) -> Iterator[Finding]:
 
 
 def left_outside(at: View) -> Iterator[str]:
-    """Remaining causes of a change between steps: an unrecorded update, or loading, averaging, copying."""
+    """Codes of the remaining causes of a change between steps.
+
+    An update not recorded, or loading, averaging, copying.
+    """
     if at.union in at.table.left and not at.first.only:
         yield "update-before"
     if updates_by_hand(at.step):
@@ -132,7 +147,7 @@ def left_outside(at: View) -> Iterator[str]:
 
 
 def gap_cause(step: Step, position: int) -> Cause | None:
-    """Cause `gap` of a start value after unrecorded steps; None otherwise."""
+    """Cause `gap` of a tensor at the start of a step where steps before it were not recorded; None otherwise."""
     site = step.sites[position]
     if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
         return None
@@ -143,7 +158,10 @@ def gap_cause(step: Step, position: int) -> Cause | None:
 
 @finds("gap")
 def find_attributes_in_gap(at: View) -> Iterator[Finding]:
-    """Findings on differing attributes of the module or of loss modules."""
+    """Findings on attributes that differ.
+
+    Of the module if its reason would be `module`; for a loss, of loss modules.
+    """
     if at.cause.instead == "module":
         yield from find_attributes(at)
     elif at.site.kind is Kind.LOSS:
@@ -151,14 +169,17 @@ def find_attributes_in_gap(at: View) -> Iterator[Finding]:
 
 
 def resumed_cause(step: Step, position: int) -> Cause | None:
-    """Cause `resumed` where one run began later with other values; None otherwise."""
+    """Cause `resumed` of anything that differs in a step whose run began with other values than it should.
+
+    None otherwise.
+    """
     del position
     return cause("resumed", role=Role.PROPAGATED) if step.resumed else None
 
 
 @finds("resumed")
 def find_unrestored(at: View) -> Iterator[Finding]:
-    """Finding with up to three tensors that the later run began with differently."""
+    """Finding that names the first 3 tensors with which the resumed run began otherwise."""
     carried = at.step.carried
     names = [*sorted(carried.params | carried.buffers), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
     if names:
@@ -166,13 +187,13 @@ def find_unrestored(at: View) -> Iterator[Finding]:
 
 
 def propagated_cause(step: Step, position: int) -> Cause | None:
-    """Cause `propagated`, for any divergence."""
+    """Cause `propagated` of any divergence."""
     del step, position
     return cause("propagated", role=Role.PROPAGATED)
 
 
 @finds("propagated")
 def find_first_difference(at: View) -> Iterator[Finding]:
-    """Finding with the first record of the step that differs, unless that is this one."""
+    """Finding that names the first record of the step that differs; none if that is this record."""
     if at.step.sites[0] != at.site:
         yield found("upstream", name=what(at.step.sites[0]))

@@ -30,7 +30,7 @@ _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
 def one_side_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a one-sided record; None where both runs have it. An origin if `subject_of` says so."""
+    """Cause `structure` of a record that one run alone has; None where both have it. `subject_of` gives its role."""
     if not step.is_one_sided(position):
         return None
     subject, role = subject_of(step, position)
@@ -38,9 +38,11 @@ def one_side_cause(step: Step, position: int) -> Cause | None:
 
 
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
-    """(outermost module or name that one run alone has, ORIGIN if this record is its first in the step).
+    """The outermost module or name around a record that one run alone has, and the record's role.
 
-    PROPAGATED if anything differed before the step, or if the other run has the name and records differ before.
+    ORIGIN if the record is the first of that module in the step; PROPAGATED if it is not, if anything carried into the
+    step differs, or if the other run has that name too and an earlier record of both runs, saved files left out,
+    differs.
     """
     names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
     subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
@@ -55,9 +57,10 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
 
 
 def drawn_one_sided_start(step: Step) -> int | None:
-    """Position of the first one-sided start tensor, if a parameter before it is equal; None otherwise.
+    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
 
-    Drawing it moves the generator, so that later tensors differ; equal ones before show the same seed.
+    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
+    the seed is the same.
     """
     for position, site in enumerate(step.sites):
         if site.phase is not Phase.START or site.kind not in _TENSORS:
@@ -72,7 +75,7 @@ def drawn_one_sided_start(step: Step) -> int | None:
 
 @finds("structure")
 def find_why_one_sided(at: View) -> Iterator[Finding]:
-    """Findings of the first clause in `_CLAUSES` that has any."""
+    """Findings of the first function in `_CLAUSES` that gives any; and one that random states differ because of it."""
     for kinds, clause in _CLAUSES:
         if at.site.kind in kinds and (findings := list(clause(at))):
             yield from findings
@@ -85,19 +88,19 @@ def find_why_one_sided(at: View) -> Iterator[Finding]:
 # --- why one run alone has it: each of these says so, or nothing where it is something else
 
 
-def _operator(at: View) -> Iterator[Finding]:
-    """Finding with the line of an operator that one run alone runs."""
+def _find_other_operator(at: View) -> Iterator[Finding]:
+    """Finding with the line at which one run alone runs an operator."""
     yield found("other-operators", line=at.first.source, other=at.lacks)
 
 
-def _not_optimized(at: View) -> Iterator[Finding]:
-    """Finding where one run's optimizers hold the parameter and the other's do not."""
+def _find_not_optimized(at: View) -> Iterator[Finding]:
+    """Finding where optimizers of the run with the record hold the parameter, and those of the other run do not."""
     has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.lacks))
     if has is True and lacks is False:
         yield found("not-in-optimizer", other=at.lacks)
 
 
-def _tied(at: View) -> Iterator[Finding]:
+def _find_tied(at: View) -> Iterator[Finding]:
     """Finding where the run that lacks the tensor has it tied to another name."""
     tied = {side: tied_to(tree.values(), at.site.fqn) for side, tree in zip("ab", at.step.modules, strict=True)}
     target = tied[at.lacks]
@@ -105,19 +108,19 @@ def _tied(at: View) -> Iterator[Finding]:
         yield found("tied", other=at.lacks, target=target)
 
 
-def _losses(at: View) -> Iterator[Finding]:
-    """Finding where the numbers of losses in the step differ."""
+def _find_loss_counts(at: View) -> Iterator[Finding]:
+    """Finding where the runs have different numbers of losses in the step."""
     one, two = at.losses
     if one != two:
         yield found("losses", a=often(one), b=often(two))
 
 
-def _did_not_run(at: View) -> Iterator[Finding]:
+def _find_not_run(at: View) -> Iterator[Finding]:
     """Finding where the module exists in both runs but did not run in one."""
     alignment, fqn = at.step.alignment, at.site.fqn
     of_forward = (union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD)
     lacking = _side_without(at, of_forward)
-    if lacking and not _missing(at):
+    if lacking and not _is_name_missing(at):
         yield found("not-run", module=fqn, other=lacking)
 
 
@@ -128,12 +131,12 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
     return OTHER[recorded[0]] if len(recorded) == 1 else ""
 
 
-def _merged(at: View) -> Iterator[Finding]:
-    """Finding where modules of one run are one in the other, with how the first shared value differs."""
+def _find_merged(at: View) -> Iterator[Finding]:
+    """Findings where several modules of one run are one module in the other, and on the first value that both have."""
     structure, shared = at.outcome.structure, at.outcome.shared
     for merge in structure.merges if structure is not None else ():
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
-        if at.cause.subject not in {*parts, whole} or not _missing(at):
+        if at.cause.subject not in {*parts, whole} or not _is_name_missing(at):
             continue
         yield found("merged", parts=", ".join(parts), whole=whole, side=merge.side)
         if shared is not None and not at.narrowed:
@@ -143,16 +146,16 @@ def _merged(at: View) -> Iterator[Finding]:
         return
 
 
-def _subject(at: View) -> Iterator[Finding]:
-    """Finding where the subject has another class, or exists or runs in one run alone."""
+def _find_subject(at: View) -> Iterator[Finding]:
+    """Finding where the cause's subject has another class, exists in one run alone, or runs in one run alone."""
     subject, side = at.cause.subject, at.first.only
-    if not _missing(at):
+    if not _is_name_missing(at):
         if classes := at.classes_of(subject):
             yield found("class", module=subject, a=classes[0], b=classes[1])
             return
         if at.site.kind in _TENSORS:  # a module that both have may lack a tensor in one run
             subject = at.site.fqn
-        if not _missing(at, subject) and not _other_kind(at):
+        if not _is_name_missing(at, subject) and not _other_kind(at):
             return
     tensor = at.site.kind in _TENSORS and subject == at.site.fqn
     if replaced := at.classes_of(owner_of(subject)):
@@ -170,7 +173,7 @@ def _subject(at: View) -> Iterator[Finding]:
 
 
 def _other_kind(at: View) -> str:
-    """`buffer` where the other run has a buffer of this parameter's name, or `parameter`; "" for neither."""
+    """`buffer` or `parameter` where the other run has the tensor as that instead; "" otherwise."""
     if at.site.kind not in _TENSORS:
         return ""
     (kind,) = _TENSORS - {at.site.kind}
@@ -178,15 +181,18 @@ def _other_kind(at: View) -> str:
     return kind.one.removeprefix("the ") if at.recorded(at.lacks, named) else ""
 
 
-def _missing(at: View, name: str = "") -> bool:
-    """Whether the run without the record has no name at or below `name` (default: the cause's subject)."""
+def _is_name_missing(at: View, name: str = "") -> bool:
+    """Whether the run without the record has no name equal to or below `name`; "" is for the cause's subject."""
     alignment, subject = at.step.alignment, name or at.cause.subject or at.site.fqn
     names = alignment.names_a if at.lacks == "a" else alignment.names_b
     return not any(name == subject or name.startswith(f"{subject}.") for name in names)
 
 
-def _calls(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times, or optimizers step in another order."""
+def _find_call_counts(at: View) -> Iterator[Finding]:
+    """Findings where a module runs a different number of times in b, or where optimizers step in another order.
+
+    Also that batches are accumulated, where a root module runs as often as there are losses.
+    """
     if not at.calls:
         return
     name, one, two = at.calls
@@ -194,13 +200,13 @@ def _calls(at: View) -> Iterator[Finding]:
     whole = not owner_of(name) and at.losses[0] != at.losses[1]
     if whole and one * at.losses[1] == two * at.losses[0]:  # as many losses as batches
         yield found("accumulated")
-    one_of, two_of = (sorted(_graded(at, side)) for side in "ab")
+    one_of, two_of = (sorted(_parameters_with_gradient(at, side)) for side in "ab")
     if one_of and two_of and not {*one_of} & {*two_of}:
         yield found("optimizers-order", a=one_of[0], b=two_of[0])
 
 
-def _paths(at: View) -> Iterator[Finding]:
-    """Finding where one call has values at different paths."""
+def _find_paths(at: View) -> Iterator[Finding]:
+    """Finding where both runs made the call and have values at other paths in it."""
     alignment, site = at.step.alignment, at.site
     given: list[list[str]] = []
     for side in "ab":
@@ -213,11 +219,11 @@ def _paths(at: View) -> Iterator[Finding]:
     yield found("arguments" if site.kind is Kind.INPUT else "structure-of-value", a=a, b=b)
 
 
-def _unused(at: View) -> Iterator[Finding]:
-    """Finding where the optimizers step in another order, or the gradient exists but no optimizer takes it."""
+def _find_unused_gradient(at: View) -> Iterator[Finding]:
+    """Finding where optimizers step in another order, else where no optimizer takes the gradient that was computed."""
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
-        one, two = (setup.holders(side, _graded(at, side)) for side in "ab")
+        one, two = (setup.holders(side, _parameters_with_gradient(at, side)) for side in "ab")
     else:
         two = setup.as_in_a(two)
     # each run has the optimizers that step in either here, and none of them steps in both
@@ -231,25 +237,25 @@ def _unused(at: View) -> Iterator[Finding]:
         yield found("gradient-not-taken", other=at.lacks)
 
 
-def _graded(at: View, side: str) -> set[str]:
-    """Parameters with a gradient recorded at an optimizer step, in one run."""
+def _parameters_with_gradient(at: View, side: str) -> set[str]:
+    """Parameters whose gradient a run recorded at an optimizer step."""
     gradients = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}))
     return {at.step.alignment.fqn[union] for union in at.recorded(side, gradients)}
 
 
-def _other_class(at: View) -> Iterator[Finding]:
-    """Finding where the stepping optimizers are of other classes."""
+def _find_other_optimizer_class(at: View) -> Iterator[Finding]:
+    """Finding where the optimizers that step are of other classes in b."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
     if one != two:
         yield from find_other_optimizer(at)
 
 
-def _no_gradient(at: View) -> Iterator[Finding]:
+def _find_no_gradient(at: View) -> Iterator[Finding]:
     yield found("no-gradient", other=at.lacks)
 
 
-def _not_stepped(at: View) -> Iterator[Finding]:
-    """Finding where no optimizer steps the parameter in one run, or its model has not run there yet."""
+def _find_not_stepped(at: View) -> Iterator[Finding]:
+    """Finding where no optimizer steps the parameter in one run, or where its model has not run there before."""
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
     sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]
@@ -265,19 +271,19 @@ _UPDATED = frozenset({Kind.GRAD, Kind.OPTIMIZER_STATE})
 _GRADIENTS = frozenset({Kind.GRAD, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT})
 _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
-    (frozenset({Kind.OP_OUTPUT}), _operator),
-    (_UPDATED, _not_optimized),
+    (frozenset({Kind.OP_OUTPUT}), _find_other_operator),
+    (_UPDATED, _find_not_optimized),
     (_UPDATED, find_changed_hands),
-    (frozenset({Kind.OPTIMIZER_STATE}), _other_class),
-    (_ALL, _tied),
-    (frozenset({Kind.LOSS}), _losses),
-    (_ALL, _did_not_run),
-    (_ALL, _merged),
-    (_ALL, _subject),
-    (_ALL, _calls),
-    (frozenset({Kind.GRAD}), _unused),
-    (_GRADIENTS, _no_gradient),
-    (_ALL, _paths),
-    (frozenset({Kind.PARAM}), _not_stepped),
+    (frozenset({Kind.OPTIMIZER_STATE}), _find_other_optimizer_class),
+    (_ALL, _find_tied),
+    (frozenset({Kind.LOSS}), _find_loss_counts),
+    (_ALL, _find_not_run),
+    (_ALL, _find_merged),
+    (_ALL, _find_subject),
+    (_ALL, _find_call_counts),
+    (frozenset({Kind.GRAD}), _find_unused_gradient),
+    (_GRADIENTS, _find_no_gradient),
+    (_ALL, _find_paths),
+    (frozenset({Kind.PARAM}), _find_not_stepped),
 )
 """Asked in this order, each of records of these kinds; the first that says something is the reason."""

@@ -43,7 +43,12 @@ if TYPE_CHECKING:
 
 
 def optimizer_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a parameter or state after an optimizer step; None where its gradient, value or state before differs."""
+    """Cause `optimizer` of a parameter or state after an update; None where something that goes into it differs.
+
+    That is the parameter or its state before the step, its gradient (without a record of it, anything in the passes),
+    or an earlier update of it in the step. None also for other phases and for parameters without a gradient. A new
+    state at the start of step 0 has this cause without evidence.
+    """
     site, order = step.sites[position], step.order_at(position)
     new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
     if new and not step.resumed:
@@ -80,7 +85,7 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
 
 @finds("optimizer")
 def find_other_optimizer(at: View) -> Iterator[Finding]:
-    """Finding where other optimizers step, or another of the same optimizers holds the parameter."""
+    """Finding where optimizers of other names step, else where another of the same optimizers holds the parameter."""
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
@@ -90,13 +95,13 @@ def find_other_optimizer(at: View) -> Iterator[Finding]:
 
 def find_changed_hands(at: View) -> Iterator[Finding]:
     """Finding where both runs have the same optimizers, and another one holds the parameter."""
-    if hands := at.setup.other_for(at.site.fqn):
+    if hands := at.setup.other_holders(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
 @finds("optimizer")
 def find_partial_sum(at: View) -> Iterator[Finding]:
-    """Finding where one run's ranks had not summed the gradient before the optimizer step."""
+    """Finding where the ranks of one run had not yet added up the gradient as the optimizer took it."""
     if at.cause.rests_on(Thing.GRADIENT_SUM):
         sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
         yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
@@ -104,7 +109,7 @@ def find_partial_sum(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
-    """Finding where one run's optimizer counts step 1 and the other's more, or a resumed run lost state."""
+    """Finding where one run's optimizer counts 1 step and the other's more, or where a resumed run lost state."""
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
     for union in alignment.by_fqn.get(fqn, []):
@@ -129,7 +134,10 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_hyperparameters(at: View) -> Iterator[Finding]:
-    """Findings on the parameter's hyper-parameters that differ; likely only, where evidence is unobserved."""
+    """Finding for each hyper-parameter of `hyperparameter_changes_of`.
+
+    One that `applying_hyperparameters` leaves out has the code `hyperparameter-elsewhere`.
+    """
     applying = set(applying_hyperparameters(at))
     for change in hyperparameter_changes_of(at):
         code = "hyperparameter" if change in applying else "hyperparameter-elsewhere"
@@ -138,7 +146,7 @@ def find_hyperparameters(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_untouched(at: View) -> Iterator[Finding]:
-    """Finding where one run's step leaves the parameter unchanged and the other's does not."""
+    """Finding where one run's step leaves the parameter as it was and the other's does not."""
     side = at.step.unchanged_side(at.union)
     if side:
         yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
@@ -146,13 +154,13 @@ def find_untouched(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_amplified(at: View) -> Iterator[Finding]:
-    """Finding where inputs agree only within tolerance and no hyper-parameter differs."""
+    """Finding where what goes into the step agrees only within tolerance, and no hyper-parameter differs."""
     if at.cause.grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 
 def left_in_optimizer(at: View) -> Iterator[str]:
-    """Remaining causes: the optimizer, and its state and hyper-parameters where unrecorded."""
+    """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded."""
     if at.site.phase is Phase.START:
         yield "optimizer-state-loaded"
         return
@@ -167,9 +175,10 @@ def left_in_optimizer(at: View) -> Iterator[str]:
 
 
 def applying_hyperparameters(at: View) -> list[Difference]:
-    """Hyper-parameters that differ, where all other evidence is recorded and agrees; [] otherwise.
+    """Hyper-parameters that differ and alone explain the update; [] where anything else may.
 
-    Those that choose a kernel are left out, and those that another parameter's group may have.
+    That is where evidence was not observed, other optimizers step, gradients were not added up, or the state is fresh.
+    Those that choose a kernel are left out, and those of some groups only.
     """
     if at.tells != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
@@ -186,8 +195,8 @@ def applying_hyperparameters(at: View) -> list[Difference]:
 def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters of the parameter that differ, from settings and from records of the step.
 
-    Settings are those of the first step; a recorded learning rate of the parameter's group comes first. Under an
-    offset, settings count only if the rate was recorded and they were not.
+    Settings describe the first step, so a learning rate recorded for the parameter's group replaces theirs. Under an
+    offset they count only for names that were not recorded, and only if the rate was.
     """
     settled, recorded = at.setup.changes_for(at.site.fqn), recorded_names(at.table)
     if at.step.comparison.offset:
@@ -202,7 +211,7 @@ def hyperparameter_changes_of(at: View) -> list[Difference]:
         for change in at.hyperparameters
         if not (not change.of and change.about in names) and not (settled and None in (change.a, change.b))
     ]
-    rates = None if at.setup.renumbered else _rates(at)
+    rates = None if at.setup.renumbered else _recorded_rates(at)
     if rates is None:
         return [*settled, *others]
     rest = [change for change in (*settled, *others) if change.about != "lr"]
@@ -216,8 +225,8 @@ _FACTOR = "lr_"
 """How a script's notes begin of what it makes a group's rates of; no optimizer reads them."""
 
 
-def _rates(at: View) -> tuple[str, str] | None:
-    """Learning rates recorded for the parameter's group, in a and in b; None where either is missing."""
+def _recorded_rates(at: View) -> tuple[str, str] | None:
+    """Learning rates recorded in the step for the parameter's group, of a and of b; None where either is missing."""
     held = at.setup.groups_of(at.site.fqn)
     if held is None:
         return None
@@ -230,7 +239,7 @@ def _rates(at: View) -> tuple[str, str] | None:
 
 
 def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
-    """Whether a site is the learning rate of this group."""
+    """Whether a site is the recorded learning rate of group number `group` of an optimizer."""
     alignment = table.alignment
     return alignment.fqn[union] == optimizer and alignment.path[union] == f"[{group}]['lr']"
 
@@ -239,7 +248,10 @@ def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
 
 
 def by_hand_is_fed(step: Step, position: int) -> bool:
-    """Whether anything before differs; True also where an optimizer or a start value may explain the record."""
+    """Whether something differs before a change by hand, or the record is no such change.
+
+    A change by hand is recorded in the forward pass, or at the optimizer step of a parameter without a gradient.
+    """
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
     if not (without or site.phase is Phase.FORWARD):
@@ -257,8 +269,8 @@ def find_change_in_one(at: View) -> Iterator[Finding]:
         yield found("changed-in-one", side=side)
 
 
-def _overwritten(step: Step) -> tuple[bool, bool]:
-    """Whether DDP broadcasts another rank's buffers to the compared rank, in a and in b."""
+def _buffers_overwritten(step: Step) -> tuple[bool, bool]:
+    """Whether DDP overwrites the buffers of the compared rank with those of another one: in a, in b."""
     rank, stored = step.comparison.rank, step.comparison.tensors
     manifests = [run.manifests.get(rank, {}) for run in (stored.a, stored.b)]
     groups = [held if isinstance(held := manifest.get("data_parallel"), list) else [] for manifest in manifests]
@@ -270,7 +282,11 @@ def _overwritten(step: Step) -> tuple[bool, bool]:
 
 
 def buffer_cause(step: Step, position: int) -> Cause | None:
-    """Cause of a buffer after a step, where its module's inputs, tensors and draws do not differ; None otherwise."""
+    """Cause `buffer` of a buffer; None where something that its module begins with or draws differs.
+
+    That is the module's input, another tensor of it, a record inside it, a random state that it draws from, or this
+    buffer before. None also for values at the start.
+    """
     site, order = step.sites[position], step.order_at(position)
     owner = owner_of(site.fqn)
     if site.phase is Phase.START or site.fqn in step.carried.buffers:
@@ -291,15 +307,18 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
     needed = seen or Kind.INPUT not in step.comparison.kinds
     inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
     before = evidence_of("buffer", step, position)
-    if any(_overwritten(step)):  # what the step before left is not what the module begins with
+    if any(_buffers_overwritten(step)):  # what the step before left is not what the module begins with
         before = [fact for fact in before if fact.thing is not Thing.VALUE_BEFORE]
     return cause("buffer", *inputs, *before, module=owner)
 
 
 @finds("buffer")
 def find_buffer_cause(at: View) -> Iterator[Finding]:
-    """Finding where DDP overwrites it, one run does not update it, or module attributes differ."""
-    overwritten = _overwritten(at.step)
+    """Findings where DDP overwrites the buffer in one run.
+
+    Else where one run does not update it, or attributes differ.
+    """
+    overwritten = _buffers_overwritten(at.step)
     if overwritten[0] != overwritten[1]:
         side = "a" if overwritten[0] else "b"
         yield found("broadcast", side=side, other=OTHER[side])

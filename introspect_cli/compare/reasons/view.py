@@ -40,7 +40,10 @@ class View:
     """
 
     def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
-        """Take the outcome of one rank, which must have a first divergence, and the outcomes of all ranks."""
+        """Take the outcome of one rank, which must have a first divergence, and the outcomes of all ranks.
+
+        Nothing is looked up before it is asked for. `settings` stays () until the answer sets it.
+        """
         self.outcome = outcome
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
@@ -67,17 +70,17 @@ class View:
 
     @cached_property
     def position(self) -> int:
-        """Index of this divergence among the step's divergences."""
+        """Index of this divergence in `step.sites`."""
         return self.step.sites.index(self.site)
 
     @cached_property
     def union(self) -> int:
-        """Union number of its site."""
+        """Number of its site in the alignment of both runs."""
         return int(self.step.divergences.site[self.position])
 
     @cached_property
     def rounding(self) -> bool:
-        """Whether the size is `Size.ROUNDING`."""
+        """Whether its distance is of the size of rounding."""
         return self.first.size is Size.ROUNDING
 
     @property
@@ -94,7 +97,7 @@ class View:
         return a is not None and b is not None and a.layout.shape != b.layout.shape
 
     def known(self, *things: Thing) -> Known:
-        """The answer for the first evidence on any of `things`; UNSEEN where there is none."""
+        """What is known of the first of the cause's evidence that is on any of `things`; UNSEEN where there is none."""
         facts = [fact.known for fact in self.cause.rests_on(*things)]
         return facts[0] if facts else Known.UNSEEN
 
@@ -112,7 +115,10 @@ class View:
 
     @cached_property
     def agreeing_before(self) -> dict[int, int]:
-        """Number of records before it in its step, by state (EQUAL, WITHIN, ...), without hyper-parameters."""
+        """Number of records before it in its step by state, `EQUAL` to `DIFFERENT`.
+
+        Hyper-parameters are not counted.
+        """
         step = self.step
         settings = of_kinds(step.alignment.kind, SETTING_KINDS)
         earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
@@ -120,14 +126,14 @@ class View:
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
-        """(number of start tensors that differ, states of all recorded start tensors)."""
+        """How many parameters and buffers at the start differ, and the states (`EQUAL`, ...) of all recorded ones."""
         differ = sum(site.phase is Phase.START and site.kind in _TENSORS for site in self.step.sites)
         starts = [u for kind in _TENSORS for u in self.step.of(kind, frozenset({Phase.START}))]
         return differ, [int(self.step.state[union]) for union in starts if self.step.state[union]]
 
     @cached_property
     def gradients(self) -> tuple[int, int]:
-        """(number of gradients that differ, number recorded) in the step."""
+        """How many gradients of the step differ, and how many were recorded in the divergence's phase."""
         differ = sum(site.kind is Kind.GRAD for site in self.step.sites)
         recorded = [u for u in self.step.of(Kind.GRAD, frozenset({self.site.phase})) if self.step.state[u]]
         return differ, len(recorded)
@@ -135,7 +141,7 @@ class View:
     # --- what ran
 
     def recorded(self, side: str, sites: Iterable[int]) -> list[int]:
-        """Those of `sites` that run `side` recorded in the step."""
+        """Those of `sites` (numbers in the alignment) that run `side` recorded in the step, in their order."""
         rows = self.table.rows_of(side)
         return [site for site in sites if site in rows]
 
@@ -147,7 +153,10 @@ class View:
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:
-        """(name, calls in a, calls in b) of the outermost module that both call, but a different number of times."""
+        """(FQN, calls in a, calls in b) of the outermost module that both runs call, a different number of times.
+
+        Counted are calls in the step's forward pass; None where there is no such module.
+        """
         alignment = self.table.alignment
         called: dict[str, tuple[set[int], set[int]]] = {}
         for place, side in enumerate("ab"):
@@ -167,7 +176,10 @@ class View:
 
     @cached_property
     def unseen_inside(self) -> list[str]:
-        """Submodules without recorded outputs, if the reason is `module` or `own_code`; [] otherwise."""
+        """Submodules of the module to blame without recorded outputs.
+
+        [] unless the reason is or would be `module`, `own_code`.
+        """
         of_modules = not {self.cause.reason, self.cause.instead}.isdisjoint({"module", "own_code"})
         return unseen_inside(self.step, self.module) if of_modules else []
 
@@ -180,7 +192,7 @@ class View:
         return tuple(tree[fqn] for fqn in (self.module, *ancestors(self.module)) if fqn in tree)
 
     def classes_of(self, name: str) -> tuple[str, ...]:
-        """Classes of module `name` in a and b where they differ and it is no root; () otherwise."""
+        """(class in a, class in b) of module `name` where they differ; () otherwise, and for a root."""
         classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
         return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
@@ -216,18 +228,18 @@ class View:
 
     @cached_property
     def setup(self) -> Optimizers:
-        """Optimizers of both runs, as their settings describe them."""
+        """Optimizers of both runs as their settings describe them, parameters by their names in b."""
         a, b = (settings.get("optimizers") for settings in self.documents)
         return Optimizers(a, b, self.step.comparison.rename or str)
 
     @cached_property
     def hyperparameters(self) -> list[Difference]:
-        """Hyper-parameters recorded in this step that differ; [] where optimizers are numbered differently."""
+        """Hyper-parameters recorded in this step that differ; [] where optimizers have other numbers in b."""
         return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.last_text)
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
-        """Names of optimizers with records in the step, in a and in b; scalers left out."""
+        """Names of the optimizers that recorded hyper-parameters in the step: in a, in b; scalers left out."""
         alignment = self.table.alignment
         one, two = (
             dict.fromkeys(
@@ -239,7 +251,7 @@ class View:
 
     @property
     def steppers(self) -> tuple[list[str], list[str]]:
-        """`optimizers`; where there are none, those whose settings hold the parameter."""
+        """`optimizers`; where both lists are empty, the optimizers whose settings hold the parameter: in a, in b."""
         held = self.setup.holders("a", {self.site.fqn}), self.setup.holders("b", {self.site.fqn})
         return self.optimizers if any(self.optimizers) else held
 
@@ -252,9 +264,9 @@ class View:
 
     @property
     def fed(self) -> str | None:
-        """Name of the loader whose batch differs.
+        """Name of the loader whose batch differs, with ` (evaluation)` after it for one of an evaluation.
 
-        "" where data may differ unrecorded, None where data is not the cause.
+        "" where data may differ and was not recorded; None where data is not the cause.
         """
         if self.site.kind is Kind.BATCH:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn

@@ -40,7 +40,7 @@ class Event:
         state: the generator's state before a draw.
         by: the function; of a module that drew when it was called, its mode, one of `MODES`; "" for a draw by something
             that was not seen itself.
-        name: the parameter that was find_filling, or the module; "" for none that has a name.
+        name: the parameter that was filled, or the module; "" for none that has a name.
         line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
             one was called. "" for none.
         arguments: what the function was given beside what it fills; None where that is not on record.
@@ -57,12 +57,12 @@ class Event:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the function that drew is unknown (`by` is ""), as for `randn` or a loader."""
+        """Whether it is not known what drew (`by` is ""), as for `randn` or a loader."""
         return not self.by
 
     @property
     def what(self) -> tuple[str, str, str]:
-        """Key by which two runs' events are one: seed, function and name, without line and state."""
+        """Key by which events of two runs are the same: seed, function and name, without line and state."""
         return self.seed, self.by, self.name
 
     def __str__(self) -> str:
@@ -85,20 +85,23 @@ class Parting(NamedTuple):
 
     @property
     def first(self) -> tuple[Event | None, Event | None]:
-        """The first event of a and of b that differs; None where the run has no more."""
+        """The first event of a and of b after those that are alike; None where the run has no more."""
         one, two = (next(iter(events[self.agreed :]), None) for events in (self.a, self.b))
         return one, two
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the first draw that differs is one whose function is unknown, in each run that has it."""
+        """Whether it is not known what drew in the first events that differ, in each run that has one.
+
+        False for none.
+        """
         return any(self.first) and all(event.is_unseen for event in self.first if event is not None)
 
     @property
     def suspects(self) -> tuple[Sequence[Event], Sequence[Event]]:
-        """The events of a and of b that may be what differs.
+        """The events of a and of b that may be what differs: the first that differ.
 
-        Where one draw finds two states, also the one before it, which took another number of draws.
+        Where the same draw finds another state, also the one before it, which may have taken another number of draws.
         """
         one, two = self.first
         same_draw = one is not None and two is not None and one.what == two.what and not one.seed
@@ -107,7 +110,7 @@ class Parting(NamedTuple):
 
 
 def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
-    """Where two lists of events part."""
+    """Where two lists of events part: both lists, and how many events from the start are alike (`_is_alike`)."""
     shorter = range(min(len(a), len(b)))
     both = {event.name for event in a} & {event.name for event in b}
     same = next((place for place in shorter if not _is_alike(a, b, place, both)), len(shorter))
@@ -115,17 +118,23 @@ def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
 
 
 def partings(runs: tuple[Run, Run], rank: int) -> list[Parting]:
-    """Where the events of each generator part."""
+    """Where the events of a rank part, for each generator of `GENERATORS`."""
     generators = dict.fromkeys(GENERATORS.values())
     both = ([events_of(run, rank, generator) or [] for run in runs] for generator in generators)
     return [parting(a, b) for a, b in both]
 
 
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collection[str]) -> bool:
-    """Whether the events at `place` have equal seed, function, state and name.
+    """Whether the events number `place` have equal seed, function, state and name.
 
-    For a draw by an unknown function the next states must agree too, unless a seeding follows. Names may differ if the
-    lines agree and neither name is in `both` runs.
+    After a draw by an unknown function the next states must agree too, unless a seeding comes next. Names may differ
+    where the lines agree, and either a name is "" or neither is in `both`.
+
+    Args:
+        a: events of a.
+        b: events of b.
+        place: index in both.
+        both: names of events that both runs have.
     """
     one, two = a[place], b[place]
     unnamed = not (one.name and two.name) or not {one.name, two.name}.intersection(both)
@@ -138,7 +147,17 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
 
 
 def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
-    """Finding for the first seeding or draw before the first step that differs; nothing without records."""
+    """Finding for the first seeding or draw before the first step that differs.
+
+    Nothing where a run has no record of them.
+
+    Where none differs, but nobody saw what drew last in b, it is that draw, as the state after it is what differs.
+
+    Args:
+        runs: a and b.
+        rank: number of the rank.
+        generator: its name; "" for all.
+    """
     a, b = (events_of(run, rank, generator) for run in runs)
     if a is None or b is None:
         return
@@ -149,7 +168,10 @@ def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
 
 
 def _find_difference(parted: Parting) -> Iterator[Finding]:
-    """Finding for the first events that differ: another seed, another state, one run's alone, or two draws."""
+    """Finding for the first events that differ: another seed, another state, one run's alone, or two draws.
+
+    Nothing where no event differs.
+    """
     one, two = parted.first
     common = parted.b[: parted.agreed]
     before = sum(not event.seed for event in common)
@@ -177,7 +199,7 @@ def _find_difference(parted: Parting) -> Iterator[Finding]:
 
 
 def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
-    """Finding where one run alone ran models without gradients before its step."""
+    """Finding where one run alone ran models without gradients before its step of `steps` (in a, in b)."""
     ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
     if ran[0] != ran[1]:
         yield found("begins-later", side="a" if ran[0] else "b")
@@ -187,7 +209,13 @@ def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Itera
 
 
 def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
-    """Finding for generators created by the script: seeds that differ, else states; with `seeds`, seeds alone."""
+    """Finding for generators that the script made: where their seedings part, else the first variable that differs.
+
+    Args:
+        runs: a and b.
+        rank: number of the rank.
+        seeds: leave out a variable whose seeds are equal and whose states differ.
+    """
     findings = list(_find_difference(script_seedings(runs, rank)))
     yield from findings
     for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
@@ -199,29 +227,32 @@ def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = Fals
 
 
 def script_seedings(runs: tuple[Run, Run], rank: int) -> Parting:
-    """Where the seedings of generators that the script made part."""
+    """Where the events part in which the script made its own generators (`default_rng`, `Random`)."""
     a, b = ([event for event in events_of(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
     return parting(a, b)
 
 
 def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Script generators of both runs that differ, by variable: (class, seed, state) in a and in b."""
-    one, two = ({words[3]: words[:3] for words in _generators(run, rank)} for run in runs)
+    """The script's generators that both runs have and that differ, by variable: (class, seed, state) in a and in b."""
+    one, two = ({words[3]: words[:3] for words in _recorded_generators(run, rank)} for run in runs)
     return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
 
 
-def _generators(run: Run, rank: int) -> list[tuple[str, ...]]:
-    """(class, seed, state, variable) of each script generator on record."""
+def _recorded_generators(run: Run, rank: int) -> list[tuple[str, ...]]:
+    """(class, seed, state, variable) of each of the script's generators on record; malformed lines are left out."""
     lines = run.settings_of(rank).document(DOCUMENT).get("generators")
     every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
     return [words for words in every if len(words) == 4]
 
 
-# --- what find_filling a parameter
+# --- what filled a parameter
 
 
 def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | None, Event | None]:
-    """The draw that last find_filling a parameter, in a and in b; else of one named so but for a wrapper."""
+    """The draw that filled a parameter last, in a and in b; None where none is on record.
+
+    Where none has this name, it is that of a parameter named so but for a wrapper around either.
+    """
     last: list[Event | None] = []
     for run in runs:
         drawn = [event for event in events_of(run, rank, "") or [] if event.by not in MODES]
@@ -232,13 +263,16 @@ def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | 
 
 
 def _is_inside(one: str, two: str) -> bool:
-    """Whether `two` is `one` with a wrapper around: equal below the root, and deeper."""
+    """Whether `two` is the FQN `one` with a wrapper around: the same below the root, and deeper."""
     inside = one.partition(".")[2]
     return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
 def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """Finding where a parameter was find_filling by another function, from another state, or with other arguments."""
+    """Finding on how the runs filled a parameter: by another function, from another state, or with other arguments.
+
+    Where all that is equal, that the script changed the parameter after it; nothing where neither run has it on record.
+    """
     one, two = last_fillings(runs, rank, name)
     if one is None or two is None:
         if one or two:
@@ -254,7 +288,7 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
 
 
 def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
-    """Recorded events of one generator, or of all for ""; None where the document is missing."""
+    """Seedings and draws of one generator, of all for "", in their order; None where they were not recorded."""
     document = run.settings_of(rank).document(DOCUMENT)
     if not isinstance(document.get("events"), list):
         return None

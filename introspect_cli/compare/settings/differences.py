@@ -49,7 +49,7 @@ _AROUND = 20
 
 
 def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
-    """Both values as text of one line (None stays None); long ones are cut around the first difference."""
+    """Both values as text of one line; None stays None. Text over `_LONGEST` is cut around the first difference."""
     a, b = (None if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in (one, two))
     if a is None or b is None:
         start = 0
@@ -67,12 +67,15 @@ def _shortened(text: str | None, start: int) -> str | None:
 
 
 def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of unequal entries in order of a; None for a missing one."""
+    """(name, value in a, value in b) of entries that differ, those of a first; None for a missing one."""
     return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
 
 
 def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) for each difference; None on the side that lacks it."""
+    """(name, value in a, value in b) of all that differs in two values; None on the side that lacks it.
+
+    Nested values have dotted names (`model.layers[2]`), and `value` where there is no name.
+    """
     if a == b:
         return
     if (_is_flat(a) or not a) and (_is_flat(b) or not b):
@@ -89,7 +92,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Differences of nested values, as deepdiff finds them."""
+    """Differences of nested values, as deepdiff finds them; imports it."""
     from deepdiff import DeepDiff
 
     delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)
@@ -102,7 +105,7 @@ def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def describe(change: SettingChange) -> str:
-    """A change like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`."""
+    """A change in words, like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`."""
     a, b, name = change.a, change.b, change.name
     if None not in (a, b):
         if change.source == "sources":

@@ -34,16 +34,19 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 
 
 def differences(a: Run, b: Run) -> Iterator[Difference]:
-    """All settings of two runs that differ; documents that one run alone kept are left out."""
+    """All settings of two runs that differ; a document that one run alone kept is no difference.
+
+    The files that were read are included, and the options of `capture` that change a training.
+    """
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
     same_name = words_a and words_b and PurePath(words_a[0]).name == PurePath(words_b[0]).name
     if same_name and "sources" in settings_a and "sources" in settings_b:
         words_b[0] = words_a[0]  # what the script holds has a hash; its folder explains nothing
-    yield from _of_document("command", command_options(words_a), command_options(words_b))
+    yield from _document_differences("command", command_options(words_a), command_options(words_b))
     for source in settings_a:
         if source != "command" and source in settings_b:  # what one capture was asked not to keep is no change
-            yield from _of_document(source, settings_a[source], settings_b[source])
+            yield from _document_differences(source, settings_a[source], settings_b[source])
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
     options_a, options_b = (run.manifest.get("options", {}) for run in (a, b))
@@ -52,8 +55,8 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
             yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
 
 
-def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
-    """Differences within one settings document, by the rules of its source."""
+def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
+    """Differences within the settings document `source`, by the rules of that document."""
     if source in {"built", OPTIMIZERS}:
         yield from (built_differences if source == "built" else optimizer_differences)(a, b)
         return
@@ -69,17 +72,19 @@ def _of_document(source: str, a: Mapping[str, object], b: Mapping[str, object]) 
             yield Difference(source, name, one, two)
 
 
-def on_some_ranks(a: Run, b: Run) -> list[str]:
-    """Notes on optimizers and flags that differ on ranks but not on the lowest, whose settings stand for the run.
+def notes_on_some_ranks(a: Run, b: Run) -> list[str]:
+    """Notes on optimizers and flags that differ on some ranks, but not on the lowest, whose settings stand for the run.
 
-    At most `MOST_RANKS` ranks are compared. With zero or NaN gradients nothing else would show such a change.
+    The first `MOST_RANKS` common ranks are compared. With zero or NaN gradients nothing else would show such a change.
     """
     ranks = [rank for rank in a.recorded if rank in b.recorded][:MOST_RANKS]
     notes: dict[SettingChange, list[int]] = {}
     for rank in ranks if len(ranks) > 1 else ():
         one, two = (run.settings_of(rank) for run in (a, b))
         for source in (OPTIMIZERS, "runtime"):
-            for change in _of_document(source, one[source], two[source]) if source in one and source in two else ():
+            for change in (
+                _document_differences(source, one[source], two[source]) if source in one and source in two else ()
+            ):
                 if not RUN_NOISE.search(change.name.lower()):
                     shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
                     notes.setdefault(shown, []).append(rank)
@@ -140,7 +145,7 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
 
 
 def _set_option(values: dict[str, Any], option: str, value: str) -> str:
-    """Set an option's value and return its name: `-p lr` where the value is `lr=1`."""
+    """Set an option's value in `values` and return its name there, which is `-p lr` where the value is `lr=1`."""
     if _ASSIGNED.match(value):
         del values[option]
         name, _, value = value.partition("=")
@@ -170,7 +175,7 @@ def command_options(argv: Iterable[str]) -> dict[str, str]:
 
 
 def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """The words of the script's command line, the script first; none where they are not on record."""
+    """Words of the script's command line, the script first; [] where they are not on record."""
     command = settings.get("command")
     argv = command.get("argv") if isinstance(command, Mapping) else None
     if not isinstance(argv, (list, tuple)):
@@ -182,7 +187,12 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 
 
 def built_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """Differences of objects both runs built (loaders, schedulers), named `line: attribute`, by kind."""
+    """Differences of objects that both runs built (loaders, schedulers, scalers), named `object (line): attribute`.
+
+    Args:
+        a: the document of a: by kind, by object, attributes by name.
+        b: that of b.
+    """
     for kind in _shared_keys(a, b):
         one_side, other_side = a[kind], b[kind]
         for thing in _shared_keys(one_side, other_side):

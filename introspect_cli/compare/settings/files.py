@@ -49,7 +49,7 @@ class ReadFile(NamedTuple):
 
     @property
     def content(self) -> tuple[Any, Any]:
-        """Key by which two files are one: digest and size."""
+        """Key by which files have equal content: digest and size."""
         return self.digest, self.size
 
     @property
@@ -58,7 +58,7 @@ class ReadFile(NamedTuple):
         return PurePath(self.name).suffix.lower()
 
     def text(self) -> str | None:
-        """The text; None where the run did not keep it or it is damaged."""
+        """The text, decoded, not cached; None where the run did not keep it or it is damaged."""
         if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
             return None
         try:
@@ -69,7 +69,7 @@ class ReadFile(NamedTuple):
 
 
 def files_of(run: Run) -> dict[str, ReadFile]:
-    """Read files by name; entries that stand for many files are left out."""
+    """Files that a run read, by name; entries that stand for many files are left out."""
     return {
         str(name): ReadFile(run, str(name), document.get("digest"), document.get("size"))
         for name, document in run.settings.document(FILES).items()
@@ -78,12 +78,12 @@ def files_of(run: Run) -> dict[str, ReadFile]:
 
 
 def tensor_files(run: Run) -> dict[str, str]:
-    """Names of tensor files a run read, by digest, or by name without a digest."""
+    """Names of the files of tensors that a run read, by digest, or by name where there is no digest."""
     return {str(file.digest or name): name for name, file in files_of(run).items() if holds_tensors(name)}
 
 
 def holds_tensors(name: str) -> bool:
-    """Whether a file name ends like a tensor file: `.pt`, `.safetensors`, `.npz`."""
+    """Whether a file's name ends as those of tensors do: `.pt`, `.safetensors`, `.npz`."""
     return PurePath(name).suffix.lower() in _CHECKPOINTS
 
 
@@ -91,7 +91,10 @@ def holds_tensors(name: str) -> bool:
 
 
 def file_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """Differences of read files: values of configuration, lines, digests, or `read` by one run alone."""
+    """Differences of files that were read: values of configuration, else lines, else digests.
+
+    Or `READ` in one run alone.
+    """
     one, two = files_of(a), files_of(b)
     imported = [run.settings.document("sources") for run in (a, b)]
     pairs, only_a, only_b = _paired_files(one, two)
@@ -105,9 +108,10 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
 def _paired_files(
     a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]
 ) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """Pairs of files, files of a alone, files of b alone.
+    """(pairs of names in a and b, names in a alone, names in b alone).
 
-    Paired by path, else by equal content, equal basename, or equal ending, each only if unique in both.
+    Paired are equal names, then files of equal content, then of equal basename, then of equal ending. The last three
+    count only where just one file left in each run has it.
     """
     pairs = [(name, name) for name in a if name in b]
     only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
@@ -127,7 +131,10 @@ def _paired_files(
 
 
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
-    """Differences of two paired files; none where content is equal or a digest is missing."""
+    """Differences of two paired files; none where their content is equal or a digest is missing.
+
+    Of values and of lines, the first `_MOST`.
+    """
     if a.content == b.content or not (a.digest and b.digest):
         return
     text_a, text_b = a.text(), b.text()
@@ -148,12 +155,15 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """JSON, YAML, TOML or INI as nested data; None for another ending, malformed text, or over `_MOST_NODES` values."""
+    """JSON, YAML, TOML or INI as nested data.
+
+    None for another ending, malformed text, or more than `_MOST_NODES` values.
+    """
     try:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            content = _yaml(text)
+            content = _parsed_yaml(text)
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -168,7 +178,7 @@ def parsed(text: str, ending: str) -> Any:
 
 
 def _ini_sections(text: str) -> dict[str, dict[str, str]] | None:
-    """Sections of an INI text as dicts; None where malformed."""
+    """Sections of an INI text, each as a dictionary; None where it is malformed."""
     import configparser
 
     parser = configparser.RawConfigParser(strict=False)
@@ -180,7 +190,7 @@ def _ini_sections(text: str) -> dict[str, dict[str, str]] | None:
 
 
 def _is_small(root: Any) -> bool:
-    """Whether nested data or YAML nodes, aliases followed, number at most `_MOST_NODES`."""
+    """Whether nested data or YAML nodes are at most `_MOST_NODES`, with aliases followed."""
     waiting, count = [root], 0
     while waiting:
         value = waiting.pop()
@@ -195,7 +205,7 @@ def _is_small(root: Any) -> bool:
     return True
 
 
-def _yaml(text: str) -> Any:
+def _parsed_yaml(text: str) -> Any:
     """The data of a YAML text; None where it is empty or too large."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
@@ -210,7 +220,10 @@ def _yaml(text: str) -> Any:
 
 
 def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """(line number in b, line of a, line of b) of up to `_MOST` differing lines; None for a missing one."""
+    """(line number in b, line of a, line of b) of the first `_MOST` differing lines; None for a missing or empty line.
+
+    Over `_MOST_NODES` lines together, of the first differing line alone.
+    """
     one, two = a.splitlines(), b.splitlines()
     if len(one) + len(two) > _MOST_NODES:
         at = begin_alike(one, two)
@@ -230,7 +243,7 @@ def _line_at(lines: list[str], at: int) -> str | None:
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:
-    """Basenames of files that one run alone read."""
+    """Basenames of the files that either run alone read."""
     one, two = (set(map(file_name, run.settings.document(FILES))) for run in (a, b))
     return one ^ two
 

@@ -29,10 +29,14 @@ _Hyperparameters = dict[str, dict[str, Any]]
 
 
 def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | None]) -> list[Difference]:
-    """Hyper-parameters recorded in a step that differ; equal changes of groups or optimizers are one.
+    """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
-    All but the learning rate are recorded only when new or changed: a value missing in one run is looked up in its
-    earlier steps by `standing`, and left out where that has none.
+    All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
+    recorded in an earlier step.
+
+    Args:
+        table: the step.
+        standing: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
     """
     alignment = table.alignment
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
@@ -92,7 +96,10 @@ class Optimizers:
     """
 
     def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
-        """Take both runs' settings documents; `rename` maps parameter names of a to those of b."""
+        """Read both runs' settings documents and pair their optimizers.
+
+        `rename` maps names of parameters of a to those of b.
+        """
         one, two = _optimizers_by_name(a, rename), _optimizers_by_name(b)
         self.named = {"a": one, "b": two}
         keys = [{(name.partition("#")[0], *sorted(held)): name for name, held in run.items()} for run in (one, two)]
@@ -101,21 +108,21 @@ class Optimizers:
         self.renumbered = self.paired[1].keys() == two.keys() and self.paired[1] != two
 
     def has(self, side: str, parameter: str) -> bool | None:
-        """Whether any optimizer of a run holds a parameter; None where parameter names were not kept."""
+        """Whether any optimizer of run `side` holds a parameter; None where names of parameters are not on record."""
         names = {name for held in self.named[side].values() for name in held}
         return None if not names or all(name.startswith("group ") for name in names) else parameter in names
 
     def holders(self, side: str, parameters: set[str]) -> list[str]:
-        """Names of a run's optimizers that hold any of `parameters`."""
+        """Names of the optimizers of run `side` that hold any of `parameters`."""
         return [name for name, held in self.named[side].items() if parameters & held.keys()]
 
     def as_in_a(self, names: list[str]) -> list[str]:
-        """Names of b's optimizers translated to a's names."""
+        """Names of b's optimizers as those that they are paired with have in a; those without a pair keep theirs."""
         held = {id(values): name for name, values in self.paired[1].items()}
         return [held.get(id(self.named["b"].get(name)), name) for name in names]
 
     def changes_for(self, parameter: str) -> list[Difference]:
-        """Hyper-parameters of one parameter that differ, over optimizers of both runs."""
+        """Hyper-parameters of one parameter that differ, over all optimizers that both runs have."""
         changes: dict[str, Difference] = {}
         for name in self.paired[0].keys() & self.paired[1].keys():
             one, two = (side[name].get(parameter) for side in self.paired)
@@ -125,7 +132,10 @@ class Optimizers:
         return list(changes.values())
 
     def groups_of(self, parameter: str) -> tuple[str, int, int] | None:
-        """(optimizer, group number in a, in b) of a parameter; None unless exactly one optimizer of both holds it."""
+        """(optimizer, number of the parameter's group in a, in b).
+
+        None unless just one optimizer holds it in both runs.
+        """
         names = [name for name in self.paired[0] if all(parameter in side.get(name, {}) for side in self.paired)]
         if len(names) != 1:
             return None
@@ -135,10 +145,10 @@ class Optimizers:
             numbers.append(groups.index(id(held[parameter])))
         return names[0], numbers[0], numbers[1]
 
-    def other_for(self, parameter: str) -> tuple[list[str], list[str]] | None:
-        """Optimizers that hold a parameter, in a and in b, where they differ.
+    def other_holders(self, parameter: str) -> tuple[list[str], list[str]] | None:
+        """Optimizers that hold a parameter, of a and of b, where they differ; None where they do not.
 
-        None where they are equal, or the runs do not have the same two or more optimizers.
+        None also unless the runs have the same optimizers, two or more, and each holds the parameter.
         """
         if self.paired[0].keys() != self.paired[1].keys() or len(self.paired[0]) < 2:
             return None
@@ -147,7 +157,7 @@ class Optimizers:
 
 
 def learning_rates(settings: Any) -> Iterator[float]:
-    """`lr` and `initial_lr` of all parameters, each at most 1e6."""
+    """`lr` and `initial_lr` of all parameters in a settings document; more than 1e6 is given as 1e6."""
     for held in _optimizers_by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
@@ -155,7 +165,7 @@ def learning_rates(settings: Any) -> Iterator[float]:
 
 
 def _optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
-    """Optimizer name to its parameters and their hyper-parameters."""
+    """Hyper-parameters by optimizer, then by parameter; `rename` maps the parameters' names."""
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
         if isinstance(optimizer, dict):
@@ -165,7 +175,7 @@ def _optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> di
 
 
 def _values_by_parameter(groups: Any) -> _Hyperparameters:
-    """Parameter name to its group's hyper-parameters; `group 0` for a group without names."""
+    """Hyper-parameters of its group by parameter; under `group 0` for a group without names."""
     by_name: _Hyperparameters = {}
     for place, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
         if isinstance(group, dict):
@@ -177,7 +187,10 @@ def _values_by_parameter(groups: Any) -> _Hyperparameters:
 
 
 def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Hyper-parameters that differ, without an `initial_lr` that `lr` explains."""
+    """(name, value in a, value in b) of hyper-parameters that differ; None where one run lacks it.
+
+    `initial_lr` is left out where `lr` differs too, or where one run has no scheduler and so no `initial_lr`.
+    """
     began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
     noted = "initial_lr" in a and "initial_lr" in b  # else one run has no scheduler, which moves lr if anything
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
@@ -188,7 +201,10 @@ def _value_text(value: Any) -> str | None:
 
 
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
-    """All differences of optimizers, each once, naming one parameter and a number if not all differ."""
+    """All differences of the optimizers of two runs, from their settings documents.
+
+    An equal change of several parameters is one; it names the first, and how many, if not all have it.
+    """
     one, two = Optimizers(a, b).paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():
         yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
@@ -202,14 +218,14 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
 
 
 def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:
-    """(common prefix of all parameter names, hyper-parameters by the rest of the name)."""
+    """(modules that all parameters' names begin with, hyper-parameters by the rest of the name)."""
     owners = [name.split(".")[:-1] for name in held] or [[]]
     before = "".join(f"{part}." for part in owners[0][: min(begin_alike(owners[0], each) for each in owners)])
     return before, {name.removeprefix(before): values for name, values in held.items()}
 
 
 def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
-    """Differences between two optimizers, equal changes of several parameters as one."""
+    """Differences of two optimizers, an equal change of several parameters as one; `prefix` begins their names."""
     (_, one), (before, two) = _without_common_prefix(a), _without_common_prefix(b)
     if one.keys() == two.keys():  # a model that something was put around
         a = {before + name: values for name, values in one.items()}

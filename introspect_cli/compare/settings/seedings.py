@@ -58,16 +58,16 @@ class SeedingCall:
 
 
 def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
-    """Finding where one function got two seeds, or two states (digests beginning with `#`)."""
+    """Finding where function `by` got two seeds, or two states (which begin with `#`)."""
     if two.startswith("#"):
         return found("set-state", by=by, line=line)
     return found("seeded", by=by, a=one, b=two, line=line)
 
 
 def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[SeedingCall], list[SeedingCall]]:
-    """Calls in a and in b that set the divergence's generator with a function and seed that the other run lacks.
+    """Calls in a, and in b, that set the divergence's generator with a function and seed that the other run's lack.
 
-    Those within the divergence's step; of a state at its start, those since the last recorded step ended.
+    Those in the divergence's step; for a state at its start, those since the last recorded step before it began.
     """
     sides = []
     for run, step in zip(runs, (first.step, first.step_b), strict=True):
@@ -92,7 +92,7 @@ def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Seed
 
 
 def find_differing_call(one: list[SeedingCall], two: list[SeedingCall]) -> Iterator[Finding]:
-    """Finding where a state was set in one run only, by another function, or with another seed."""
+    """Finding where the runs set a state by other functions, with another seed, or in one run alone."""
     if one and two and one[0].by == two[0].by:
         yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
     else:

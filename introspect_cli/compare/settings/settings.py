@@ -81,7 +81,7 @@ SAYS_NOTHING = 0.1
 """Weight up to which a setting says where results go, or names a machine, and changes no number."""
 
 
-class Explained(Protocol):
+class SettingWeights(Protocol):
     """A reason's weights for settings."""
 
     @property
@@ -90,10 +90,10 @@ class Explained(Protocol):
 
     @property
     def names(self) -> re.Pattern[str] | None:
-        """Pattern of setting names that weigh 0.1 more; None for none."""
+        """Pattern of names of settings that weigh 0.1 more; None for none."""
 
 
-def _says_where(name: str) -> bool:
+def _is_output_name(name: str) -> bool:
     """Whether an option names a place for results or the run itself: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
     return any(re.match(_EXPLAINS_NOTHING, "-".join(words[-count:])) for count in (1, 2))
@@ -103,8 +103,8 @@ _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nest
 """What an optimizer steps with: it explains an update, and nothing before."""
 
 
-def _of_optimizer(change: Difference) -> bool:
-    """Whether a change is of an optimizer, or of an argument or file value named like its (`lr`, `betas`)."""
+def _is_of_optimizer(change: Difference) -> bool:
+    """Whether a change is of an optimizer, or of an argument or a file's value that is named so (`lr`, `betas`)."""
     named = {"command": change.name, FILES: change.about}.get(change.source, "")
     steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
     return change.source in _OF_OPTIMIZERS or bool(steps_with)
@@ -116,12 +116,12 @@ MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
 
 
 def chooses_kernel(name: str) -> bool:
-    """Whether a hyper-parameter only chooses the kernel: `fused`, `foreach`, `capturable`."""
+    """Whether a hyper-parameter does no more than choose the kernel: `fused`, `foreach`, `capturable`."""
     return bool(_KERNEL_OPTIONS.search(name))
 
 
 def rounds_differently(change: SettingChange) -> bool:
-    """Whether a setting only changes rounding: hardware, runtime flags, numeric packages, kernel options."""
+    """Whether a setting changes rounding and nothing else: hardware, flags, numeric packages, options of kernels."""
     if change.source in _OF_OPTIMIZERS:
         return chooses_kernel(change.name)
     if change.source == "options":
@@ -149,7 +149,7 @@ class Blame:
         more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
     """
 
-    reason: Explained | None = None
+    reason: SettingWeights | None = None
     hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
@@ -160,32 +160,32 @@ class Blame:
     more: bool = False
 
     def weight(self, change: Difference) -> float:
-        """Weight of a change, 0 to 1; 0 is noise and not shown, 0.5 and more explains."""
+        """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence."""
         if change.source in _BUILT:
-            return self._of_built(change)
-        if (not self.stepped and _of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
+            return self._weight_of_built(change)
+        if (not self.stepped and _is_of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
             return _USUAL
         if change.source == "sources" and any(change.name == each.source.rpartition(":")[0] for each in self.modules):
             return 0.97
         if change.source != FILES:
-            weight = self._of_setting(change.source, change.name)
-            if self._of_first_steps(change):
+            weight = self._weight_by_name(change.source, change.name)
+            if self._is_of_first_steps(change):
                 return min(weight, _USUAL)
             return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
         if change.about:  # a value of configuration weighs as an argument does
-            return self._of_setting("command", change.about.rpartition(".")[2])
-        return self._of_file(change)
+            return self._weight_by_name("command", change.about.rpartition(".")[2])
+        return self._weight_of_file(change)
 
-    def called(self, change: Difference) -> str:
-        """Name of a change as shown."""
-        return f"{change.name}{' in the first step' * self._of_first_steps(change)}"
+    def shown_name(self, change: Difference) -> str:
+        """Name of a change as it is shown, with `in the first step` after it under an offset."""
+        return f"{change.name}{' in the first step' * self._is_of_first_steps(change)}"
 
-    def _of_first_steps(self, change: Difference) -> bool:
-        """Whether an optimizer setting describes first steps that are not compared (under an offset)."""
+    def _is_of_first_steps(self, change: Difference) -> bool:
+        """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
         return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
-    def _of_setting(self, source: str, name: str) -> float:
-        """Weight of a setting by its source and name."""
+    def _weight_by_name(self, source: str, name: str) -> float:
+        """Weight from 0 to 1 of a setting by its source (the document) and its name."""
         reason = self.reason
         if source == "environment":
             if ENV_NOISE.match(name):
@@ -195,7 +195,7 @@ class Blame:
             if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
                 return 0.95
             return 0.65 if re.match(_ENV_STRONG, name) else 0.25
-        if (source == "command" and _says_where(name)) or (source == "hardware" and _WHICH_DEVICE.search(name)):
+        if (source == "command" and _is_output_name(name)) or (source == "hardware" and _WHICH_DEVICE.search(name)):
             return SAYS_NOTHING
         if source in {"runtime", "hardware", "command"} and RUN_NOISE.search(name.lower()):
             return 0.0
@@ -214,9 +214,9 @@ class Blame:
             base += 0.1
         return min(base, 1.0)
 
-    def _of_built(self, change: Difference) -> float:
-        """Weight of an argument of a built object: loader, scheduler, scaler."""
-        if _says_where(change.name.rpartition(".")[2]) or (self.offset and change.source == "scalers"):
+    def _weight_of_built(self, change: Difference) -> float:
+        """Weight from 0 to 1 of an argument of a loader, scheduler or scaler."""
+        if _is_output_name(change.name.rpartition(".")[2]) or (self.offset and change.source == "scalers"):
             return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
         if self.reason is None:
             weight = 0.5
@@ -231,8 +231,8 @@ class Blame:
         # torch sets it itself where there are workers
         return min(weight, _USUAL) if None in change[2:4] and change.name.endswith(": prefetch_factor") else weight
 
-    def _of_file(self, change: Difference) -> float:
-        """Weight of a file with other content, or read by one run alone."""
+    def _weight_of_file(self, change: Difference) -> float:
+        """Weight from 0 to 1 of a file that has other content or that one run alone read."""
         if self.reason is None:
             return 0.5
         tensors = self.reason.weights.get("checkpoints", 0.3) if holds_tensors(change.name) else 0.0
@@ -242,7 +242,13 @@ class Blame:
 
 
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
-    """Settings that differ, the heaviest first; a change explains from weight 0.5 on, if anything diverged."""
+    """Settings that differ, the heaviest first; from weight 0.5 on a change explains the divergence, if there is one.
+
+    Args:
+        a: one run.
+        b: the other run.
+        blame: facts of the divergence; None for no divergence.
+    """
     blame = blame or Blame()
     diverged = blame.reason is not None
     changes: list[SettingChange] = []
@@ -255,7 +261,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
             explains = diverged and weight >= 0.5
-            changes.append(SettingChange(change.source, blame.called(change), *values, explains, round(weight, 3)))
+            changes.append(SettingChange(change.source, blame.shown_name(change), *values, explains, round(weight, 3)))
     if diverged:
         tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
         if blame.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):

@@ -75,14 +75,21 @@ class Attempts:
     runs: int = 0
 
     def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
-        """Run a with the changes `chosen` (positions in `elements`), once; SAME as a, DIVERGED, or UNDECIDED.
+        """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer holds.
+
+        Args:
+            chosen: positions in `elements`; empty to run a unchanged.
+            name: what is run, in words, for the line.
+
+        Returns:
+            SAME as a, DIVERGED from it, or UNDECIDED where it does not run so far.
 
         Raises:
             OutOfRunsError: no more runs are allowed.
             UsageError: what was to run is not what ran.
         """
         if chosen not in self.answers:
-            self.answers[chosen] = attempt = self._attempt(chosen)
+            self.answers[chosen] = attempt = self._make_attempt(chosen)
             first = attempt.result.first if attempt.result is not None else None
             said = {
                 Verdict.SAME: "the same as a",
@@ -99,7 +106,7 @@ class Attempts:
         return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
 
     def why(self, chosen: frozenset[int]) -> str:
-        """The reason, in words, for the verdict UNDECIDED of an attempt."""
+        """The reason, in words, why an attempt that was made is UNDECIDED."""
         _, result, done = self.answers[chosen]
         if done is None:
             return "a file cannot be read by python"
@@ -107,11 +114,12 @@ class Attempts:
             return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
         return result.sentence if result is not None else done.last_lines
 
-    def _attempt(self, chosen: frozenset[int]) -> Attempt:
-        """Run an attempt and judge it; UNDECIDED without a run where the changed files cannot be made.
+    def _make_attempt(self, chosen: frozenset[int]) -> Attempt:
+        """Run an attempt, count it in `runs`, and judge it; UNDECIDED, without a run, where no valid file comes out.
 
         Raises:
             OutOfRunsError: no more runs are allowed.
+            UsageError: what was to run is not what ran.
         """
         elements = [self.elements[place] for place in sorted(chosen)]
         try:
@@ -127,7 +135,10 @@ class Attempts:
         return Attempt(*self.reference.judge(done), done)
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
-        """Capture a with these changes and source files, in a directory named by a hash of all that goes in."""
+        """Capture a with these changes and source files, or take the complete run of an earlier call with all the same.
+
+        The run is named by a hash of all that goes in. UsageError where other files than these were imported.
+        """
         recipe, variables = self._command_with(elements)
         files = {item.name: item.a for item in on_axis(self.elements, "file")}
         files |= {item.name: item.b for item in on_axis(elements, "file")}
@@ -146,7 +157,7 @@ class Attempts:
         with build_place(around, at, texts, files=others, links=self.links, paths=paths) as place:
             words = (*recipe.options, *self.options, *self.reference.stop_options, *recipe.words_at(place))
             done = capture(self.output / name, place, words, variables, recipe.python, again=False)
-        self._check(done, sources)
+        self._check_imported(done, sources)
         return done
 
     def _command_with(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
@@ -162,8 +173,8 @@ class Attempts:
         words = tuple(command_line(named | changed)) if changed else recipe.arguments
         return replace(recipe, options=tuple(options), arguments=words), variables
 
-    def _check(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
-        """Check that the changed files were the ones imported.
+    def _check_imported(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
+        """Check that the files imported were the changed ones; a run without a step passes.
 
         Raises:
             UsageError: another version of one was imported, from elsewhere.
@@ -183,10 +194,10 @@ class Attempts:
 
 
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
-    """A's source files with the changes among `elements`, as bytes by name; files that only b has are always there.
+    """A's source files with the changes among `elements`, as bytes by name; files that only b has are always included.
 
     Raises:
-        ValueError: a file cannot be parsed then.
+        ValueError: a changed file cannot be parsed.
     """
     texts = {**sides.b, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]

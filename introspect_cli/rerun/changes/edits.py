@@ -43,7 +43,13 @@ class Edit(NamedTuple):
 
 
 def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
-    """The changes of a file, in its order; a text that is None stands for a missing file."""
+    """The changes that make `text_b` of `text_a`, in the file's order; [] where both mean the same.
+
+    Args:
+        file: name of the file, whose ending says how it is parsed.
+        text_a: what it holds in a; None where it is missing there.
+        text_b: the same of b.
+    """
     if text_a == text_b:
         return []
     if text_a is None or text_b is None:
@@ -52,10 +58,15 @@ def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
 
 
 def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
-    """A's text with the changes `chosen` applied; None where the file does not exist then.
+    """A's text with the changes `chosen` applied; None where the result is that the file does not exist.
+
+    Args:
+        chosen: changes of one file that `edits_of` gave; a change of the whole file gives the text of b.
+        text_a: what the file holds in a; None where it is missing there.
+        text_b: the same of b.
 
     Raises:
-        ValueError: no text that can be read comes out.
+        ValueError: no text that can be parsed comes out.
     """
     chosen = [*chosen]
     if not chosen:
@@ -74,7 +85,11 @@ def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: st
 
 
 def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
-    """Each change of a file with its edits; the whole file as one change, without edits, where it cannot be split."""
+    """Each change of a file with its edits; [] where both texts parse to the same.
+
+    The whole file is one change, without edits, where a text cannot be parsed, there are more than `_MOST_LINES` lines
+    or `_MOST_CHANGES` changes, or all changes together do not give b.
+    """
     a, b = _parse(file, text_a), _parse(file, text_b)
     whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
     if a is None or b is None:
@@ -87,7 +102,7 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
     opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
     for hunk in [Edit(*places) for tag, *places in opcodes if tag != "equal"]:
         together = (*together, hunk)
-        for edits in ([(edit,) for edit in _line_by_line(hunk)] if together == (hunk,) else [], [together]):
+        for edits in ([(edit,) for edit in _split_by_line(hunk)] if together == (hunk,) else [], [together]):
             values = [_parse(file, _replace_lines(one, two, edit)) for edit in edits]
             if edits and None not in values:
                 edited += [
@@ -115,7 +130,7 @@ def _parse(file: str, text: str) -> Any:
 
 
 def _lines(file: str, text: str) -> list[str]:
-    """The lines of a text; JSON is formatted first, with one value a line."""
+    """The lines of a text; JSON is formatted first, one value a line."""
     if file.endswith(".json"):
         text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
     return text.replace("\r\n", "\n").split("\n")
@@ -130,8 +145,8 @@ def _replace_lines(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]
     return "\n".join([*lines, *one[done:]])
 
 
-def _line_by_line(hunk: Edit) -> list[Edit]:
-    """A hunk as one edit per line where both versions have as many lines; else as it is."""
+def _split_by_line(hunk: Edit) -> list[Edit]:
+    """A hunk split into one edit per line where it has as many lines in a as in b; else the hunk alone."""
     low, high, start, stop = hunk
     if high - low != stop - start:
         return [hunk]
@@ -139,8 +154,16 @@ def _line_by_line(hunk: Edit) -> list[Edit]:
 
 
 def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit], values: Any) -> Change:
-    """The change made by `edits`, with the lines of both versions and the function or the keys it is in."""
-    sides = _side(one, edits[0].low, edits[-1].high), _side(two, edits[0].start, edits[-1].stop)
+    """The change that some edits make, with the lines of both versions, and the function or keys that they are in.
+
+    Args:
+        file: name of the file.
+        one: all lines of a.
+        two: all lines of b.
+        edits: the edits, in order.
+        values: (a, a with these edits), both as `_parse` gives them.
+    """
+    sides = _side_of(one, edits[0].low, edits[-1].high), _side_of(two, edits[0].start, edits[-1].stop)
     if not file.endswith(".py"):
         return Change(file, ", ".join(_differing_keys(*values)), *sides, "value")
     side, lines = (sides[1], two) if sides[1] is not None else (sides[0], one)
@@ -148,12 +171,16 @@ def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[E
     return Change(file, "" if side is None or tree is None else _scope(tree, side), *sides)
 
 
-def _side(lines: Sequence[str], first: int, last: int) -> Side | None:
+def _side_of(lines: Sequence[str], first: int, last: int) -> Side | None:
+    """Lines `first` to before `last` (from 0) without their common indent; None where that is none."""
     return Side(first + 1, last, dedent("\n".join(lines[first:last]))) if last > first else None
 
 
 def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
-    """Functions and classes below a node, each after the one around it, by qualified name (`f.<locals>.g`)."""
+    """(qualified name, node) of the functions and classes below a node, an outer one before those inside it.
+
+    The name of an inner one is `f.<locals>.g` or `Class.method`; `prefix` is put before each.
+    """
     for child in ast.iter_child_nodes(node):
         inner = prefix
         if isinstance(child, DEFINITIONS):
@@ -172,7 +199,7 @@ def _scope(tree: ast.AST, side: Side) -> str:
 
 
 def _differing_keys(a: Any, b: Any, above: str = "") -> Iterator[str]:
-    """The keys under which two nested values differ: `model.dropout`, `layers[2]`."""
+    """Paths at which two nested values differ: `model.dropout`, `layers[2]`; `above` is the path of the two values."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:
             if key not in a or key not in b:

@@ -86,7 +86,7 @@ def differing_settings(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
 
 
 def command_line(chosen: dict[str, Any]) -> list[str]:
-    """Command-line words that `arguments` reads back as `chosen`; positional words first."""
+    """Command-line words that `arguments` reads back as `chosen`: positional ones first, none for a value of None."""
     line = [str(value) for name, value in chosen.items() if name.startswith(ARGUMENT) and value is not None]
     for name, value in chosen.items():
         if name.startswith(ARGUMENT) or value is None:

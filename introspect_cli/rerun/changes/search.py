@@ -43,10 +43,10 @@ class Proof:
     Attributes:
         elements: the smallest set of changes; empty where there is none.
         proven: whether the runs are the same without them and diverge with them alone.
-        each: whether each of several makes the runs diverge by itself.
+        each: whether there are several elements and each alone makes a diverge.
         changes: how many changes there are.
         runs: how many runs were made.
-        undecided: runs that answered nothing, since they do not run as far.
+        undecided: how many runs answered nothing, since they failed before the last step.
         result: how a with them alone diverges from a; None where nothing is proven.
         sentence: the answer in words.
         unknown: what differs and could not be tried, as clauses.
@@ -133,27 +133,27 @@ class Search:
         return frozenset(range(len(self.attempts.elements)))
 
     def run(self) -> Proof:
-        """Try the likeliest changes alone, else check both ends and minimise; stops where no more runs are allowed."""
+        """Try the likeliest changes alone, else check both ends and minimise; unproven where runs run out."""
         try:
-            core = self._likely_alone()
+            core = self._try_likely()
             if core is None:
-                obstacle = self._obstacle()
+                obstacle = self._find_obstacle()
                 if obstacle:
                     return self._proof(frozenset(), obstacle)
                 core = frozenset(ddmin(sorted(self.everything), lambda part: self._is_needed(frozenset(part))))
-            return self._with_partners(core)
+            return self._prove_with_partners(core)
         except OutOfRunsError:
-            return self._out_of_runs()
+            return self._unfinished_proof()
 
-    def _likely_alone(self) -> frozenset[int] | None:
-        """The first likely change without which b is the same as a; None where none of the first few is."""
+    def _try_likely(self) -> frozenset[int] | None:
+        """Try the first few likely changes: the first without which b is the same as a; None where none is."""
         half = max(len(self.everything) // 2, 1)
         few = 1 if len(self.everything) == 1 else min(self.likely, _MAX_TRIED_ALONE, half)
         alone = (frozenset({place}) for place in range(few))
         return next((part for part in alone if self._is_needed(part)), None)
 
     def _is_needed(self, part: frozenset[int]) -> bool:
-        """Whether b without the changes `part` is the same as a; keeps the smallest such set."""
+        """Whether b without the changes `part` is the same as a, by a run; sets `smallest` where `part` is smaller."""
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
         same = self.attempts.verdict(rest, name) is Verdict.SAME
@@ -162,13 +162,16 @@ class Search:
         return same
 
     def _suffices(self, part: frozenset[int]) -> bool:
-        """Whether a with only the changes `part` diverges from a."""
+        """Whether a with only the changes `part` diverges from a, by a run."""
         every = part == self.everything
         name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
         return self.attempts.verdict(part, name) is Verdict.DIVERGED
 
-    def _obstacle(self) -> str:
-        """Why the search cannot begin; "" if a again is the same as a, and a with all changes diverges."""
+    def _find_obstacle(self) -> str:
+        """Run a unchanged and a with all changes: why the search cannot begin, in words.
+
+        "" where the first is the same as a and the second diverges.
+        """
         nothing: frozenset[int] = frozenset()
         self._is_needed(self.everything)
         verdict, result, _ = self.attempts.answers[nothing]
@@ -182,28 +185,37 @@ class Search:
                 f"a cannot be run again from what it recorded: {self.attempts.why(nothing)} (a file that is newer than "
                 "the run has to be named: --link PATH)"
             )
-        return "" if self._suffices(self.everything) else self._insufficient()
+        return "" if self._suffices(self.everything) else self._why_insufficient()
 
-    def _insufficient(self) -> str:
-        """The reason, in words, that a with all changes was not seen to diverge."""
+    def _why_insufficient(self) -> str:
+        """The reason, in words, why a with all changes, which was run, does not diverge."""
         if self.attempts.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
         return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
 
-    def _with_partners(self, core: frozenset[int]) -> Proof:
-        """The proof of `core`, with the fewest other changes that it needs to make a diverge."""
+    def _prove_with_partners(self, core: frozenset[int]) -> Proof:
+        """Run until it is known which other changes `core` needs to make a diverge; the proof of all of these together.
+
+        None of the others can be left out. Unproven, and empty, where even all changes do not make a diverge.
+        """
         if self._suffices(core):
             each = len(core) > 1 and all(self._suffices(frozenset({place})) for place in sorted(core))
-            return self._proof(core, self._proven(core, core, each=each), proven=True, each=each)
+            return self._proof(core, self._proof_sentence(core, core, each=each), proven=True, each=each)
         if not self._suffices(self.everything):
-            return self._proof(frozenset(), self._insufficient())
+            return self._proof(frozenset(), self._why_insufficient())
         rest = sorted(self.everything - core)
         both = core | frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
         self._suffices(both)
-        return self._proof(both, self._proven(core, both, each=False), proven=True)
+        return self._proof(both, self._proof_sentence(core, both, each=False), proven=True)
 
-    def _proven(self, core: frozenset[int], both: frozenset[int], *, each: bool) -> str:
-        """The sentence of a proof: how many changes, which, and what the runs without and with them showed."""
+    def _proof_sentence(self, core: frozenset[int], both: frozenset[int], *, each: bool) -> str:
+        """The sentence of a proof: how many changes, which, and what the runs without and with them showed.
+
+        Args:
+            core: changes without which b is the same as a.
+            both: `core` and the others that it needs: with these alone, a diverges.
+            each: whether each change of `both` alone makes a diverge.
+        """
         several = len(both) > 1
         make = "one makes" if not several else f"{len(both)} make" if each else f"{len(both)} together make"
         them = "them" if several else "it"
@@ -211,12 +223,12 @@ class Search:
         return (
             f"of {count_by_kind(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
             f"{count(self.attempts.runs, 'run')}: without {without} the runs are the same up to step "
-            f"{self.attempts.reference.until}, with {them} alone they diverge{self._where(both)}"
+            f"{self.attempts.reference.until}, with {them} alone they diverge{self._where_clause(both)}"
             + ("; each of them does by itself" if each else "")
         )
 
-    def _where(self, chosen: frozenset[int]) -> str:
-        """A clause on whether a with only the cause first differs where b does; "" where that is not known."""
+    def _where_clause(self, chosen: frozenset[int]) -> str:
+        """A clause: whether a with the changes `chosen` alone first differs where b does; "" where that is unknown."""
         result, recorded = self.attempts.answers[chosen].result, self.recorded.first
         if result is None or result.first is None or recorded is None:
             return ""
@@ -224,8 +236,8 @@ class Search:
             return " where b does"
         return f", but first elsewhere than b (at step {result.first.step}: {result.first.site.fqn})"
 
-    def _out_of_runs(self) -> Proof:
-        """The unproven result once no more runs are allowed, with the smallest set so far."""
+    def _unfinished_proof(self) -> Proof:
+        """The unproven result once no more runs are allowed: the smallest set so far, empty where none is known."""
         sentence = f"not finished after {count(self.attempts.runs, 'run')} (--max-runs)"
         if self.smallest is None or self.smallest == self.everything:
             return self._proof(frozenset(), sentence)
@@ -233,12 +245,19 @@ class Search:
         return self._proof(self.smallest, f"{sentence}: {left}")
 
     def _names(self, part: frozenset[int]) -> str:
-        """Places of changes, as a list for a sentence; at most `_MAX_NAMED`."""
+        """Places of changes, as a list for a sentence: the first `_MAX_NAMED`, then how many more."""
         names = list(dict.fromkeys(place_of(self.attempts.elements[place]) for place in sorted(part)))
         return some(names, _MAX_NAMED) if len(names) > _MAX_NAMED else listed(names)
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False, each: bool = False) -> Proof:
-        """The result for the changes `chosen`."""
+        """A `Proof` of the changes `chosen` (none where there is no answer), with the number of runs made so far.
+
+        Args:
+            chosen: positions in `elements`.
+            sentence: the answer in words.
+            proven: as in `Proof`; only then it has a `result`.
+            each: as in `Proof`.
+        """
         attempts = self.attempts
         answer = attempts.answers.get(chosen)
         return Proof(
@@ -263,7 +282,7 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Seq
 
     Args:
         items: a set on which `fails` is true; the likeliest first, since these are asked about first.
-        fails: the question; asked of subsets, in order, and never of the empty one.
+        fails: the question; asked of subsets, their items in the order of `items`, and never of the empty one.
     """
     parts = 2
     while len(items) > 1:

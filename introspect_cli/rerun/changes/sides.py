@@ -94,7 +94,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     places = {name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
     places |= {text.name: text.places[0] for text in opened}
     places_b = {*two.places.values(), *(text.places[1] for text in opened)}
-    around, files = _around((a, b), (one.root, two.root), (recipe, recipe_b), ({*places.values()}, places_b), output)
+    around, files = _survey_ab((a, b), (one.root, two.root), (recipe, recipe_b), ({*places.values()}, places_b), output)
     changes = _changed_sources(texts_a, texts_b, differing)
     changes += [change for text in opened for change in edits_of(text.name, text.a, text.b)]
     return Sides(
@@ -131,7 +131,7 @@ def _recipe_for_texts(run: Run) -> Recipe:
 
 
 def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, str]:
-    """B's script name mapped to a's, where the two differ; {} otherwise."""
+    """B's name of the script mapped to a's, where they are two names of one script; {} otherwise."""
     if not a.script or not b.script:
         return {}
     name_a, name_b = (
@@ -144,16 +144,25 @@ def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, s
 # --- other files
 
 
-def _around(
+def _survey_ab(
     runs: tuple[Run, Run],
     roots: tuple[Path, Path],
     recipes: tuple[Recipe, Recipe],
     given: tuple[Collection[Path], Collection[Path]],
     output: Path,
 ) -> tuple[Surroundings, list[Difference]]:
-    """What lies around a, without files newer than a run that may have written them.
+    """What lies around a, and which other files differ where b's project is another directory.
 
-    If b's project is another directory, the files, not `given`, that differ between the two as well.
+    Args:
+        runs: a and b, as in all pairs.
+        roots: their projects.
+        recipes: how they can be run again.
+        given: paths of the sources and configuration files whose texts are known; these are left out.
+        output: directory of variants and their runs, which is left out.
+
+    Returns:
+        the surroundings without files changed after a run started, since the run may have written them; and the
+        differing files, [] where both runs have one project.
     """
     times = [started_at(run) for run in runs]
     if os.path.realpath(roots[0]) == os.path.realpath(roots[1]):
@@ -182,13 +191,13 @@ def different_files(one: Surroundings, two: Surroundings) -> list[tuple[str, Pat
 
 
 def _files_by_name(side: Surroundings) -> dict[str, Path]:
-    """Files of the project that are copied, by path in it."""
+    """Files of the project that a rebuilt place gets, by path in the project."""
     files = [path for path in side.files if path.is_relative_to(side.tops[0]) and path.is_file()]
     return {os.path.relpath(path, side.tops[0]): path for path in files}
 
 
 def _are_equal(one: Path, two: Path) -> bool:
-    """Whether two files have equal bytes (above `_LARGEST`, equal sizes); True if one cannot be read."""
+    """Whether two files have equal bytes (above `_LARGEST` bytes: equal sizes); True where one cannot be read."""
     try:
         size = one.stat().st_size
         return size == two.stat().st_size and (size > _LARGEST or filecmp.cmp(one, two, shallow=False))
@@ -202,8 +211,9 @@ def _are_equal(one: Path, two: Path) -> bool:
 def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
     """`elements` sorted by how likely `recorded` finds each the cause, and how many of the first are called likely.
 
-    Statements that it calls likely come first, in its order; then settings and files, in that of its settings; then
-    the rest.
+    What the comparison names among its settings comes first, in that order; of a source file only the statements that
+    it calls likely. The rest follows, statements in the order of their rank. Likely are those at the beginning whose
+    setting or file explains the divergence.
     """
     settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
     explaining = {change.name for change in recorded.settings if change.explains}
@@ -216,14 +226,14 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
             place, likely = next(found, (_UNRANKED, False))
             return (settings.get(element.file, _UNRANKED) if likely else _UNRANKED, place)
         is_setting = isinstance(element, Difference) and element.axis != "file"
-        return (settings.get(_name(element), _UNRANKED + is_setting), 0)
+        return (settings.get(_setting_name(element), _UNRANKED + is_setting), 0)
 
     ordered = tuple(sorted(elements, key=order))
-    likely = [order(element)[0] < _UNRANKED and _name(element) in explaining for element in ordered]
+    likely = [order(element)[0] < _UNRANKED and _setting_name(element) in explaining for element in ordered]
     return ordered, [*likely, False].index(False)
 
 
-def _name(element: Element) -> str:
+def _setting_name(element: Element) -> str:
     """The element's name among the comparison's settings: key, file, option or variable."""
     if isinstance(element, Change):
         return element.place if element.unit == "value" else element.file

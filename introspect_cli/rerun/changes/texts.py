@@ -44,7 +44,9 @@ class Texts:
 
 
 def source_texts(run: Run, recipe: Recipe) -> Texts:
-    """Collect the text of each source file: from the run or from disk, wherever the digest fits.
+    """Collect the text of each source file: first from the run, else from disk, where the digest is the recorded one.
+
+    A text without its secrets, which the run kept, is taken last; its name is in `redacted`.
 
     Raises:
         StoreError: one that the run keeps is damaged.
@@ -70,7 +72,8 @@ def source_texts(run: Run, recipe: Recipe) -> Texts:
 def project_root(recipe: Recipe) -> Path:
     """The directory that source names are relative to: the nearest git root above the script.
 
-    The script's own directory where there is none.
+    Only a root counts in which the script's path is the name of a recorded source. The script's own directory where
+    there is none.
     """
     script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
     start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
@@ -90,7 +93,7 @@ def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
     if path.is_file():
         return path
     forms = (name, name.removesuffix(".py") + "/__init__.py")
-    for directory in (*search_path(recipe), *_installed(name)):
+    for directory in (*search_path(recipe), *_package_directory(name)):
         for form in forms:
             if (directory / form).is_file():
                 return directory / form
@@ -106,8 +109,8 @@ def search_path(recipe: Recipe) -> list[Path]:
     return [Path(os.path.realpath(recipe.directory / path)) for path in (first, *filter(None, paths))]
 
 
-def _installed(name: str) -> list[Path]:
-    """The directory where this python finds the package of a source file, as after `pip install -e`."""
+def _package_directory(name: str) -> list[Path]:
+    """The directory where this python finds the package of a source file (`pip install -e`); [] where it finds none."""
     package = name.split("/", maxsplit=1)[0].removesuffix(".py")
     try:
         spec = find_spec(package) if package.isidentifier() else None
@@ -175,7 +178,12 @@ def opened_texts(
 ) -> tuple[list[OpenedText], list[str]]:
     """The configuration files that both scripts opened and that differ, and clauses on those that cannot be tried.
 
-    What is a source of both is none.
+    Files that are sources of both runs are left out.
+
+    Args:
+        runs: a and b, as in the other pairs.
+        directories: where each ran.
+        roots: the project of each.
     """
     one, two = map(opened_files, runs)
     sources = [run.settings.get("sources") or {} for run in runs]

@@ -48,7 +48,7 @@ def join_edits(
 
 
 def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
-    """One change of some edits, with the place of the first that computes something else, or else of the first."""
+    """One change of the edits `pieces`, placed at the first of `computes` that they hold, else at the first piece."""
     computing = [(piece, one) for one in computes for piece in pieces if overlaps(piece, one)]
     head, line = (computing[0][0], computing[0][1].line) if computing else (pieces[0], 0)
     inside = head.b is not None and head.b.first <= line <= head.b.last
@@ -57,7 +57,7 @@ def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
 
 
 def overlaps(edit: Change, other: Change) -> bool:
-    """Whether `other` has a line, in a or in b, in common with `edit` or one of its pieces."""
+    """Whether `other` has a line in common, in a or in b, with `edit` or any of its pieces."""
     pieces: tuple[Change | Piece, ...] = edit, *edit.pieces
     for each in pieces:
         sides = ((each.a, other.a, other.file_a or other.file), (each.b, other.b, other.file))

@@ -75,7 +75,7 @@ LONGEST_LABEL = 200
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 _MOST_PIECES = 1000
-"""That one call takes."""
+"""How many pieces one call of `pwritev` is given."""
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 

@@ -100,7 +100,7 @@ class Texts(Sequence[str]):
         return bounded(text, self.limit) if self.limit else text
 
     def tolist(self) -> list[str]:
-        """All texts, decoded; each is bounded and cleaned unless all are short, printable ASCII."""
+        """All texts, decoded; with a `limit`, each bounded to it and cleaned."""
         if not len(self.data):
             return [""] * len(self)
         data, offsets = bytes(self.data), self.offsets.tolist()
@@ -178,7 +178,7 @@ def storable(text: str) -> str:
 
 
 def column_of(column: Column, values: Sequence[Any]) -> ColumnData:
-    """A column of plain values: numbers, texts, or sequences of these."""
+    """A column of the type of `column` from plain values: numbers, texts, or sequences of either."""
     if column.type == "utf8":
         return texts(values)
     if not column.is_variable:

@@ -85,7 +85,13 @@ def _key(key: object) -> Any:
 
 
 def dump(value: object, name: str, run_id: str) -> bytes:
-    """`value` as one YAML document, with a comment at its end by which `check` knows it."""
+    """`value` as one YAML document, with a comment at its end by which `check` knows it.
+
+    Args:
+        value: reduced to plain data (`plain`) first.
+        name: of the file, which the comment repeats.
+        run_id: 32 hex digits, which it repeats too.
+    """
     text: str = yaml.dump(
         plain(value), Dumper=PlainDumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
     )

@@ -145,17 +145,17 @@ class StepTotals:
         shares = np.zeros(len(starts) + bool(len(settings)) + bool(len(mixed)), SHARE)
         seen = mix(keys[site] ^ mix(status.astype(np.uint64) + np.uint64(1)))
         for number, members in enumerate(np.split(order, starts[1:]) if len(order) else ()):
-            shares[number] = kind[members[0]], len(members), place[members[0]], _added(seen[members])
+            shares[number] = kind[members[0]], len(members), place[members[0]], _two_sums(seen[members])
         if len(settings):
-            shares[len(starts)] = SET, len(settings), 0, _added(seen[settings])
+            shares[len(starts)] = SET, len(settings), 0, _two_sums(seen[settings])
         if len(mixed):
-            shares[-1] = MIXED, len(mixed), 0, _added(seen[mixed])
+            shares[-1] = MIXED, len(mixed), 0, _two_sums(seen[mixed])
         factors, heads = site_factors(keys[site[order]]), self._heads[layout[order]]
         return _Arrangement(site, layout, status, order, starts, factors, heads, mixed, shares.tobytes())
 
 
-def _added(values: Array) -> tuple[int, int]:
-    """Two 64-bit sums over numbers, independent of their order."""
+def _two_sums(values: Array) -> tuple[int, int]:
+    """Two sums of numbers modulo 2**64, independent of their order: of the numbers, and of the numbers mixed."""
     return int(values.sum(dtype=np.uint64)), int(mix(values + _SECOND).sum(dtype=np.uint64))
 
 

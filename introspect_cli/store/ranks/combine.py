@@ -86,7 +86,13 @@ class Combiner:
         return self.names.layout_number(whole_layout(self.tables.layouts[part]))
 
     def batched_number(self, numbers: Array) -> int:
-        """The number of the layout of tensors concatenated along dimension 0, given their layouts' numbers."""
+        """The number of the layout of tensors concatenated along dimension 0.
+
+        A layout that is new gets the next number.
+
+        Args:
+            numbers: int64, the numbers of the tensors' layouts among `tables.layouts`.
+        """
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self.tables.layouts[number] for number in numbers.tolist()]
@@ -164,7 +170,14 @@ class CombinedStep:
     # --- rows
 
     def _reset_groups(self, groups: Array, how: int, status: int, text: str | Sequence[str]) -> None:
-        """Set `how`, `status` and text of groups, and clear their statistics and sketches; checksums stay."""
+        """Set `how`, `status` and text of groups, and clear their statistics and sketches; checksums stay.
+
+        Args:
+            groups: int64, numbers of groups.
+            how: a value of `Joined`.
+            status: a value of `Status`.
+            text: one for all, or one for each of them.
+        """
         self.how[groups], self.status[groups] = how, status
         for column in (*self.counts.values(), *self.floats.values()):
             column[groups] = -1 if column.dtype.kind == "i" else np.nan
@@ -175,13 +188,25 @@ class CombinedStep:
             self.text[group] = each
 
     def _set_unseen(self, groups: Array, why: str | Sequence[str]) -> None:
-        """Make groups, given as numbers or as a mask, NOT_OBSERVED, with the reasons `why` as their texts."""
+        """Make groups NOT_OBSERVED, with the checksum 0.
+
+        Args:
+            groups: int64 numbers of groups, or a bool mask over all groups.
+            why: their text: one for all, or one for each of them.
+        """
         groups = np.flatnonzero(groups) if groups.dtype == np.bool_ else groups
         self._reset_groups(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
         self.checksum[groups] = 0
 
     def _hash_checksums(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
-        """Give each group a hash of its members' checksums as its checksum, with or without regard to their order."""
+        """Set the checksum of each group to a hash of its members' checksums.
+
+        Args:
+            groups: int64, numbers of groups.
+            at: int64, positions of their members in the plan's rows, group after group.
+            starts: int64, where in `at` each group begins.
+            ordered: whether the hash depends on the members' order.
+        """
         for group, members in zip(groups.tolist(), np.split(self.checksums[at], starts[1:]), strict=True):
             data = (members if ordered else np.sort(members)).tobytes()
             self.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
@@ -226,12 +251,21 @@ class CombinedStep:
                 self.floats[name][groups] = mean(values_of(name) + (means - mean(means)[group]) ** 2)
 
     def _sketches(self, at: Array) -> Array:
-        """float64 (members, 16), the sketches of some members; every rank must have kept them."""
+        """float64 (members, 16), the sketches of the members at positions `at` in the plan's rows.
+
+        The batch must have sketches.
+        """
         assert self.block.sketch is not None
         return self.block.sketch[self.plan.rows[at]].astype(np.float64)
 
     def _members(self, groups: Array) -> tuple[Array, Array, Array]:
-        """Positions of all members of some groups, where groups begin among them, and each one's group, from 0."""
+        """All members of some groups (numbers), group after group in rising order.
+
+        Returns:
+            their positions in the plan's rows, where among them each group begins, and for each member how many groups
+                come
+            before its own.
+        """
         wanted = np.zeros(len(self.row), np.bool_)
         wanted[groups] = True
         at = np.flatnonzero(wanted[self.plan.group])
@@ -239,9 +273,12 @@ class CombinedStep:
         return at, starts, group_of(starts, len(at))
 
     def _distinct_members(self, groups: Array) -> tuple[Array, Array]:
-        """Members of some groups, each value as often as the rank that has it most, and where groups begin.
+        """Members of some groups (numbers), each value as often as the rank that has it most.
 
         So equal values of one rank's calls all count, and copies of them on other ranks do not.
+
+        Returns:
+            their positions in the plan's rows, and where among them each group begins.
         """
         at, _, group = self._members(groups)
         sums, rank = self.checksums[at], self.basis.rank[self.plan.rows[at]]
@@ -255,7 +292,7 @@ class CombinedStep:
         return at[kept], starts_of(group[kept])
 
     def _is_equal(self) -> Array:
-        """Bool (groups,), whether all members of a group have one checksum."""
+        """Bool (groups,), whether all members of each group have one checksum."""
         return ~any_of(self.checksums != self.checksums[self.plan.starts][self.plan.group], self.plan.starts)
 
     def _holders(self, group: int) -> str:
@@ -364,9 +401,10 @@ class CombinedStep:
         self._gather(np.flatnonzero(differ & ~copied & ~random))
 
     def _compare_copies(self, groups: Array) -> None:
-        """Leave unequal copies whose sketches are all within `_ROUNDING` of the first rank's as its record.
+        """Decide about groups (numbers) of unequal copies.
 
-        Of others only a hash of all checksums is kept, with a text that names the ranks that differ.
+        Where all sketches are within `_ROUNDING` of the first rank's, its record stays. Of other groups only a hash of
+        all checksums is kept, with a text that names the ranks that differ.
         """
         if not len(groups):
             return
@@ -386,7 +424,10 @@ class CombinedStep:
             self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
 
     def _gather(self, groups: Array) -> None:
-        """Combine differing values of ranks: by their sum where `_are_summed`, else by extrema and moments."""
+        """Combine groups whose values differ between ranks or calls: not observed where they are plain values.
+
+        Of tensors the sum where `_are_summed`, else extrema and moments over all elements, and a hash of all checksums.
+        """
         if not len(groups):
             return
         plan, layouts = self.plan, self.basis.layout
@@ -412,9 +453,10 @@ class CombinedStep:
             self.layout[group] = self.combiner.batched_number(members[parts == parts[0]])
 
     def _are_summed(self, groups: Array) -> Array:
-        """Whether each group is a gradient of a value that is equal on all ranks, so that the ranks' gradients add up.
+        """Bool for each of `groups` (numbers), whether it is the gradient of a value that is equal on all ranks.
 
-        A value counts as equal only where no output of the same layout differs between ranks.
+        Then the ranks' gradients add up. A value counts as equal only where no output of the same layout differs
+        between ranks.
         """
         plan, equals = self.plan, self._is_equal()
         here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
@@ -425,7 +467,10 @@ class CombinedStep:
         return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
 
     def _add_gradients(self, groups: Array) -> None:
-        """Add up the sketches of the ranks' gradients; not observed where no sketches were kept."""
+        """Add up the sketches of the ranks' gradients of `groups` (numbers).
+
+        Not observed where no sketches were kept.
+        """
         if self.sketch is None:
             self._set_unseen(groups, "each rank's share of a sum")
         elif len(groups):

@@ -108,7 +108,7 @@ class Plan:
 
 
 def starts_of(values: Array) -> Array:
-    """Positions in sorted `values` where a new value begins."""
+    """Positions in sorted `values`, none below 0, where a new value begins."""
     return np.flatnonzero(np.diff(values, prepend=-1)) if len(values) else np.zeros(0, np.int64)
 
 
@@ -184,7 +184,15 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
 def _misfits(
     step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
 ) -> dict[int, str | None]:
-    """For each group that is assembled from parts, what `_misfit` says; worked out once for equal lists of layouts."""
+    """For each group that is assembled from parts, what `_misfit` says; worked out once for equal lists of layouts.
+
+    Args:
+        step: of all ranks.
+        tables: the ranks' layouts.
+        rows: positions in the step's rows, group after group.
+        starts: where in `rows` each group begins.
+        parts: bool (groups,), which groups are assembled from parts.
+    """
     by_layouts: dict[bytes, str | None] = {}
     out = {}
     ends = np.append(starts[1:], len(rows)).tolist()

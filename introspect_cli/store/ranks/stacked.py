@@ -53,8 +53,8 @@ class LayoutTables:
         local_numel: int64, elements that the rank holds.
         shape: int64, a number for each different shape of a whole.
         unplaced: bool, whether a rank holds some of it, and where is not known.
-        unreduced: bool, whether it is a sum (or mean) that is still owed.
-        header: uint64, what a whole's checksum has beside its elements.
+        unreduced: bool, whether it is a sum (or mean) that the ranks have not reduced yet.
+        header: uint64, `sums.header` of dtype and whole shape, which a checksum has beside its elements.
     """
 
     def __init__(self, readers: Sequence[RankReader]) -> None:
@@ -138,6 +138,6 @@ class StackedStep:
         self._ranks = np.array(ranks, np.int64)
 
     def ranks_of(self, rows: Array) -> list[int]:
-        """The numbers of the ranks that recorded some rows."""
+        """For each of some rows (positions in the block) the number of the rank that recorded it."""
         numbers: list[int] = self._ranks[self.rows.rank[rows]].tolist()
         return numbers

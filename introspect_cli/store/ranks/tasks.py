@@ -73,7 +73,7 @@ class Task(NamedTuple):
 
     @contextmanager
     def opened(self) -> Iterator[list[Run]]:
-        """The runs, opened with only these ranks."""
+        """The runs, opened with only these ranks for the block."""
         with ExitStack() as stack:
             yield [stack.enter_context(open_run(path, only=self.ranks)) for path in self.paths]
 

@@ -168,7 +168,7 @@ class WholeReader(WholeNames, Reader):
         return sum(self._sizes[self._size_key(row)] for row in every)
 
     def _size_key(self, row: int) -> tuple[int, int]:
-        """What tells steps of as many combined records: the ranks' forms of totals, or the position without these."""
+        """A key that is equal only for steps with as many combined records: the forms, else the position."""
         form = int(self._forms[row])
         return (form, -1) if form >= 0 else (-1, row)
 
@@ -239,7 +239,7 @@ class WholeReader(WholeNames, Reader):
         return LayoutTables(self.readers)
 
     def _combiner(self, which: int, of: int) -> Combiner:
-        """The combiner of a slice; kept until another slice is asked for."""
+        """The combiner of slice `which` of `of`; the same one until another slice is asked for."""
         if self._last_combiner is None or self._last_combiner[0] != (which, of):
             combiner = Combiner(self._tables, self, self._lacking, complete=self._complete)
             self._last_combiner = (which, of), combiner

@@ -57,7 +57,10 @@ class Settings(Mapping[str, Any]):
 
     @classmethod
     def in_folder(cls, folder: Directory, run_id: object) -> Settings:
-        """The settings documents in `folder`, files named `<name>.yaml`."""
+        """The settings documents in `folder`, files named `<name>.yaml`.
+
+        It must stay open, since each is read when asked for.
+        """
         matches = [match[1] for match in map(SETTINGS_NAME.fullmatch, folder.names()) if match]
         return cls(folder.path, matches, lambda name: folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT), run_id)
 
@@ -93,7 +96,11 @@ class Settings(Mapping[str, Any]):
 
 
 def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
-    """The manifest of each rank in its log, by rank; a rank killed before it wrote one is left out."""
+    """The manifest of each rank in its log, by rank; a rank killed before it wrote one is left out.
+
+    Raises:
+        StoreError: one is damaged, belongs to another run, or a newer version wrote it.
+    """
     manifests = {}
     for reader in readers:
         if _NAME_OF_MANIFEST in reader.documents():
@@ -105,7 +112,7 @@ def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[i
 
 
 def rank_settings(reader: RankReader, run_id: object) -> Settings:
-    """The settings documents in a rank's log."""
+    """The settings documents in a rank's log, each read when asked for."""
     names = [name for name in reader.documents() if name != _NAME_OF_MANIFEST]
     return Settings(f"{reader.path}/{SETTINGS}", names, reader.document, run_id)
 

@@ -69,7 +69,11 @@ class NameTables:
 
 
 def _columns(run: Directory, frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
-    """The columns of the table that lies in the frames `numbers`, end to end."""
+    """The columns of the table in the frames `numbers`, or in the files of `shared/` that these name, end to end.
+
+    Raises:
+        DamageError: the bytes are no such table, or it is longer than LIMIT_NAMES.
+    """
     parts, size = [], 0
     for number in numbers:
         head = frames.heads[number]
@@ -93,7 +97,11 @@ _MAX_ELEMENTS = (1 << 63) - 1
 
 
 def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) -> Part | None:
-    """Decode a row's part, from `[count, start, size, ...]` for each dimension; None where `source` is ""."""
+    """Decode a row's part, from `[count, start, size, ...]` for each dimension; None where `source` is "".
+
+    Raises:
+        DamageError: the numbers are not such a list.
+    """
     if not source:
         return None
     dims, at = [], 0

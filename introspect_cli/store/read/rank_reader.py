@@ -177,7 +177,7 @@ class RankReader(Reader):
             self.frames.source = None
 
     def body(self, number: int) -> bytes:
-        """The body of a frame of the log."""
+        """The body of frame `number` of the log; DamageError where it was altered."""
         self._reopen()
         return self.frames.body(number)
 
@@ -226,7 +226,7 @@ class RankReader(Reader):
 
     @cached_property
     def totals(self) -> Totals:
-        """Totals of the records of each step, where the writer kept them; see `format.totals`."""
+        """Totals of the records of each step, where the writer kept them; see `format.totals`. Cached."""
         self._reopen()
         return decode_totals(self.frames.bodies_of(TOTALS), self.entries, self.frames.path)
 
@@ -268,7 +268,11 @@ class RankReader(Reader):
         return dict(zip(self.entries["step"].tolist(), pieces, strict=True))
 
     def read_row(self, row: int) -> StepBatch:
-        """All records of the `row`-th step, as views of the bytes just read and checked."""
+        """All records of the `row`-th step, as views of the bytes just read and checked.
+
+        Raises:
+            StoreError: they cannot be read, were altered, or name a site or layout that is not there.
+        """
         entry = self.entries[row]
         step, offset, length = int(entry["step"]), int(entry["offset"]), int(entry["length"])
         log = self._log()

@@ -108,7 +108,11 @@ class Run(Closing):
         return None if any(map(len, self._ranks.values())) else only_launch(self._folder)
 
     def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
-        """Open the readers of all ranks, or of those in `only`, by rank."""
+        """Open the readers of all ranks, or of those in `only`, by rank; sets `_all_ranks`.
+
+        Raises:
+            DamageError: a log is damaged, or belongs to another run.
+        """
         matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
         self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
         matches = [match for match in matches if only is None or int(match[1]) in only]
@@ -160,7 +164,7 @@ class Run(Closing):
 
     @cached_property
     def recorded(self) -> tuple[int, ...]:
-        """The ranks that were to record steps; all, where none was."""
+        """The ranks that were to record steps; all ranks where all were left out."""
         return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
 
     @property

@@ -130,7 +130,11 @@ class _Check:
         self._folder = folder
 
     def report(self) -> VerifyReport:
-        """Check the manifest, all ranks, documents, sources, tensors and child runs."""
+        """Check the manifest, all ranks, documents, sources, tensors and child runs, once; damage becomes a finding.
+
+        Raises:
+            StoreError: the system is out of resources or refuses permission, or a newer version wrote the run.
+        """
         locked = bool(self._try(is_locked, self._folder))
         manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
         self.sound["documents"] += bool(manifest)
@@ -213,7 +217,10 @@ class _Check:
         return numbers
 
     def _check_rank(self, number: int, run_id: object) -> RankReader | None:
-        """Check one rank; its reader, or None where its log cannot be opened."""
+        """Check one rank and count its sound steps and records.
+
+        Its reader, closed, or None where its log cannot be opened.
+        """
         reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
         if reader is None:
             return None

@@ -85,7 +85,10 @@ def open_store(path: str | Path) -> Directory:
 
 @contextmanager
 def local_copy(path: str | Path) -> Iterator[Path]:
-    """A directory on disk with the run's files; a run in object storage is fetched into a temporary one."""
+    """A directory on disk with the run's files.
+
+    A run in object storage is fetched into a temporary one for the block.
+    """
     with open_store(path) as folder:
         if not isinstance(folder, RemoteFolder):
             yield Path(folder.path)
@@ -158,7 +161,13 @@ def is_pack(path: str | Path) -> bool:
 
 
 def cache() -> Path:
-    """The directory for unpacked and fetched runs, `$XDG_CACHE_HOME/introspect` or `~/.cache/introspect`."""
+    """The directory for unpacked and fetched runs, `$XDG_CACHE_HOME/introspect` or `~/.cache/introspect`.
+
+    It is not made.
+
+    Raises:
+        StoreError: there is no home directory.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # a relative one is to be ignored, says the standard that made the variable
         try:
@@ -218,7 +227,10 @@ def _check_members(path: str | Path, members: list[zipfile.ZipInfo], source: str
 
 
 def _unpack_into(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
-    """Unpack into a temporary directory, checking sizes, and rename it to `place`."""
+    """Unpack into a temporary directory, checking sizes, and rename it to `place`.
+
+    Where that is there by then, leave it.
+    """
     import shutil
     import tempfile
     import zipfile
@@ -298,7 +310,7 @@ def fetch_pack(url: str) -> Path:
 
 
 def upload(file: Path, url: str) -> None:
-    """Upload `file` to `url`, with a line on stderr."""
+    """Upload `file` to `url`, with a line on stderr; StoreError where that fails."""
     storage = Storage(url)
     sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
     try:

@@ -185,7 +185,13 @@ class RemoteFile(Source):
         return next((each.url for each in self.ranges(offset, offset + 1)), self.path)
 
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes from `begin` to before `end`, fewer where the file ends before."""
+        """The bytes from `begin` to before `end`, fewer where the file ends before.
+
+        Where one read follows another, reads ahead.
+
+        Raises:
+            StoreError: storage does not give them.
+        """
         if begin == self._next:  # one asks on: more is read at once
             self._window = min(max(2 * self._window, end - begin), _LARGEST_WINDOW)
             if self._window > end - begin:

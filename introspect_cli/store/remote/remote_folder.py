@@ -133,13 +133,25 @@ def open_remote(url: str) -> RemoteFolder | None:
 
 
 def _attempt(storage: Storage, name: str) -> RemoteFolder:
-    """The directory of another attempt of a launch; empty where it has no manifest yet."""
+    """The directory of another attempt of a launch, at the path `name`, listed now.
+
+    Empty where it has no manifest yet.
+    """
     entries = storage.entries(name) or {}
     return _launch(storage, name, entries) if MANIFEST in entries else RemoteFolder(storage, name, None, {})
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteFolder:
-    """The directory of a launch, with its manifest and a catalogue to read for each rank."""
+    """The directory of a launch, with its manifest, read now, and a catalogue to read later for each rank.
+
+    Args:
+        storage: of the run.
+        place: path of the directory below it; "" for the run itself.
+        entries: size by name of the directory's entries.
+
+    Raises:
+        StoreError: the manifest cannot be read.
+    """
     size = min(entries[MANIFEST], LIMIT_DOCUMENT)
     path = below(place, MANIFEST)
     [manifest] = storage.read([(path, 0, size)])
@@ -151,7 +163,10 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteF
 
 
 def _shared(storage: Storage, place: str) -> RemoteFolder:
-    """The directory of files that ranks share, each file an object of its own."""
+    """The directory of files that ranks share, at the path `place`, each file an object of its own.
+
+    It is listed now.
+    """
     entries = storage.entries(place) or {}
     sent = SentFolder(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
     inside = {name: [Extent(at, 0, size)] for at, (name, size) in enumerate(entries.items())}
@@ -159,7 +174,7 @@ def _shared(storage: Storage, place: str) -> RemoteFolder:
 
 
 def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> RemoteFolder:
-    """The directory that a catalogue describes; empty where that is None."""
+    """The directory at the path `place` that a catalogue describes; empty where that is None."""
     if catalogue is None:
         return RemoteFolder(storage, place, None, {})
     inside: dict[str, Any] = {}

@@ -319,7 +319,10 @@ class LogWriter:
             self._ended = True
 
     def close(self) -> None:
-        """Close the file; a log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads."""
+        """Close the file.
+
+        A log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads, if it can be written.
+        """
         if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
             with suppress(OSError, StoreError), self.folder.reopen_if_closed().file(LOG) as log:
                 frames = Frames(log, self.rank, log.path)

@@ -105,7 +105,7 @@ _WHOLE = Part((), "", 1, "")
 
 
 def encode_layouts(rows: Sequence[Layout]) -> Encoded:
-    """The columns of layouts."""
+    """The columns of layouts, as `schemas.LAYOUT_COLUMNS` has them."""
     parts = [row.part or _WHOLE for row in rows]
     values = {
         **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
@@ -116,7 +116,7 @@ def encode_layouts(rows: Sequence[Layout]) -> Encoded:
 
 
 def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
-    """The columns of modules."""
+    """The columns of modules, as `schemas.MODULE_COLUMNS` has them."""
     values = {
         **{name: [getattr(row, name) for row in rows] for name in ModuleInfo.__dataclass_fields__},
         "attribute_names": [[name for name, _ in row.attributes] for row in rows],

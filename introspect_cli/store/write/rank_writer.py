@@ -106,7 +106,7 @@ class RankWriter:
         return self._log.written.length
 
     def site(self, site: Site, info: SiteInfo) -> int:
-        """The number of a site; `info` of its first call is kept."""
+        """The number of a site; a new one gets the next and keeps `info`, a known one keeps its first `info`."""
         return self._sites.intern(site, (site, info))
 
     def layout(self, layout: Layout) -> int:
@@ -119,7 +119,7 @@ class RankWriter:
             self._modules.intern(module, module)
 
     def message(self, rows: int) -> Message:
-        """A body for a step of `rows` records, to be filled in, and reused for the next step."""
+        """A new body for a step of `rows` records; fill it in, and again for each later step of as many records."""
         return Message(self._schema, rows)
 
     def append(self, step: int, batch: StepBatch | Message, labels: Labels | None = None) -> None:
@@ -237,7 +237,10 @@ class RankWriter:
             self._fail(reason(error))
 
     def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-        """Encode sites, and keep their keys and kinds for digests and totals."""
+        """Encode sites, and keep their keys, kinds and settings by number for digests and totals.
+
+        Those of numbers that do not count as written are replaced: an append that failed had encoded them.
+        """
         encoded = encode_sites(rows)
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
         kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
@@ -247,7 +250,7 @@ class RankWriter:
         return encoded
 
     def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
-        """Encode layouts, and keep them for totals."""
+        """Encode layouts, and hand them to the totals, if any, for numbers from those that count as written on."""
         if self._totals is not None:
             self._totals.name_layouts(self._log.written.names[1], list(rows))
         return encode_layouts(rows)

@@ -97,7 +97,7 @@ class StoreWriter(Closing):
         try:
             if path.parent.name == RUNS:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                ignored(path.parent)
+                add_gitignore(path.parent)
             if launch is None:
                 return cls._create(path, os.urandom(16).hex(), force=force, durable=durable)
             place = join_launch(path, launch, force=force)
@@ -107,7 +107,19 @@ class StoreWriter(Closing):
 
     @classmethod
     def _create(cls, path: Path, run_id: str, *, force: bool, durable: bool, rank: int | None = None) -> StoreWriter:
-        """Lock a new directory at `path`, the run's or that of `rank`; an old run is removed after that."""
+        """Make and lock a directory, write a manifest of status `running`, then delete the run that was there.
+
+        Args:
+            path: the run's directory, or that of `rank`.
+            run_id: 32 hex digits.
+            force: as `create` takes it.
+            durable: as `create` takes it.
+            rank: number of this process, whose log is the lock; None for a run of one process.
+
+        Raises:
+            StoreError: a run is there (without `force`), is being written, or something else is there.
+            OSError: it cannot be made.
+        """
         if path.is_symlink():
             path = path.resolve()
         old = set_aside(path, force=force)
@@ -195,7 +207,12 @@ class StoreWriter(Closing):
         return folder
 
     def _write_document(self, name: str, value: object) -> None:
-        """Write a document as the file `name` in the run, or into the log where several processes write the run."""
+        """Write a document as the file `name` in the run, or into the log where several processes write the run.
+
+        Raises:
+            DocumentTooLargeError: it has over LIMIT_DOCUMENT bytes.
+            StoreError: it cannot be written.
+        """
         data = documents.dump(value, name, self.id)
         if len(data) > LIMIT_DOCUMENT:
             raise DocumentTooLargeError(f"cannot write {self.path}/{name}: it would be larger than a store allows")
@@ -239,7 +256,7 @@ class StoreWriter(Closing):
         return written
 
     def drop_tensors(self, checksums: Iterable[int]) -> None:
-        """Delete stored tensors by checksum; those that cannot be deleted stay."""
+        """Delete tensors that this writer stored, by checksum; others, and those that cannot be deleted, stay."""
         for checksum in checksums:
             name = f"{checksum:016x}.safetensors"
             with suppress(OSError):
@@ -310,7 +327,7 @@ class StoreWriter(Closing):
             self._lock.close()
 
 
-def ignored(runs: Path) -> None:
-    """Put a `.gitignore` of `*` into the default directory of runs, where there is none."""
+def add_gitignore(runs: Path) -> None:
+    """Put a `.gitignore` of `*` into the default directory of runs, where there is none and one can be written."""
     with suppress(OSError), (runs / ".gitignore").open("x", encoding="utf-8") as file:
         file.write("# made by introspect\n*\n")

@@ -32,6 +32,7 @@ class Block:
     """Memory for `BLOCK_ROWS` rows on the device and on the host."""
 
     def __init__(self, device: torch.device, *, pinned: bool) -> None:
+        """Allocate memory on both sides, not set to anything; on the host `pinned`, so that copies need not wait."""
         shape = (BLOCK_ROWS, r.WORDS)
         self.device = torch.empty(shape, dtype=torch.int64, device=device)
         self.host = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
@@ -46,6 +47,7 @@ class Pending:
     """
 
     def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], streams: list[Any]) -> None:
+        """Hold the rows; nothing is copied before `send`."""
         self._rows = rows
         self._blocks = blocks
         self._streams = streams
@@ -54,18 +56,21 @@ class Pending:
         self.slots = slots
 
     def send(self) -> None:
-        """Queue the copy, once; not while a CUDA graph is being captured."""
+        """Queue the copy to the host; nothing if that was done, or while a CUDA graph is being captured."""
         if not self._sent and not self._rows.is_capturing():
             self._copied = self._rows.copy(self._blocks, self._streams)
             self._sent = True
 
-    def ready(self) -> bool:
-        """Whether the rows may be waited for now."""
+    def is_ready(self) -> bool:
+        """Whether `rows` may be called: the copy is queued, and no CUDA graph is being captured. Calls `send`."""
         self.send()
         return self._sent and not self._rows.is_capturing()
 
     def rows(self) -> Rows:
-        """Wait for the rows, shape (len(slots), 32), float32 words widened; call once."""
+        """Wait for the rows and return them, shape (len(slots), 32), with floats as float64; give the blocks back.
+
+        Call it once only, and only after `ready` was True.
+        """
         self.send()
         if self._copied is not None:
             self._copied.synchronize()
@@ -79,7 +84,10 @@ class Pending:
         return out
 
     def fill(self, rows: Rows) -> None:
-        """Wait, and put each row at its slot of `rows`, shape (n, 32); those of one slot are added up, in order."""
+        """Wait for the rows, and put each at its slot of `rows`, shape (n, 32); those of one slot are added up.
+
+        Call it once only, as `rows`.
+        """
         found = self.rows()
         rows[self.slots] = found
         for slot in {slot for slot, times in Counter(self.slots).items() if times > 1}:
@@ -96,6 +104,7 @@ class DeviceRows:
     """
 
     def __init__(self, device: torch.device, cuda: Any = None) -> None:
+        """Make a stream for copies, where the device has streams; rows are allocated when they are asked for."""
         self._device = device
         self._cuda = cuda
         self._side: Any = cuda.Stream(device) if cuda is not None else None
@@ -109,7 +118,7 @@ class DeviceRows:
         """Addresses of this step's rows, by what they are of."""
 
     def new_row(self, slot: int) -> int:
-        """Address for the next row, to be written on the current stream."""
+        """Append a row for `slot`, to be written on the current stream, and return its address on the device."""
         number = len(self.slots)
         block, row = divmod(number, BLOCK_ROWS)
         if block == len(self._blocks):
@@ -118,7 +127,7 @@ class DeviceRows:
         return self._blocks[block].address + row * r.ROW_BYTES
 
     def put(self, slot: int, row: torch.Tensor) -> None:
-        """Queue the copy of a row, int64, shape (32,), on this device."""
+        """Append a row for `slot`, and queue the copy of its words, int64, shape (32,), on the current stream."""
         self.new_row(slot)
         block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
         self._blocks[block].device[number].copy_(row)
@@ -127,12 +136,17 @@ class DeviceRows:
             self.note_stream(stream.cuda_stream, stream)
 
     def note_stream(self, handle: int, stream: Any = None) -> None:
-        """Add a stream that the copy waits for."""
+        """Have the copy to the host wait for what a stream has been given by then.
+
+        Args:
+            handle: of the stream.
+            stream: the stream; None for the current one.
+        """
         if self._cuda is not None and handle not in self._streams:
             self._streams[handle] = stream or self._cuda.current_stream(self._device)
 
     def _allocate(self) -> Block:
-        """A new block, allocated on the side stream: not from the script's pool."""
+        """Allocate a block, on the stream of copies: not from the memory that the script's streams use."""
         if self._cuda is None:
             return Block(self._device, pinned=False)
         # Not from the script's pool: memory that was freed on one stream is not for another stream's use yet.
@@ -140,7 +154,7 @@ class DeviceRows:
             return Block(self._device, pinned=bool(self._cuda.is_available()))
 
     def hand_over(self) -> Pending:
-        """Queue the copy of all rows since the last call, and start anew."""
+        """Queue the copy to the host of all rows since the last call, and start again without rows."""
         pending = Pending(self, self._blocks, self.slots, list(self._streams.values()))
         self._blocks, self.slots = [], []
         self._streams.clear()
@@ -149,11 +163,15 @@ class DeviceRows:
         return pending
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured on this thread's stream."""
+        """Whether a CUDA graph is being captured on this thread's stream; False without streams."""
         return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
 
     def copy(self, blocks: list[Block], streams: list[Any]) -> Any:
-        """Copy blocks to the host after the streams' present work; returns an event, None without streams."""
+        """Queue the copy of blocks to the host, after all that the streams have been given so far.
+
+        Returns:
+            An event that is done when the copy is; None for a device without streams, where the copy is done already.
+        """
         if self._cuda is None:
             for block in blocks:
                 block.host.copy_(block.device)
@@ -168,5 +186,5 @@ class DeviceRows:
         return copied
 
     def give_back(self, blocks: list[Block]) -> None:
-        """Reuse blocks whose rows were read."""
+        """Keep blocks whose rows were read for later steps to write to."""
         self._free.extend(blocks)

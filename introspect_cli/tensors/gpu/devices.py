@@ -30,7 +30,7 @@ CAPTURING = "a CUDA graph is being captured, and would capture us"
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured on this thread's stream."""
+    """Whether a CUDA graph is being captured on this thread's stream; what is launched then becomes part of it."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
@@ -38,6 +38,7 @@ class Devices:
     """Rows and kernels of each device, made at its first use."""
 
     def __init__(self, *, stats: bool, sketch: bool) -> None:
+        """Note what is wanted; a device gets its rows and kernels when it is first asked for."""
         self._stats = stats
         self._sketch = sketch
         self._rows: dict[torch.device, DeviceRows] = {}
@@ -46,14 +47,19 @@ class Devices:
         """Why a device has no engine."""
 
     def rows(self, device: torch.device) -> DeviceRows:
-        """Row buffer of a device."""
+        """Row buffer of a device, made at the first call."""
         known = self._rows.get(device)
         if known is None:
             known = self._rows[device] = DeviceRows(device, torch.cuda if device.type == "cuda" else None)
         return known
 
     def engine(self, device: torch.device) -> DeviceEngine | None:
-        """Kernels of a device; None without Triton, if they failed the check, or while a CUDA graph is captured."""
+        """Kernels of a device, compiled and checked at the first call, then cached; waits for the device in that call.
+
+        Returns:
+            None where there are none: without Triton, or where they failed the check (why is in `reasons`), and,
+            without being cached, while a CUDA graph is being captured in the first call.
+        """
         try:
             return self._engines[device]
         except KeyError:
@@ -72,17 +78,25 @@ class Devices:
             return made
 
     def _launcher(self, device: torch.device) -> launch.Launcher:
+        """Make what puts compiled kernels on the device's streams."""
         return launch.TritonLauncher(device)
 
     def _new_engine(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
-        """Kernels of a device with their launcher."""
+        """Make the engine that launches kernels by `launcher` and has results written to `rows`."""
         handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
         return DeviceEngine(
             device, rows, launcher, stream=handle, cuda=torch.cuda, stats=self._stats, sketch=self._sketch
         )
 
     def add(self, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None) -> None:
-        """Summarise a strided tensor, or the runs of a shard, on its device."""
+        """Summarise a strided tensor, or the runs of a shard, on its device: by kernels, or by torch where none can.
+
+        Args:
+            slot: the slot of the row.
+            values: the tensor, on a device that is not the CPU.
+            runs: contiguous runs to summarise in place of it, each with the index of its first element in the whole
+                tensor; None for all of the tensor.
+        """
         if runs is None:
             values = values.resolve_conj().resolve_neg()
         engine = None if values.is_conj() or values.is_neg() else self.engine(values.device)
@@ -90,20 +104,25 @@ class Devices:
             self.rows(values.device).put(slot, fallback.row_of(values, runs))
 
     def hand_over(self) -> list[Pending]:
-        """Start copying all rows since the last call to the host."""
+        """Queue the copy to the host of all rows since the last call; one `Pending` for each device with rows."""
         if not self._rows:
             return []
         with unobserved():
             return [rows.hand_over() for rows in self._rows.values() if rows.slots]
 
     def clear(self) -> None:
-        """Forget all devices."""
+        """Drop the rows and kernels of all devices; each is made anew, and checked again, when it is next asked for."""
         self._rows.clear()
         self._engines.clear()
 
 
 def _add_runs(engine: DeviceEngine, slot: int, runs: Sequence[tuple[int, torch.Tensor]]) -> bool:
-    """Launch one kernel for a shard's runs; False if no kernel reads them or they are too many for a launch."""
+    """Summarise a shard's runs by one launch, into one row.
+
+    Returns:
+        False, and nothing is launched, if there are none, no kernel reads any one of them, or they need more than
+        `TABLE_PROGRAMS` programs.
+    """
     items = [
         Item(prepared, run.data_ptr(), first) for first, run in runs if (prepared := engine.prepare(run)) is not None
     ]
@@ -114,7 +133,16 @@ def _add_runs(engine: DeviceEngine, slot: int, runs: Sequence[tuple[int, torch.T
 
 
 def reason_to_distrust(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str:
-    """Reason not to trust an engine, from a tensor with a known row; "" if it agrees."""
+    """Reason not to trust an engine: it summarises a tensor whose row is known; "" if all agrees. Waits for the device.
+
+    Checksum and counts must be equal; statistics may differ by 1e-4 of their size or 0.01; a table must give the bits
+    that a single launch does.
+
+    Args:
+        engine: the engine to try.
+        rows: where it writes; they must be empty, and are again afterwards.
+        device: the engine's.
+    """
     x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
     wanted = r.empty(1)

@@ -24,7 +24,7 @@ _I64 = tl.constexpr(types.I64)
 
 @triton.jit
 def mixed(z):
-    """`checksum.mix`."""
+    """`checksum.mix` of uint64 values, elementwise."""
     z = (z ^ (z >> 30)) * _MIX_1
     z = (z ^ (z >> 27)) * _MIX_2
     return z ^ (z >> 31)
@@ -32,7 +32,7 @@ def mixed(z):
 
 @triton.jit
 def pointer_to(null, address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer to unsigned integers of SIZE bytes.
+    """Pointer to unsigned integers of SIZE bytes at `address`, a multiple of SIZE; ALIGNED says that it is one of 16.
 
     The compiler forgets what a number was a multiple of when it is cast to a pointer, and then reads elements one by
     one; what is added to a pointer it remembers, so that the address is added to a null pointer.
@@ -54,7 +54,7 @@ def pointer_to(null, address, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def integers(pointer, start, k, ok, FULL: tl.constexpr):
-    """Integers at the places start + k; 0 where not ok, unless all are (FULL)."""
+    """Load the integers at the places start + k, counted from `pointer`; 0 where not `ok`. FULL says that all are."""
     if FULL:
         return tl.load(pointer + start + k)
     return tl.load(pointer + start + k, mask=ok, other=0)
@@ -62,7 +62,7 @@ def integers(pointer, start, k, ok, FULL: tl.constexpr):
 
 @triton.jit
 def number_of(bits, lookup, KIND: tl.constexpr):
-    """Value of stored bits as float32, or as float64 from F64 on."""
+    """Value of stored bits, as float64 for type codes from F64 on, else as float32; `lookup` is the table of TABLE."""
     if KIND == _F32:
         return bits.to(tl.float32, bitcast=True)
     elif KIND == _F16:

@@ -94,7 +94,7 @@ class Item:
 
     @property
     def programs(self) -> int:
-        """Programs that share it."""
+        """Number of programs that share this run."""
         prepared = self.prepared
         return prepared.element.programs(prepared.count, self.first) if self.first else prepared.programs
 
@@ -148,6 +148,7 @@ class DeviceEngine:
         stats: bool = True,
         sketch: bool = True,
     ) -> None:
+        """Copy the checksum's tables to the device; kernels are compiled when they are first launched."""
         self._device = device
         self._index = device.index or 0
         self._rows = rows
@@ -167,9 +168,9 @@ class DeviceEngine:
         self._kept_keys = 0
 
     def _block_keys(self, blocks: int) -> int:
-        """Address of the checksum's keys for `blocks` blocks; 0 above `MOST_KEYS`.
+        """Address on the device of the checksum's keys for blocks 0 to `blocks` - 1; 0 for more than `MOST_KEYS`.
 
-        Launches under way go on with those they have.
+        Makes a longer table where the last one is too short; those before are kept, since launches may still read them.
         """
         if self._kept_keys < blocks <= MOST_KEYS:
             self._kept_keys = max(LEAST_KEYS, 1 << (blocks - 1).bit_length())
@@ -179,7 +180,11 @@ class DeviceEngine:
         return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
-        """What is known of a tensor's layout, cached; None for complex, empty, vastly expanded ones, unknown types."""
+        """What is known of a tensor's layout, cached by type, shape and strides.
+
+        Returns:
+            None for what no kernel reads: complex, empty and vastly expanded tensors, and unknown types.
+        """
         key = (tensor.dtype, tensor.shape, tensor.stride())
         try:
             return self._prepared[key]
@@ -208,7 +213,7 @@ class DeviceEngine:
         return Prepared(element, count, reach, aligned, unaligned, lookup, lie_so)
 
     def _contiguous_parts(self, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Contiguous copies of a tensor, or of its parts of up to `LARGEST_COPY` bytes; a contiguous tensor as it is.
+        """Contiguous copies of a tensor's parts, at most `LARGEST_COPY` bytes each; a contiguous tensor as it is.
 
         The memory of a copy is the script's own again once the kernel that is launched next has read it.
 
@@ -226,7 +231,11 @@ class DeviceEngine:
             yield first, view.clone(memory_format=torch.contiguous_format) if copy is None else copy
 
     def transposed(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Contiguous copy of a tensor stored as transposed matrices; None where torch copies as fast."""
+        """Contiguous copy of a tensor that lies as transposed matrices, by a kernel on the current stream.
+
+        Returns:
+            None, and nothing is launched, for any other tensor, which torch copies as fast.
+        """
         prepared = self.prepare(tensor)
         if prepared is None or prepared.matrices is None:
             return None
@@ -240,15 +249,18 @@ class DeviceEngine:
         return copy
 
     def add(self, slot: int, tensor: torch.Tensor, token: tuple[int, ...] | None = None, **wanted: bool) -> bool:
-        """Summarise a tensor of any strides on the current stream; False, with nothing done, for an unknown type.
+        """Summarise a tensor of any strides on the current stream; does not wait for it.
 
-        What is launched in several parts gets a row for each; the rows of a slot are added up on the host.
+        A tensor that is launched in several parts gets a row for each; `Pending.fill` adds up the rows of a slot.
 
         Args:
-            slot: of the row.
+            slot: the slot of the row.
             tensor: not conjugated or negated lazily.
             token: as for `launch_one`.
             wanted: as for `launch_one`.
+
+        Returns:
+            False where `prepare` returns None: nothing is done then.
         """
         if tensor.dtype in (torch.complex64, torch.complex128):
             # A complex number has the words and the sketch of its two parts, and the statistics of its size.
@@ -271,16 +283,17 @@ class DeviceEngine:
         token: tuple[int, ...] | None = None,
         **wanted: bool,
     ) -> None:
-        """Summarise contiguous elements into a row for a slot, on the current stream.
+        """Summarise contiguous elements into a new row for a slot, on the current stream; does not wait for it.
 
         Args:
-            slot: of the row.
+            slot: the slot of the row.
             prepared: what is known of the elements' layout.
             address: of the first one.
             first: its index in the whole tensor.
-            token: what stays as it is while nothing is known to have written to the tensor. If it was summarised with
-                this one in the step, the checksum is computed, and the rest only if that is another one now.
-            wanted: fields of the kernel's variant that are not as usual.
+            token: what stays the same as long as nothing is known to have written to the tensor; None for none. If
+                elements were summarised with the same token, stream and `first` earlier in the step, only the checksum
+                is computed, and the rest only where that differs from the earlier one.
+            wanted: fields of the kernel's variant that are to differ from the prepared ones, by name.
         """
         variant = prepared.unaligned if (address | first) % ALIGNMENT else prepared.aligned or prepared.unaligned
         if wanted:
@@ -303,10 +316,13 @@ class DeviceEngine:
         self._launch(variant, programs, handle, arguments)
 
     def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
-        """Summarise tensors into rows, those with the same kernel in one launch.
+        """Summarise tensors into new rows, those with the same kernel in one launch; does not wait for it.
+
+        Tensors that need more than `TABLE_PROGRAMS` programs together go in several launches.
 
         Args:
-            entries: a slot, and the runs of elements that are its tensor; at most `TABLE_PROGRAMS` of them.
+            entries: of each tensor the slot of its row, and the contiguous runs that it consists of, at least one; one
+                tensor must not need more than `TABLE_PROGRAMS` programs.
         """
         tables: dict[tuple[Variant, int], list[_Entry]] = {}
         used: Counter[tuple[Variant, int]] = Counter()
@@ -327,7 +343,14 @@ class DeviceEngine:
             self._launch_table(*key, handle, table)
 
     def _launch_table(self, variant: Variant, lookup: int, handle: int, entries: list[_Entry]) -> None:
-        """Launch a kernel for a table of tensors."""
+        """Copy a table of tensors to the device and launch a kernel over it, on the current stream.
+
+        Args:
+            variant: the kernel, one for `many`.
+            lookup: as in `Prepared`.
+            handle: of the current stream.
+            entries: the tensors, at least one.
+        """
         items: list[tuple[int, ...]] = []
         owners: list[int] = []
         blocks = 0
@@ -358,7 +381,7 @@ class DeviceEngine:
             table.done.record(self._cuda.current_stream(self._device))
 
     def _free_table(self, size: int) -> _Table:
-        """Memory of at least `size` bytes for a table that no launch still reads."""
+        """Find or allocate memory of at least `size` bytes, on host and device, that no launch still reads."""
         for table in self._tables:
             if len(table.host) >= size and (table.done is None or table.done.query()):
                 return table
@@ -369,7 +392,7 @@ class DeviceEngine:
         return table
 
     def _new_lane(self, handle: int) -> _Lane:
-        """Memory for a stream's launches, allocated on that stream."""
+        """Allocate and keep the memory that launches on the current stream share, whose handle is given."""
         scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self._device)
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self._device)
         lane = self._lanes[handle] = _Lane(scratch, counters)

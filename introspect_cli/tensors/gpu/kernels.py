@@ -59,16 +59,17 @@ _ROTATION = tl.constexpr(sketch.ROTATION_SHIFT)
 
 
 @triton.jit
-def _sum(x):
-    """Of a tile: first each thread's own column, then over the threads."""
+def _tile_sum(x):
+    """Sum of a tile, shape (ROWS, 512), to one number: first each thread's own column, then over the threads."""
     return tl.sum(tl.sum(x, axis=0), axis=0)
 
 
 @triton.jit
-def _each(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Sums of a tile, shape (128,): of the four columns that a thread has in each row, so that no thread waits.
+def _column_sums(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """Sums over a tile, shape (ROWS, 512), in 128 parts: of the four columns that a thread has in each row.
 
-    They lie side by side, but for elements of one byte, which are not read in vectors.
+    So no thread waits for another. The four lie side by side, but for elements of one byte (SIZE 1), which are not read
+    in vectors.
     """
     if SIZE == 1:
         return tl.sum(tl.sum(tl.reshape(x, (ROWS, 4, SPAN // 4)), axis=1), axis=0)
@@ -76,8 +77,12 @@ def _each(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _scale(largest, WIDE: tl.constexpr):
-    """A power of two that brings a number to about one, and the other way back, as float64."""
+def _scales(largest, WIDE: tl.constexpr):
+    """A power of two that brings a number of this size to about one, and its inverse as float64.
+
+    `largest` is not negative: a float64 if WIDE, else a float32. The power has its type, and is bounded, so that
+    neither overflows.
+    """
     if WIDE:
         exponent = (largest.to(tl.int64, bitcast=True) >> 52) & 0x7FF
         exponent = tl.minimum(tl.maximum(exponent, 23), 2023)
@@ -92,8 +97,12 @@ def _scale(largest, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _hashes(bits, block, keys, factor, shift, ROWS: tl.constexpr):
-    """The checksum's terms of a tile of words; block is the number of its first row's block."""
+def _checksum_terms(bits, block, keys, factor, shift, ROWS: tl.constexpr):
+    """The checksum's terms of a tile of words, int64, shape (ROWS, 512).
+
+    `bits` are the words; `block` is the number of the checksum block of the first row; `keys` is the address of the
+    keys of all blocks from 0 on, 0 to compute them; `factor` and `shift` are those of the 512 columns.
+    """
     if keys != 0:
         key = tl.load(keys.to(tl.pointer_type(tl.uint64)) + block + tl.arange(0, ROWS))
     else:
@@ -118,11 +127,12 @@ def _sketch_tile(
     FULL: tl.constexpr,
     FINITE: tl.constexpr,
 ):
-    """Add a tile of elements to sums of buckets, float64, shape (8, 16), by blocks of 64 in a row of the tile.
+    """Add a tile's elements to sums of buckets, float64, shape (8, 16): a row for each block of 64 in a tile's row.
 
-    `start` is the tile's first element, counted from the pointer; `block` the number of its first block of 64; those
-    from `low` on, below `high`, are read, counted from the tile's first; where it is FULL, all, and where it is FINITE,
-    each is taken to be. All else is as for `summarise`.
+    `sums` are those so far. `start` is the tile's first element, counted from `pointer`; `block` the number of its
+    first block of 64 in the whole tensor. Elements from `low` (inclusive) to `high` (exclusive) are read, counted from
+    the tile's first; if FULL, all. If FINITE, none is looked at for being finite; else those that are not are left out.
+    `lookup`, KIND and ROWS are as for `summarise`.
     """
     PER_ROW: tl.constexpr = SPAN // BLOCK
     bucket = tl.arange(0, BUCKETS)[None, :]
@@ -300,16 +310,16 @@ def summarise(
                 ok = (at >= head * PER) & (at < tail * PER)
                 if HASHED:
                     word = integers(words, local * PER, at, ok, False)
-                    h = _hashes(word, block * PER + part * ROWS, keys, factor, shift, ROWS)
+                    h = _checksum_terms(word, block * PER + part * ROWS, keys, factor, shift, ROWS)
                     raw += tl.sum(tl.where(ok, h, 0), axis=0)
             bits = tl.zeros((ROWS, SPAN), dtype=tl.uint32)
         elif full:
             bits = integers(words, local, k, True, True)
-            raw += tl.sum(_hashes(bits, block, keys, factor, shift, ROWS), axis=0)
+            raw += tl.sum(_checksum_terms(bits, block, keys, factor, shift, ROWS), axis=0)
         else:
             ok = (k >= head) & (k < tail)
             bits = integers(words, local, k, ok, False)
-            raw += tl.sum(tl.where(ok, _hashes(bits, block, keys, factor, shift, ROWS), 0), axis=0)
+            raw += tl.sum(tl.where(ok, _checksum_terms(bits, block, keys, factor, shift, ROWS), 0), axis=0)
         usual = full
         if STATS:
             ok = (k >= head) & (k < tail)
@@ -330,42 +340,42 @@ def summarise(
                 highs = tl.maximum(highs, tl.max(x, axis=0))
                 smalls = tl.minimum(smalls, tl.min(tl.abs(x), axis=0))
                 zeros += tl.sum((x == 0).to(tl.int32), axis=0)
-                scale, back = _scale(typical, WIDE)
+                scale, back = _scales(typical, WIDE)
                 d = x * scale - about * scale
                 m = tl.full((SPAN // 4,), 4 * ROWS, dtype=tl.float64)
             else:
                 if not (total < float("inf")):
                     # Something is not finite: an element, or the sum of finite ones.
-                    nans += _sum((ok & (x != x)).to(tl.int32))
-                    posinfs += _sum((ok & (x == float("inf"))).to(tl.int32))
-                    neginfs += _sum((ok & (x == float("-inf"))).to(tl.int32))
+                    nans += _tile_sum((ok & (x != x)).to(tl.int32))
+                    posinfs += _tile_sum((ok & (x == float("inf"))).to(tl.int32))
+                    neginfs += _tile_sum((ok & (x == float("-inf"))).to(tl.int32))
                     x = tl.where(tl.abs(x) < float("inf"), x, float("nan"))
-                    n = _sum((ok & (x == x)).to(tl.int32))
+                    n = _tile_sum((ok & (x == x)).to(tl.int32))
                     share = inverse_of(tl.maximum(n, 1), WIDE)
-                    total = _sum(tl.where(x == x, tl.abs(x), 0.0))
+                    total = _tile_sum(tl.where(x == x, tl.abs(x), 0.0))
                     typical = total * share
-                    about = _sum(tl.where(x == x, x, 0.0)) * share
+                    about = _tile_sum(tl.where(x == x, x, 0.0)) * share
                     tile_sizes = total.to(tl.float64)
                     if not (total < float("inf")):
-                        total = _sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
+                        total = _tile_sum(tl.where(x == x, tl.abs(x) * _TINY, 0.0))
                         typical = total * share * _LARGE
-                        about = _sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
+                        about = _tile_sum(tl.where(x == x, x * _TINY, 0.0)) * share * _LARGE
                         tile_sizes = total.to(tl.float64) * _LARGE
                 good = ok & (x == x)
                 lows = tl.minimum(lows, tl.min(tl.where(good, x, float("inf")), axis=0))
                 highs = tl.maximum(highs, tl.max(tl.where(good, x, float("-inf")), axis=0))
                 smalls = tl.minimum(smalls, tl.min(tl.where(good, tl.abs(x), float("inf")), axis=0))
                 zeros += tl.sum((ok & (x == 0)).to(tl.int32), axis=0)
-                scale, back = _scale(typical, WIDE)
+                scale, back = _scales(typical, WIDE)
                 d = tl.where(good, x * scale - about * scale, 0.0)
-                m = _each(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
+                m = _column_sums(good.to(tl.int32), ROWS, SIZE).to(tl.float64)
             sizes += tile_sizes
             # No element is larger than the sum of sizes, so no power of what is scaled by their mean overflows.
             square = d * d
-            p1 = _each(d, ROWS, SIZE).to(tl.float64) * back
-            p2 = _each(square, ROWS, SIZE).to(tl.float64) * back * back
-            p3 = _each(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
-            p4 = _each(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
+            p1 = _column_sums(d, ROWS, SIZE).to(tl.float64) * back
+            p2 = _column_sums(square, ROWS, SIZE).to(tl.float64) * back * back
+            p3 = _column_sums(square * d, ROWS, SIZE).to(tl.float64) * back * back * back
+            p4 = _column_sums(square * square, ROWS, SIZE).to(tl.float64) * back * back * back * back
             pivot = tl.where(finite == 0, about.to(tl.float64), pivot)
             u = tl.where(n > 0, about.to(tl.float64) - pivot, 0.0)
             p1, p2, p3, p4 = about_lower(m, p1, p2, p3, p4, u)

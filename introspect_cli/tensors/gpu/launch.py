@@ -82,17 +82,34 @@ class Element:
         return 2 if self.kind >= F64 else 4
 
     def blocks(self, count: int, first: int) -> int:
-        """Upper bound of the checksum's blocks among `count` elements, the first with index `first`."""
+        """Upper bound of the checksum's blocks that a launch reads keys of, counted from 0 in the whole tensor.
+
+        Args:
+            count: elements.
+            first: index of the first one in the whole tensor.
+        """
         words = -(-self.size // 4)
         return -(-(first + count) * words // checksum.SPAN) + words * self.rows
 
     def programs(self, count: int, first: int) -> int:
-        """Number of programs for `count` elements, the first with index `first`: one a tile; of many, one for four."""
+        """Number of programs that share a tensor: one a tile for up to 64 tiles, else one for four, from 64 to 512.
+
+        Args:
+            count: elements.
+            first: index of the first one in the whole tensor.
+        """
         tiles = max(1, -(-(first % checksum.SPAN + count) // (self.rows * checksum.SPAN)))
         return tiles if tiles <= 64 else max(64, min(MAX_PROGRAMS, tiles // 4))
 
     def variant(self, *, aligned: bool, stats: bool = True, sketch: bool = True, many: bool = False) -> Variant:
-        """The kernel for one tensor, or for a table of `many`."""
+        """The kernel for elements of this type.
+
+        Args:
+            aligned: whether address, count and index of the first element are multiples of 16.
+            stats: whether to compute statistics, where the elements are numbers.
+            sketch: whether to compute the sketch, where the elements are numbers.
+            many: whether it is for a table of tensors.
+        """
         stats, sketch = stats and self.values, sketch and self.values
         return Variant(self.kind, self.size, self.rows, True, stats, sketch, many, aligned)
 
@@ -110,8 +127,14 @@ ELEMENTS: Final = {
 def matrices(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int] | None:
     """How a tensor lies in memory as adjacent matrices that have to be transposed: how many, their rows and columns.
 
-    Images with channels last do, with a row for each pixel. None for any other layout, and where a tile would be mostly
-    empty.
+    Images with channels last do, with a row for each pixel.
+
+    Args:
+        shape: sizes of the tensor.
+        strides: its strides, in elements.
+
+    Returns:
+        None for any other layout, and where a matrix has fewer than `NARROW` rows or columns.
     """
     sizes: list[int] = []
     steps: list[int] = []
@@ -153,7 +176,7 @@ compile-time parameters."""
 
 
 def unavailable() -> str:
-    """Reason why Triton cannot be used; "" if it can."""
+    """Reason why Triton cannot be used, absent or older than `OLDEST`; "" if it can."""
     try:
         import triton
     except Exception as error:  # built for another system, or not at all
@@ -163,14 +186,14 @@ def unavailable() -> str:
 
 
 def function_of(variant: Variant | Transposing) -> Any:
-    """Triton function of a variant."""
+    """The Triton function that a variant is compiled from."""
     from introspect_cli.tensors.gpu import elements, kernels
 
     return elements.transpose if isinstance(variant, Transposing) else kernels.summarise
 
 
 def source(variant: Variant | Transposing) -> Any:
-    """Source of a variant for Triton's compiler."""
+    """What Triton's compiler takes for a variant: function, signature, constants, and divisors of the arguments."""
     from triton.compiler import ASTSource
 
     function = function_of(variant)
@@ -202,13 +225,17 @@ class TritonLauncher:
     """Kernels compiled for one device."""
 
     def __init__(self, device: torch.device) -> None:
+        """Set the device; kernels are compiled when they are first launched."""
         self._index = device.index or 0
         self._current: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)  # noqa: SLF001  # ten times as quick as the public one
         self._compiled: dict[Variant | Transposing, tuple[Any, Any, Any]] = {}
         self._kernels: list[Any] = []
 
     def __call__(self, variant: Variant | Transposing, programs: int, stream: int, arguments: tuple[int, ...]) -> None:
-        """See `Launcher`; the first call of a variant compiles it, or finds it in Triton's cache."""
+        """Launch a kernel (see `Launcher`) on this launcher's device, be it the current one or not; does not wait.
+
+        The first call of a variant compiles it, or finds it in Triton's cache.
+        """
         if self._current() != self._index:
             with torch.cuda.device(self._index):
                 self(variant, programs, stream, arguments)
@@ -220,7 +247,7 @@ class TritonLauncher:
         run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *variant)
 
     def _compile(self, variant: Variant | Transposing) -> tuple[Any, Any, Any]:
-        """Compile and load a variant; its run function, handle and metadata."""
+        """Compile and load a variant, and keep it; returns its run function, handle and metadata."""
         from triton.compiler import compile as compiled
         from triton.runtime import driver
 

@@ -31,7 +31,7 @@ SKETCH_WORD = tl.constexpr(r.SKETCH)
 
 @triton.jit
 def inverse_of(n, WIDE: tl.constexpr):
-    """1 / n by Newton's method, without a float64 division, which takes a call and memory."""
+    """1 / n, as float64 if WIDE, else float32: by Newton's method, since a float64 division takes a call and memory."""
     share = 1.0 / n.to(tl.float32)
     if WIDE:
         share = share.to(tl.float64)
@@ -42,7 +42,7 @@ def inverse_of(n, WIDE: tl.constexpr):
 
 @triton.jit
 def about_lower(n, s1, s2, s3, s4, u):
-    """Sums of the first four powers of n deviations, about a point that is lower by u.
+    """Sums of the first four powers of n deviations, about a point that is lower by u than the one they are of.
 
     All merging of moments is this: a tile's sums to its program's, these to the mean, a program's to its tensor's.
     """
@@ -55,7 +55,10 @@ def about_lower(n, s1, s2, s3, s4, u):
 
 @triton.jit
 def write_moments(real, apart, low, high, mean, m2, m3, m4):
-    """Write moments; where all elements are equal, rounding must not make a spread of it."""
+    """Write mean and central moments to a row; where all elements are equal (`low` == `high`), no spread by rounding.
+
+    `real` is the address of the row's word 0, and `apart` how many words lie from one word of the row to the next.
+    """
     alike = low == high
     tl.store(real + MEAN * apart, tl.where(alike, low, mean))
     tl.store(real + M2 * apart, tl.where(alike | (m2 < 0), 0.0, m2))
@@ -64,10 +67,11 @@ def write_moments(real, apart, low, high, mean, m2, m3, m4):
 
 
 @triton.jit
-def _word(pointer, first, programs, at, lane, word, other):
-    """Word number `word` of some programs' rows.
+def _load_word(pointer, first, programs, at, lane, word, other):
+    """Word number `word` of the rows of programs `at + lane`; `other` for those from `programs` on.
 
-    It is read past the first-level cache, which does not see what others wrote.
+    `first` is the number of the tensor's first program: its programs' rows begin there, word by word. They are read
+    past the first-level cache, which does not see what others wrote.
     """
     places = pointer + first * WORDS + word * programs + at + lane
     return tl.load(places, mask=at + lane < programs, other=other, cache_modifier=".cg")
@@ -83,8 +87,9 @@ def two_sums(a, b):
 def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: tl.constexpr):
     """Add up the rows of a tensor's programs, all about one mean, and write the tensor's row.
 
-    The device is idle while this program works. So words that do not wait for one another are asked for together, and
-    lie in memory as the threads read them.
+    `scratch` is the address of all programs' rows, `row` that of the row to write; `first` is the number of the
+    tensor's first program, `programs` how many it has. The device is idle while this program works: so words that do
+    not wait for one another are asked for together, and lie in memory as the threads read them.
     """
     lane = tl.arange(0, MERGED)
     floats = scratch.to(tl.pointer_type(tl.float64))
@@ -97,7 +102,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
         counts = tl.zeros((8, MERGED // 4), dtype=tl.int64)
         line = tl.arange(0, MERGED // 4)[None, :]
         for at in range(0, programs, MERGED // 4):
-            counts += _word(lines, first, programs, at, line, word[:, None], 0)
+            counts += _load_word(lines, first, programs, at, line, word[:, None], 0)
         totals = tl.sum(counts, axis=1)
         tl.store(out + word, totals, mask=word <= ZEROS)
         finite = tl.sum(tl.where(word == FINITE, totals, 0), axis=0)
@@ -106,26 +111,26 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
         small = low
         sizes = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            low = tl.minimum(low, _word(floats, first, programs, at, lane, MIN, float("inf")))
-            high = tl.maximum(high, _word(floats, first, programs, at, lane, MAX, float("-inf")))
-            small = tl.minimum(small, _word(floats, first, programs, at, lane, ABSMIN, float("inf")))
-            sizes += _word(floats, first, programs, at, lane, ABSSUM, 0.0)
+            low = tl.minimum(low, _load_word(floats, first, programs, at, lane, MIN, float("inf")))
+            high = tl.maximum(high, _load_word(floats, first, programs, at, lane, MAX, float("-inf")))
+            small = tl.minimum(small, _load_word(floats, first, programs, at, lane, ABSMIN, float("inf")))
+            sizes += _load_word(floats, first, programs, at, lane, ABSSUM, 0.0)
         share = inverse_of(tl.maximum(finite, 1), True)
         means = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            mean = _word(floats, first, programs, at, lane, MEAN, 0.0)
+            n = _load_word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            mean = _load_word(floats, first, programs, at, lane, MEAN, 0.0)
             means += tl.where(n > 0, n * share * mean, 0.0)
         mean_all, size = two_sums(means, sizes)
         s2 = tl.zeros((MERGED,), dtype=tl.float64)
         s3 = tl.zeros((MERGED,), dtype=tl.float64)
         s4 = tl.zeros((MERGED,), dtype=tl.float64)
         for at in range(0, programs, MERGED):
-            n = _word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
-            d = tl.where(n > 0, _word(floats, first, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
-            m2 = _word(floats, first, programs, at, lane, M2, 0.0)
-            m3 = _word(floats, first, programs, at, lane, M3, 0.0)
-            m4 = _word(floats, first, programs, at, lane, M4, 0.0)
+            n = _load_word(lines, first, programs, at, lane, FINITE, 0).to(tl.float64)
+            d = tl.where(n > 0, _load_word(floats, first, programs, at, lane, MEAN, 0.0) - mean_all, 0.0)
+            m2 = _load_word(floats, first, programs, at, lane, M2, 0.0)
+            m3 = _load_word(floats, first, programs, at, lane, M3, 0.0)
+            m4 = _load_word(floats, first, programs, at, lane, M4, 0.0)
             _, m2, m3, m4 = about_lower(n, 0.0, m2, m3, m4, d)
             s2 += m2
             s3 += m3
@@ -141,7 +146,7 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
     else:
         raw = tl.zeros((MERGED,), dtype=tl.int64)
         for at in range(0, programs, MERGED):
-            raw += _word(lines, first, programs, at, lane, 0, 0)
+            raw += _load_word(lines, first, programs, at, lane, 0, 0)
         tl.store(out, tl.sum(raw, axis=0))
         write_no_statistics(row)
     write_no_order(row)
@@ -150,13 +155,13 @@ def merge_programs(scratch, row, first, programs, STATS: tl.constexpr, SKETCH: t
     if SKETCH:
         line = tl.arange(0, MERGED // 4)[None, :]
         for at in range(0, programs, MERGED // 4):
-            total += _word(floats, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
+            total += _load_word(floats, first, programs, at, line, SKETCH_WORD + bucket[:, None], 0.0)
     tl.store(real + SKETCH_WORD + bucket, tl.sum(total, axis=1))
 
 
 @triton.jit
 def write_no_order(row):
-    """Write NaN for median and mode, which no kernel computes."""
+    """Write NaN for median and mode, which no kernel computes, to the row at address `row`."""
     real = row.to(tl.pointer_type(tl.float64))
     tl.store(real + MEDIAN, float("nan"))
     tl.store(real + MODE, float("nan"))
@@ -164,7 +169,7 @@ def write_no_order(row):
 
 @triton.jit
 def write_no_statistics(row):
-    """Write the statistics of an empty tensor."""
+    """Write counts, extrema and moments of an empty tensor to the row at address `row`."""
     out = row.to(tl.pointer_type(tl.int64))
     real = row.to(tl.pointer_type(tl.float64))
     for word in tl.static_range(FINITE, ZEROS + 1):

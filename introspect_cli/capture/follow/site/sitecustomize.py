@@ -7,7 +7,7 @@ import sys
 
 
 def _begin() -> None:
-    """Import the project's own `sitecustomize`, then start to follow."""
+    """Take this directory off `sys.path`, import the project's own `sitecustomize`, then call `child.begin`."""
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - as sys.path has it; pathlib costs its import
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]  # noqa: PTH100 - as above
     module = sys.modules.pop(__name__, None)
