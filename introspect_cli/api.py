@@ -95,7 +95,7 @@ def capturing(
     finally:
         _active.clear()
         session.finish(ending)
-        session.last_word()
+        session.print_last_words()
 
 
 def _chosen_runs(named: Any) -> Any:

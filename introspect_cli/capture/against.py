@@ -46,7 +46,7 @@ class Against(BackgroundProcess):
     """
 
     def __init__(self, run: Path, options: CaptureOptions) -> None:
-        """Start the process.
+        """Start the process that compares `run`, which is being written, with `options.against`.
 
         Raises:
             OSError: it cannot be started.
@@ -73,29 +73,43 @@ class Against(BackgroundProcess):
         module = "introspect_cli.commands.live"
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
-    def look(self, ended: int) -> list[str]:
-        """Sentences to print after step `ended`: what the process has answered since."""
+    def poll(self, ended: int) -> list[str]:
+        """Sentences that the process has sent since the last call, without waiting.
+
+        Also sets `first`, `agreed` and `code`.
+
+        Args:
+            ended: number of the step that has just ended; `finish` says how far behind it the comparison was.
+        """
         self._ended = ended
         data = self.read()
-        return self._take(data) if data else []
+        return self._complete_sentences(data) if data else []
 
     def finish(self) -> list[str]:
-        """Wait up to `patience` seconds for the verdict; sentences on it, or on why there is none."""
+        """Wait at most `patience` seconds for the verdict; returns sentences on it, or one on why there is none."""
         data, ended = self.rest(self.patience)
-        said = self._take(data)
+        said = self._complete_sentences(data)
         if self.code is None:
             why = "what compares has ended early" if ended else f"it took more than {self.patience:.0f} seconds"
             until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
             said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
         return said
 
-    def _take(self, data: bytes) -> list[str]:
-        """Sentences for the complete JSON lines so far; the last, incomplete line is kept for the next call."""
+    def _complete_sentences(self, data: bytes) -> list[str]:
+        """Sentences for each complete line of JSON received.
+
+        What follows the last line end is put before the next data.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
 
     def _sentences(self, facts: dict[str, Any]) -> list[str]:
-        """Sentences for one answer: it `failed`, `agreed` up to a step, or has a first divergence or a verdict."""
+        """Sentences for one message of the process; sets `code`, `agreed` or `first` by what the message has.
+
+        Args:
+            facts: one of `{"failed": why}`, `{"agreed": last step}`, `{"first": step, "place", "said"}`, or, at the
+                end, `{"verdict", "place", "said"}`.
+        """
         if "failed" in facts:
             self.code = UNDECIDED
             return [f"not compared with {self.reference} any further: {facts['failed']}"]
@@ -128,6 +142,7 @@ class Announcement:
     """File `rank0/<DIVERGENCE>` by which the first rank tells all ranks of a divergence."""
 
     def __init__(self, store: Path, rank: int) -> None:
+        """Create an empty file, on rank 0 alone; `store` is this rank's own directory in the run."""
         self._path = store.parent / "rank0" / DIVERGENCE
         self._announced: Announced | None = None
         if not rank:
@@ -135,7 +150,12 @@ class Announcement:
                 self._path.touch()
 
     def announce(self, first: int | None, after: int) -> Announced:
-        """Write the divergence to the file at the first call; returns what was written then, also at later calls."""
+        """Write a divergence to the file, at the first call alone; every call returns what the first one wrote.
+
+        Args:
+            first: step at which the runs diverge; None where it is not one step's.
+            after: step after which all ranks end.
+        """
         if self._announced is None:
             self._announced = Announced(first, after)
             with suppress(OSError):
@@ -143,7 +163,7 @@ class Announcement:
         return self._announced
 
     def read(self) -> Announced | None:
-        """The divergence in the file; None as long as it is empty, missing or half written."""
+        """What the file says, read again until it says something; None while it is empty, missing or half written."""
         if self._announced is None:
             with suppress(OSError, ValueError, TypeError):
                 text = self._path.read_text(encoding="utf-8")
@@ -151,7 +171,7 @@ class Announcement:
         return self._announced
 
     def close(self) -> None:
-        """Remove the file if nothing was announced; else it stays for ranks that have not read it."""
+        """Remove the file if no divergence is known here; else leave it for ranks that have not read it yet."""
         if self._announced is None:
             with suppress(OSError):
                 self._path.unlink()
@@ -168,7 +188,15 @@ class Reference:
         launch: Launch | None,
         guarded: AbstractContextManager[None],
     ) -> None:
-        """Start the comparison, on the first rank alone; `store` is this rank's part of the run."""
+        """Start the comparison, on rank 0 alone; without `options.against` nothing happens.
+
+        Args:
+            run: directory of the whole run, which the comparison reads.
+            store: directory of this rank's part in it.
+            options: of the capture.
+            launch: this process's part in a distributed run; None for a run of one process.
+            guarded: catches failures of the comparison.
+        """
         self._options, self._guarded = options, guarded
         self._rank = launch.rank if launch is not None else 0
         self._against: Against | None = None
@@ -182,7 +210,10 @@ class Reference:
                     self._against = Against(run, options)
 
     def digests(self) -> dict[int, bytes] | None:
-        """Digest of each step of the reference on this rank; empty where unreadable, None without a reference."""
+        """Digest of each step of the reference on this rank, by step.
+
+        {} where it cannot be read, None without a reference.
+        """
         if self._options.against is None:
             return None
         digests: dict[int, bytes] = {}
@@ -190,15 +221,23 @@ class Reference:
             digests |= _digests(self._options.against, self._rank)
         return digests
 
-    def look(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
-        """Print what is known of the divergence after a step; True, once, if `--stop` is to end the script now."""
+    def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
+        """Say what the comparison has found since the last step, without waiting, and tell the black box.
+
+        Args:
+            recorder: whose step has just ended.
+            say: is given each sentence.
+
+        Returns:
+            True, once, if the script is to end now because of `--stop`; else False.
+        """
         if self._against is None and self._announcement is None:
             return False
         ended, after = recorder.step - 1, None
         with self._guarded:
             first = None
             if self._against is not None:
-                for sentence in self._against.look(ended):
+                for sentence in self._against.poll(ended):
                     say(sentence)
                 first = self._against.first
                 after = None if first is None else ended
@@ -206,7 +245,7 @@ class Reference:
                 heard = self._announcement.read() if first is None else self._announcement.announce(first[0], ended + 1)
                 if heard is not None:
                     first, after = (heard.first,), heard.after
-            recorder.saved.compared(-1 if self._against is None else self._against.agreed, first)
+            recorder.saved.tell_comparison(-1 if self._against is None else self._against.agreed, first)
         if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
@@ -216,32 +255,38 @@ class Reference:
 
     @property
     def status(self) -> int | None:
-        """With `--stop`, the exit status of `diff`; None without, or where another process compares."""
+        """With `--stop`, the exit status that `diff` would have; None without it, and on ranks other than 0."""
         if self._against is None or not self._options.stop:
             return None
         return UNDECIDED if self._against.code is None else self._against.code
 
     def finish(self, recorder: Recorder | None) -> list[str]:
-        """Wait up to 30 seconds for the verdict; sentences on it."""
+        """Wait at most 30 seconds for the verdict and tell the black box.
+
+        Returns sentences on it, none without a comparison.
+        """
         said: list[str] = []
         with self._guarded:
             if self._against is not None:
                 said = self._against.finish()
                 if recorder is not None:
-                    recorder.saved.compared(self._against.agreed, self._against.first)
+                    recorder.saved.tell_comparison(self._against.agreed, self._against.first)
             if self._announcement is not None and not self._rank:
                 self._announcement.close()
         return said
 
     def abandon(self) -> None:
-        """Drop the process and the announcement, in a forked child."""
+        """Forget the comparison in a forked child: close its descriptor, and leave process and file to the parent."""
         if self._against is not None:
             self._against.abandon()
         self._against = self._announcement = None
 
 
 def _digests(reference: str, rank: int) -> dict[int, bytes]:
-    """Digest of each step of a run on one rank; empty where the run is remote, unreadable or without that rank."""
+    """Digest of each step of a run on one rank, by step.
+
+    {} where the run is remote, cannot be read, or lacks the rank.
+    """
     from introspect_cli.store.read.run import open_run
     from introspect_cli.store.remote.objects import is_remote
 

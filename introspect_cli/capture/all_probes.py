@@ -70,17 +70,19 @@ class Probes:
         box: BlackBox | None,
         facts: dict[str, Callable[[], Any]],
     ) -> None:
-        """Wire everything up; nothing is installed yet.
+        """Build the recorder and all probes; nothing is installed before `install`.
 
         Args:
             options: what to record.
             store: where to.
             guard: what catches failures of probes.
-            store_lost: told when the store can no longer be written.
-            began: states of the random generators when the process began.
-            launch: this process's part in a distributed run.
+            store_lost: called with the error when the store can no longer be written.
+            began: bytes of the states of python's and numpy's generators when the process began, by library; None for
+                one that was not loaded.
+            launch: this process's part in a distributed run; None for a run of one process.
             box: holds whole tensors of the last steps; None where that was not asked for.
-            facts: takes what makes each document of settings that has changed.
+            facts: probes put a function here under the name of a document of `settings/` that has changed; whoever
+                writes the documents calls it and takes it out.
         """
         rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
         self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
@@ -101,7 +103,7 @@ class Probes:
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
         self.optimizers = OptimizerProbe(self.context, state)
-        self.context.clock.on_tick.append(self._step_over)
+        self.context.clock.on_tick.append(self._end_step)
         self.modules = modules = ModuleProbe(self.context, gradients)
         state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
@@ -160,26 +162,34 @@ class Probes:
             self._probes.append(ops)
 
     def tap_compiled(self, module: nn.Module) -> None:
-        """Tap the modules inside a module that `torch.compile` wraps; nothing for any other."""
+        """Have the modules inside a `torch.compile`d module recorded.
+
+        Nothing for another module or with `--compile boundary`.
+        """
         inner = wrapped(module)
         if self._compile is not None and inner is not None:
             self._compile.tap(child for child in modules_in(inner) if child is not inner)
 
-    def _step_over(self) -> None:
-        """Write rows for the modules named in the step, and free the names of models that are gone."""
+    def _end_step(self) -> None:
+        """Write rows for modules named since the last step ended, and free the names of models that are gone."""
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)
-        self.names.step_over()
+        self.names.free_gone_names()
 
     def install(self) -> None:
-        """Install every probe."""
+        """Install every probe in order, and have Dynamo skip the code of introspect."""
         for probe in self._probes:
             probe.install()
         pass_by()
 
     def remove(self, *, over: bool = False) -> None:
-        """Remove every probe, the last installed first; where `over`, look at the models' tensors once before."""
+        """Remove every probe, the last installed first; a failure of one is noted and the others are still removed.
+
+        Args:
+            over: whether the script is over; then the probes record once more, before, what models hold now
+                (`on_look`).
+        """
         if over:
             self.context.clock.tell(self.context.clock.on_look)
         for probe in reversed(self._probes):
@@ -189,7 +199,12 @@ class Probes:
                 probe.remove()
 
     def finish(self, *, launched: bool) -> None:
-        """Write the records after the last step, and drop steps that the schedule no longer keeps.
+        """Write the records after the last step, drop expired steps, and set `complete_steps`.
+
+        `remove` comes before it.
+
+        Args:
+            launched: whether a launcher started this process among others.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -204,12 +219,12 @@ class Probes:
             self._guard.note(sentence)
 
     def close(self) -> None:
-        """Stop recording, end the summarizer's threads, and drop references to the script's modules."""
+        """Stop recording, end the summarizer's threads, and drop all references to the script's modules."""
         self.recorder.stop()
         self.summarizer.close()
         self.names.clear()
 
-    def forked(self) -> None:
-        """Stop recording in a forked child and remove the patches, since the child runs the same code."""
+    def stop_in_child(self) -> None:
+        """Stop recording in a forked child, and remove the patches there; the parent's stay."""
         self.recorder.stop()
         self.remove()

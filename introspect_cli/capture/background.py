@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.processes import VARIABLE
-from introspect_cli.capture.steps.labels import TRAINERS, running
+from introspect_cli.capture.steps.labels import TRAINERS, running_self
 from introspect_cli.store.files.handles import Handle
 from introspect_cli.store.remote.objects import is_remote
 
@@ -46,13 +46,14 @@ class BackgroundProcess:
     patience = 30.0
 
     def __init__(self, module: str, words: Sequence[str], name: str, *, errors: bool = True) -> None:
-        """Start it.
+        """Start the process; nothing waits for it, and it outlives an interrupt of the script.
 
         Args:
             module: of introspect, whose `main` it runs.
             words: its command line.
-            name: what it is called.
-            errors: whether what it writes to stderr is an answer, too; else it goes where the script's goes.
+            name: what messages call it.
+            errors: True if what it writes to stderr is read as its answer, too; False if that goes to the script's
+                stderr.
 
         Raises:
             OSError: it cannot be started.
@@ -73,7 +74,10 @@ class BackgroundProcess:
             os.close(answer)
 
     def read(self) -> bytes:
-        """Output since the last call, at most 64 KiB, without waiting; empty where there is none."""
+        """Output that has come since the last call, the first 64 KiB of it, without waiting.
+
+        B"" where there is none.
+        """
         if not self._answer.is_ours():
             return b""
         with suppress(OSError):  # BlockingIOError: it has nothing to say
@@ -81,7 +85,11 @@ class BackgroundProcess:
         return b""
 
     def rest(self, patience: float) -> tuple[bytes, bool]:
-        """Wait up to `patience` seconds for its end; its last 64 KiB of output, and whether it has ended."""
+        """Wait at most `patience` seconds for the process to end, then close its descriptor.
+
+        Returns:
+            its output since the last call, the last 64 KiB; and whether it has ended.
+        """
         said, until, ended = b"", time.monotonic() + patience, False
         try:
             while self._answer.is_ours() and not ended:
@@ -98,7 +106,7 @@ class BackgroundProcess:
         return said, ended
 
     def abandon(self) -> None:
-        """Close the descriptor; the process goes on."""
+        """Close the descriptor that it answers by; the process itself goes on."""
         with suppress(OSError):
             self._answer.close()
 
@@ -114,7 +122,14 @@ class Publishers:
     """Processes that publish one run: to named places, and to the loggers of the script's framework."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
-        """Start to publish to places that are known before the script runs; each rank sends its part to storage."""
+        """Start to publish to all places but `logger`, which is known only after the first step.
+
+        Args:
+            path: the run's directory.
+            places: as given to `--publish`.
+            guard: catches failures.
+            rank: this process's; above 0 only remote storage is published to. None for a run of one process.
+        """
         self._path = path
         self._rank = rank
         if rank:
@@ -132,8 +147,8 @@ class Publishers:
                 words = ["publish", str(self._path), *places, *of_rank]
                 self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
 
-    def first_step_over(self, say: Callable[[str], None]) -> None:
-        """Start publishing to the framework's loggers, which exist once the first step is over."""
+    def publish_to_loggers(self, say: Callable[[str], None]) -> None:
+        """Start publishing to the framework's loggers, if `--publish logger` was given; call after the first step."""
         if not self._waits_for_logger:
             return
         with self._guard.around("publishing", "the run is"):
@@ -143,11 +158,11 @@ class Publishers:
                 say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
 
     def finish(self) -> list[str]:
-        """Wait up to 30 seconds for each process; sentences on its outcome."""
+        """Wait at most 30 seconds for each process in turn; returns sentences on what was published."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
             for places, process in self._running:
-                said += _outcome(places, *process.rest(process.patience))
+                said += _outcome_sentences(places, *process.rest(process.patience))
         return said
 
     def abandon(self) -> None:
@@ -156,8 +171,14 @@ class Publishers:
             process.abandon()
 
 
-def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
-    """Sentences on one process's publishing: its result lines, else its last line, or that it still runs."""
+def _outcome_sentences(places: list[str], said: bytes, ended: bool) -> list[str]:
+    """Sentences on what one process has published, or that it still runs.
+
+    Args:
+        places: where to.
+        said: its output; lines on what was or was not published count, else its last line.
+        ended: whether it has.
+    """
     if not ended:
         return [f"still publishing to {', '.join(places)}, in the background"]
     lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
@@ -166,25 +187,25 @@ def _outcome(places: list[str], said: bytes, ended: bool) -> list[str]:
 
 
 def logger_places() -> list[str]:
-    """Places that a running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
+    """Places that the running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
 
     What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
-    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is a run
-    beside, in the same project and grouped with the other.
+    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is another
+    run in the same project, grouped with the first.
     """
     places: list[str] = []
     for modules, function, _ in TRAINERS:
-        trainer = running(modules, function)
+        trainer = running_self(modules, function)
         if trainer is not None:
             handler = getattr(trainer, "callback_handler", None)
             for logger in getattr(trainer, "loggers", None) or getattr(handler, "callbacks", None) or ():
-                place = _place(logger)
+                place = _place_of(logger)
                 if place and place not in places:
                     places.append(place)
     return places
 
 
-def _place(logger: Any) -> str:
+def _place_of(logger: Any) -> str:
     """The place that a logger of Lightning's, or a callback of the Trainer's, logs to; "" for any other."""
     names = {cls.__name__ for cls in type(logger).__mro__}
     if "TensorBoardLogger" in names:

@@ -29,7 +29,7 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 
 @functools.lru_cache(maxsize=1024)
 def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
-    """The one shared tuple equal to `key`, which thousands of modules hold: each is work for the garbage collector."""
+    """A tuple equal to `key`, the same object at each call, since thousands of modules hold it."""
     return key
 
 
@@ -62,7 +62,16 @@ class Context:
         *,
         wants_eval: bool,
     ) -> None:
-        """Start at step 0; `wants_eval` says whether evaluation is recorded, too."""
+        """Build what the probes share and a clock at step 0; nothing is watched.
+
+        Args:
+            recorder: takes the records.
+            names: gives names.
+            guard: around the code of probes.
+            kinds: those that are recorded.
+            facts: takes functions that make changed documents of settings, by name.
+            wants_eval: whether evaluation is recorded, too.
+        """
         self.recorder = recorder
         self.names = names
         self.guard = guard
@@ -82,15 +91,15 @@ class Context:
         self.clock.on_tick.append(self.counts.clear)
 
     def count(self, *what: object) -> int:
-        """How often this was asked of the same thing before in this step: the number of its call."""
+        """How often this was called with an equal `what` before in this step, from 0; each call counts one more."""
         number = self.counts.get(what, 0)
         self.counts[what] = number + 1
         return number
 
     def copies(self) -> list[int]:
-        """Ranks that hold the same values as this one, itself included; empty where unknown.
+        """Ranks that hold the same values as this one, itself included; [] where that is unknown.
 
-        With ZeroRedundancyOptimizer, empty: each rank has the state of some parameters alone.
+        Also [] with ZeroRedundancyOptimizer, where each rank has the state of some parameters alone.
         """
         is_cut = any(
             type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in self.clock.trained.optimizers()
@@ -98,18 +107,18 @@ class Context:
         return [] if is_cut else self.data_parallel.copies
 
     def line(self) -> str:
-        """`file:line` of the innermost frame of the user's; "" where there is none."""
+        """`file:line` of the innermost frame in the user's files, among callers of this; "" where there is none."""
         return self._places.line(inspect.currentframe())
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
-        """Number of the site of a value of a module or parameter, registered at the first call.
+        """Number of the site of a value of a module or parameter; registered with the script's line at the first call.
 
         Args:
-            of: the module's state or the parameter's name.
+            of: the module's state or the parameter's name; caches the number.
             phase: where in the step.
             kind: what of it: an input, a gradient, something the optimizer keeps for it.
-            path: which part of that.
-            call: the module's call in this phase; how often the parameter was recorded in it before.
+            path: where inside a nested value; "" for the value itself.
+            call: for a module the number of its call in this phase, for a parameter how often it was recorded before.
         """
         key = (phase, kind, path, call)
         site = of.sites.get(key)

@@ -39,7 +39,7 @@ class Draws:
     """Records the states of random generators that have moved."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Watch nothing until a step begins."""
+        """Start without a look at any generator; `begin` looks at them."""
         self._recorder = recorder
         self._generators = Generators()
         self.untouched: set[str] = set()
@@ -53,24 +53,30 @@ class Draws:
 
     @property
     def complete(self) -> bool:
-        """Whether every draw from a default generator was noticed, and by the right module."""
+        """Whether so far every draw from a default generator was noticed, and in the thread that began the step."""
         return self._generators.is_complete and not self._shared
 
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Note the generators' states as a step begins; `devices` are names and generators of accelerators in use."""
+        """Note the generators' present states as a step begins: what moves from now on is found by `note`.
+
+        Also makes this thread the one whose draws are told apart, and empties `untouched`.
+
+        Args:
+            devices: name and generator of each accelerator in use.
+        """
         self._generators.watch(devices)
         self.untouched.clear()
         self._thread = threading.get_ident()
         self.moved = self._generators.moved
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
-        """Record the state before the draw of each generator that has moved since the last look.
+        """For each default generator that has moved since the last look, record the state it had then.
 
         Args:
-            phase: of what comes next, or of the module that drew.
-            fqn: its name.
-            call: its call.
-            before: whether what ran before it drew, and not it itself.
+            phase: of the call below.
+            fqn: name of the module, loader or loss whose call it is.
+            call: number of that call in the step.
+            before: True if the call begins now, so that what ran before it drew; False if it has ended and drew itself.
         """
         if threading.get_ident() != self._thread:
             self._shared = True  # two threads draw in turns: nobody can say which of them it was
@@ -85,7 +91,7 @@ class Draws:
                 self._recorder.emit(site, words)
 
     def stop(self) -> None:
-        """Stop looking: `moved` is False from here on."""
+        """Look no more: `moved()` is False from here on."""
         self.moved = NEVER
 
 
@@ -93,7 +99,10 @@ MAX_GENERATORS = 100
 
 
 def script_generators() -> dict[str, Any]:
-    """Up to 100 CPU generators in the script's variables, by class and variable: `torch.Generator g`."""
+    """At most 100 CPU generators of torch, python and numpy in the script's variables, each once.
+
+    Their keys are class and variable: `torch.Generator g`. Default generators are left out.
+    """
     numpy: Any = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
     made: dict[str, Any] = {}
@@ -107,7 +116,14 @@ def script_generators() -> dict[str, Any]:
 
 
 def generator_words(name: str, generator: Any) -> str:
-    """A line of words: `torch.Generator 11 d46858fc895baa5f g`, class, seed (`-` for none), state and variable."""
+    """Line for the document `settings/beginning`: class, seed (`-` for none), state and variable.
+
+    As in `torch.Generator 11 d46858fc895baa5f g`.
+
+    Args:
+        name: class and variable, as in `script_generators`.
+        generator: of torch, python or numpy, on the CPU.
+    """
     label, _, variable = name.partition(" ")
     with unobserved():
         seed = str(generator.initial_seed()) if isinstance(generator, torch.Generator) else "-"
@@ -115,12 +131,12 @@ def generator_words(name: str, generator: Any) -> str:
 
 
 def state_of(generator: object) -> int:
-    """State of a CPU `torch.Generator` as a 64-bit digest; 0 for any other object."""
+    """State of a CPU `torch.Generator` as a digest of 64 bits; 0 for any other object."""
     return int(state_word(generator) or "0", 16) if isinstance(generator, torch.Generator) else 0
 
 
 def _label(value: object) -> str:
-    """`numpy.random.Generator`, `random.Random`: package and class of a generator."""
+    """Package and class of a generator of numpy or python: `numpy.random.Generator`, `random.Random`."""
     home = type(value).__module__.partition(".")[0]
     return f"{'numpy.random' if home == 'numpy' else 'random'}.{type(value).__name__}"
 

@@ -84,11 +84,11 @@ class Call(NamedTuple):
 
     @property
     def first(self) -> Any:
-        """First argument, positional or keyword; None without any."""
+        """The first positional argument, else the first keyword's; None without any."""
         return next(iter((*self.args, *self.kwargs.values())), None)
 
     def given(self, position: int, name: str) -> Any:
-        """The argument at a position or of a name; None where it is not given."""
+        """The argument at a position, else the one of that name; None where neither was given."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name)
 
 
@@ -112,25 +112,27 @@ EVENTS = (
     Event("interpreter", "signal", ("getsignal",), "getter", "the script sees our handlers", Treatment.REPLACE),
     Event("files", "builtins", ("open",), "opener", "files that the script reads", Treatment.REPLACE),
     Event("files", "io", ("open",), "opener", "as above", Treatment.REPLACE),
-    Event("pyarrow", "pyarrow", ("memory_map",), "library_read", "files that libraries open in C"),
-    Event("pyarrow.parquet", "pyarrow.parquet:ParquetFile", ("__init__",), "library_read", "as above"),
-    Event("pyarrow.parquet", "pyarrow.parquet:ParquetDataset", ("__init__",), "library_read", "as above"),
-    Event("h5py", "h5py:File", ("__init__",), "library_read", "as above"),
+    Event("pyarrow", "pyarrow", ("memory_map",), "watch_library_read", "files that libraries open in C"),
+    Event("pyarrow.parquet", "pyarrow.parquet:ParquetFile", ("__init__",), "watch_library_read", "as above"),
+    Event("pyarrow.parquet", "pyarrow.parquet:ParquetDataset", ("__init__",), "watch_library_read", "as above"),
+    Event("h5py", "h5py:File", ("__init__",), "watch_library_read", "as above"),
     Event("safetensors", "safetensors", ("safe_open",), "stand_in_for", "as above", Treatment.REPLACE),
-    Event("children", "multiprocessing.process:BaseProcess", ("start",), "_starting", "that children train unseen"),
-    Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_spawning_all", "ranks are one run",
+    Event("children", "multiprocessing.process:BaseProcess", ("start",), "_watch_start", "that children train unseen"),
+    Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_watch_spawn", "ranks are one run",
           raised=True),
-    Event("spawned", "torch.multiprocessing", ("start_processes",), "_spawning_all", "as above", raised=True),
-    Event("beginning", "torch", ("load",), "_reading", "that a run goes on from a checkpoint"),
-    Event("early draws", "torch.nn.init", _INITIALISERS, "_filling", "which parameter is initialised otherwise",
+    Event("spawned", "torch.multiprocessing", ("start_processes",), "_watch_spawn", "as above", raised=True),
+    Event("beginning", "torch", ("load",), "_note_read_file", "that a run goes on from a checkpoint"),
+    Event("early draws", "torch.nn.init", _INITIALISERS, "_watch_fill", "which parameter is initialised otherwise",
           group=DRAWS, raised=True),
-    Event("early draws", "torch.nn.modules.module", ("register_module_parameter_registration_hook",), "_registered",
-          "at which line something else has drawn", Treatment.HOOK),
-    Event("early draws", "random:Random", ("seed",), "_made", "seeds of the script's own generators", group=DRAWS),
-    Event("early draws", "numpy.random", ("default_rng",), "_made", "as above", group=DRAWS),
-    Event("early methods", "torch:Tensor", _DRAWING, "_filling", "as of initialisers", group=DRAWS, raised=True),
+    Event("early draws", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
+          "_note_registration", "at which line something else has drawn", Treatment.HOOK),
+    Event("early draws", "random:Random", ("seed",), "_watch_new_generator", "seeds of the script's own "
+          "generators", group=DRAWS),
+    Event("early draws", "numpy.random", ("default_rng",), "_watch_new_generator", "as above", group=DRAWS),
+    Event("early methods", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", group=DRAWS, raised=True),
     *(
-        Event("seedings", home, names, "_setting", "that a state was set, not drawn from", group=DRAWS, raised=True)
+        Event("seedings", home, names, "_watch_setting", "that a state was set, not drawn from", group=DRAWS,
+              raised=True)
         for home, names in (
             ("torch", ("manual_seed", "set_rng_state")),
             ("torch.random", ("manual_seed", "set_rng_state")),
@@ -139,37 +141,40 @@ EVENTS = (
             ("numpy.random", ("seed", "set_state")),
         )
     ),
-    Event("state", "torch.nn.utils.stateless", ("_functional_call",), "_swapping", "with which parameters a model runs",
-          compilers=True, raised=True),
-    Event("built", "torch.utils.data:DataLoader", ("__init__",), "_making", "where loaders are made"),
-    Event("built", "torch.optim.lr_scheduler:LRScheduler", ("__init__",), "_making", "settings of schedulers"),
-    Event("built", "torch.optim.lr_scheduler:ReduceLROnPlateau", ("__init__",), "_making", "as above"),
-    Event("built", "torch.optim.lr_scheduler:SequentialLR", ("__init__",), "_making", "as above"),
-    Event("built", "torch.optim.lr_scheduler:ChainedScheduler", ("__init__",), "_making", "as above"),
-    Event("built", "torch.amp:GradScaler", ("__init__",), "_making", "settings of scalers"),
-    Event("built", "torch:autocast", ("__enter__",), "_entering", "in which dtypes autocast computes"),
-    Event("data", "torch.utils.data:DataLoader", ("__iter__",), "_begun", "which loader a batch is of"),
-    Event("batches", "torch.utils.data.dataloader:_BaseDataLoaderIter", ("__next__",), "_asked", "batches"),
-    Event("loss", "torch.autograd", ("backward", "grad"), "_starting", "losses, and that something is trained",
+    Event("state", "torch.nn.utils.stateless", ("_functional_call",), "_watch_swap", "with which parameters a model "
+          "runs", compilers=True, raised=True),
+    Event("built", "torch.utils.data:DataLoader", ("__init__",), "_watch_constructor", "where loaders are made"),
+    Event("built", "torch.optim.lr_scheduler:LRScheduler", ("__init__",), "_watch_constructor", "settings of "
+          "schedulers"),
+    Event("built", "torch.optim.lr_scheduler:ReduceLROnPlateau", ("__init__",), "_watch_constructor", "as above"),
+    Event("built", "torch.optim.lr_scheduler:SequentialLR", ("__init__",), "_watch_constructor", "as above"),
+    Event("built", "torch.optim.lr_scheduler:ChainedScheduler", ("__init__",), "_watch_constructor", "as above"),
+    Event("built", "torch.amp:GradScaler", ("__init__",), "_watch_constructor", "settings of scalers"),
+    Event("built", "torch:autocast", ("__enter__",), "_watch_autocast", "in which dtypes autocast computes"),
+    Event("data", "torch.utils.data:DataLoader", ("__iter__",), "_watch_iter", "which loader a batch is of"),
+    Event("batches", "torch.utils.data.dataloader:_BaseDataLoaderIter", ("__next__",), "_watch_next", "batches"),
+    Event("loss", "torch.autograd", ("backward", "grad"), "_watch_backward", "losses, and that something is trained",
           compilers=True),
-    Event("products", "torch", ("save",), "_saving", "what the script saves", group="saves", raised=True),
-    Event("products", "torch.serialization", ("save",), "_saving", "as above", group="saves", raised=True),
-    Event("saved files", "safetensors.torch", ("save_file",), "_saving", "as above", group="saves", raised=True),
-    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_before", "gradients, and the "
-          "ends of steps", Treatment.HOOK, compilers=True),
-    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after", "as above",
+    Event("products", "torch", ("save",), "_watch_save", "what the script saves", group="saves", raised=True),
+    Event("products", "torch.serialization", ("save",), "_watch_save", "as above", group="saves", raised=True),
+    Event("saved files", "safetensors.torch", ("save_file",), "_watch_save", "as above", group="saves", raised=True),
+    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_before_step", "gradients, "
+          "and the ends of steps", Treatment.HOOK, compilers=True),
+    Event("optimizers", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_after_step", "as above",
           Treatment.HOOK, compilers=True),
-    Event("optimizers", "torch.optim.optimizer:Optimizer", ("__init__",), "_built", "that steps end with optimizers'"),
-    Event("optimizers", "torch.amp:GradScaler", ("step",), "_scaling", "steps that are skipped for infinities"),
+    Event("optimizers", "torch.optim.optimizer:Optimizer", ("__init__",), "_note_new_optimizer", "that steps end with "
+          "optimizers'"),
+    Event("optimizers", "torch.amp:GradScaler", ("step",), "_watch_scaler_step", "steps that are skipped for "
+          "infinities"),
     Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
           Treatment.REPLACE),
     Event("modules", "torch.nn:Module", ("__init_subclass__",), "_own_calls.subclassing", "modules that are called "
           "past `nn.Module.__call__`", Treatment.REPLACE),
-    Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.registered",
+    Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.note_child",
           "names by path", Treatment.HOOK),
     Event("modules", "torch.nn.modules.module", ("register_module_parameter_registration_hook",),
-          "_names.parameter_registered", "names of parameters whose model was not called", Treatment.HOOK),
-    Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_waiting", "results of collectives"),
+          "_names.note_parameter", "names of parameters whose model was not called", Treatment.HOOK),
+    Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_watch_wait", "results of collectives"),
 )  # fmt: skip
 """What is watched from when to when, and why. Kernels of collectives, taps and the compiler's backends are put in place
 by their probes: they are as many as torch has operators and the script has compiled modules."""
@@ -179,16 +184,17 @@ class Patches:
     """Attributes that are replaced and hooks that are registered, to be taken out again."""
 
     def __init__(self) -> None:
+        """Start with nothing replaced."""
         self._replaced: list[tuple[Any, str, object, object]] = []
         self._hooks: list[RemovableHandle] = []
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
-        """Put a section of the table in place; an attribute that is not there is passed over.
+        """Put all rows of a section in place; an attribute that is missing is passed over.
 
         Args:
-            section: which rows.
-            probe: has the methods.
-            guarded: around them; where it is off, the original is called and that is all.
+            section: which rows of `EVENTS`.
+            probe: has the methods that rows name.
+            guarded: around them; where it is off, watched functions and hooks do only what the original does.
         """
         for event in EVENTS:
             if event.section == section and (owner := _owner(event.home)) is not None:
@@ -197,7 +203,15 @@ class Patches:
                         self._put(event, owner, name, attrgetter(event.method)(probe), guarded)
 
     def _put(self, event: Event, owner: Any, name: str, method: Callable[..., Any], guarded: Guarded) -> None:
-        """Put one attribute of a row in place."""
+        """Replace, hook or watch one attribute as its row says.
+
+        Args:
+            event: the row.
+            owner: the class or module that has the attribute.
+            name: of the attribute.
+            method: of the probe, see `Treatment`.
+            guarded: of the probe.
+        """
         original = getattr(owner, name)
         if event.treatment is Treatment.REPLACE:
             self.replace(owner, name, method(original))
@@ -207,7 +221,7 @@ class Patches:
             self.watch(owner, name, guarded, method, event)
 
     def replace(self, owner: Any, name: str, replacement: object) -> None:
-        """Put a replacement in place of an attribute; warnings do not count its frames."""
+        """Set an attribute until `remove`; `warnings` do not count frames of a function that is put there."""
         if isinstance(replacement, FunctionType):
             uncounted(replacement)
         self._replaced.append((owner, name, replacement, vars(owner).get(name, _MISSING)))
@@ -218,13 +232,13 @@ class Patches:
         self._hooks += hooks
 
     def watch(self, owner: Any, name: str, guarded: Guarded, handler: Handler, event: Event) -> None:
-        """Replace a function by one that calls it between two guarded sections, with unchanged arguments.
+        """Replace a function by one that calls it between two guarded sections, with the same arguments.
 
         Args:
             owner: the class or module that has it.
             name: the attribute.
-            guarded: of the probe.
-            handler: is given the call; what it returns, if anything, is given the result.
+            guarded: of the probe; where it is off, or a call of the same group is under way, only the original runs.
+            handler: is given the call; what it returns, if not None, is called with the result.
             event: of which `compilers`, `group` and `raised` are asked.
         """
         original = getattr(owner, name)
@@ -233,7 +247,7 @@ class Patches:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            """Call the original between the handler and what that returned."""
+            """Call the original between the handler and what the handler returned."""
             leaving: Callable[[Any], None] | None = None
             if not is_traced() and guarded.on and group not in inside:
                 with guarded:
@@ -261,8 +275,8 @@ class Patches:
     def remove(self) -> None:
         """Restore the attributes, the last replaced first, and remove the hooks.
 
-        If the script has replaced an attribute since, its replacement stays: it may call ours, and ours passes
-        everything through once its probe is off.
+        An attribute that the script has replaced since stays: its replacement may call ours, which does only what the
+        original does once its probe is off.
         """
         while self._hooks:
             self._hooks.pop().remove()
@@ -288,11 +302,20 @@ def _never() -> bool:
 
 
 def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> Callable[..., Any]:
-    """A hook that calls a method inside the guard; nothing once the probe is off, or where a compiler traces it."""
+    """A hook that calls `method` inside the guard; None, with nothing called, while the probe is off.
+
+    Args:
+        method: of the probe.
+        guarded: of the probe.
+        compilers: True if nothing is called either while a compiler traces the hook.
+    """
     is_traced = sys.modules["torch"].compiler.is_compiling if compilers else _never
 
     def hooked(*given: Any) -> Any:
-        """Call the method, unless a compiler traces this or the probe is off."""
+        """Call the method inside the guard.
+
+        None, with nothing called, where a compiler traces this or the probe is off.
+        """
         if not is_traced() and guarded.on:
             with guarded:
                 return method(*given)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
         @property
         def is_on(self) -> bool:
-            """Whether the script is running, and no code of introspect."""
+            """Whether a file that is opened now is the script's doing, and watched."""
 
         def note_path(self, frame: FrameType, path: object) -> None:
             """Note a file that a library has opened by path."""
@@ -49,6 +49,7 @@ class _StandIn(type):
         return getattr(cls._original, name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance of the original, and report the file that it opens if the script is running."""
         handle = cls._original(*args, **kwargs)
         if cls.reader.is_on:
             with cls.reader.guarded:
@@ -63,7 +64,12 @@ class _StandIn(type):
 
 
 def stand_in_for(original: type, files: ReadFiles) -> type:
-    """A stand-in for a class that cannot be subclassed: makes its instances and reports the file that each opens."""
+    """A class in place of `original`, which cannot be subclassed: it makes the original's instances.
+
+    Args:
+        original: the library's class; `isinstance`, `==` and attributes of the stand-in answer as it would.
+        files: is told the path that each instance opens, while the script is running.
+    """
     named = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
     uncounted(_StandIn.__call__)
     return _StandIn(original.__name__, (), {**named, "_original": original, "reader": files})

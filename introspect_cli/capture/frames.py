@@ -54,6 +54,7 @@ class Pause:
     __slots__ = ("_set", "asked", "taken")
 
     def __init__(self) -> None:
+        """Start without access to Dynamo; `learn` gives it."""
         self.asked: Callable[[], Any] = lambda: None
         """This thread's callback."""
         self._set: Callable[[Any], Any] = lambda _callback: None
@@ -61,11 +62,19 @@ class Pause:
         """Callbacks to restore, by thread."""
 
     def learn(self, asked: Callable[[], Any], put: Callable[[Any], Any]) -> None:
-        """Set the functions that get and exchange this thread's callback."""
+        """Set how this thread's callback of Dynamo is read and exchanged.
+
+        Args:
+            asked: returns the callback; None where there is none.
+            put: sets a callback, and returns the one that was set before.
+        """
         self.asked, self._set = asked, put
 
     def begin(self) -> None:
-        """Take the callback off as a section begins; call only if any thread has one taken or this one has one."""
+        """Take this thread's callback off as a section begins; `end` puts it back.
+
+        Sections nest, so each thread has a stack. Call it only where `taken` is not empty or `asked()` is not None.
+        """
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
             taken.append(self._set(None))
@@ -73,7 +82,7 @@ class Pause:
             self.taken[threading.get_ident()] = [self._set(None)]
 
     def end(self) -> None:
-        """Put the callback back as a section ends; call only if any thread has one taken."""
+        """Put back what the last `begin` of this thread took off; nothing where it took none."""
         taken = self.taken.get(threading.get_ident())
         if taken is not None:
             self._set(taken.pop())
@@ -86,7 +95,10 @@ PAUSE = Pause()
 
 
 def pass_by() -> None:
-    """Have Dynamo skip the code of all loaded modules of introspect, each once, and pause in guarded sections."""
+    """Have Dynamo skip the code of all loaded modules of introspect, and let `PAUSE` take its callback off.
+
+    Each module's code is marked once. Imports torch.
+    """
     from introspect_cli.capture import private_api  # it imports torch, as the script has by now
 
     if private_api.compiler_callback is not None and private_api.set_compiler_callback is not None:
@@ -99,7 +111,12 @@ def pass_by() -> None:
 
 
 def _codes(values: list[object], module: str) -> Iterator[CodeType]:
-    """Code objects of this package in values: functions, methods, properties, classes of the module, nested code."""
+    """Code objects of this package in a module's values, with code nested in them. Empties `values`.
+
+    Args:
+        values: functions, methods, properties and classes; anything else is ignored.
+        module: name of the module; classes of others are not looked into.
+    """
     while values:
         value = values.pop()
         if isinstance(value, CodeType):
@@ -126,19 +143,21 @@ _FRAME_ALONE = 3
 def variable_names(
     wanted: set[int], kind: type, frames: Iterable[FrameType], *, plain_first: bool = False
 ) -> dict[int, str]:
-    """Names of objects in the script, by identity, such as `model` or `cfg['net']`: the first found in a frame.
+    """Names by `id` for those of the `wanted` objects that a variable leads to, such as `model` or `cfg['net']`.
+
+    The first name found counts: frames in order, in each its locals, then its globals.
 
     Args:
         wanted: identities of the objects.
         kind: the class they are of.
-        frames: where to look, the frame that is to be asked first before the others.
-        plain_first: within a frame, prefer a variable (`net`) to a place in one (`nets[0]`). Not
-            for what is asked for at every step: a loop's variable holds another object then.
+        frames: where to look; the search ends with the frame where all are found.
+        plain_first: within a frame, prefer a variable (`net`) to what is inside one (`nets[0]`). Not for what is asked
+            for at every step: a loop's variable holds another object then.
     """
     names: dict[int, str] = {}
     for frame in frames:
         for variables in (variables_of(frame), frame.f_globals):
-            matches = [(name, value) for name, value in _named(variables, kind) if id(value) in wanted]
+            matches = [(name, value) for name, value in _named_values(variables, kind) if id(value) in wanted]
             if plain_first:
                 matches.sort(key=lambda pair: not pair[0].isidentifier())
             for name, value in matches:
@@ -149,19 +168,28 @@ def variable_names(
 
 
 def instances_in(kind: type | tuple[type, ...], frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
-    """Name and object for each instance of `kind` in the variables of frames, or one level inside them."""
+    """Name and object for each instance of `kind` in the frames' variables, or one level inside these.
+
+    An object that several variables hold comes several times.
+    """
     for frame in frames:
         for variables in (variables_of(frame), frame.f_globals):
-            yield from ((name, value) for name, value in _named(variables, kind) if issubclass(type(value), kind))
+            yield from (
+                (name, value) for name, value in _named_values(variables, kind) if issubclass(type(value), kind)
+            )
 
 
 def script_frames() -> Iterator[FrameType]:
-    """Frames whose code is in the user's files, the innermost first."""
+    """The caller's frame and its callers, the innermost first, without those whose code is not in the user's files."""
     return (frame for frame in outward(sys._getframe(1)) if is_users(frame.f_code.co_filename))  # noqa: SLF001 - the documented way to a frame
 
 
-def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
-    """Name and value of each variable, item of a container (1000 at most) and attribute of a script's object."""
+def _named_values(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
+    """Name and value of variables of `kind`, of items of containers, and of attributes of the script's own objects.
+
+    Containers of more than 1000 items are left out, and so are variables that begin with two underscores. Items and
+    attributes may be of any class; the caller selects.
+    """
     for name, value in list(variables.items()):
         if name.startswith("__"):
             continue
@@ -178,12 +206,12 @@ def _named(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator
 
 @functools.cache
 def _of_script(module: str) -> bool:
-    """Whether a module's file is the user's."""
+    """Whether a module's file is the user's; cached by the module's name."""
     return is_users(file_of(sys.modules.get(module)))
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """An object's `__dict__`, read past methods of its class; empty where it has none."""
+    """An object's `__dict__`, read past methods of its class; {} where it has none."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -192,10 +220,10 @@ def attributes_of(value: object) -> dict[str, Any]:
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """A frame's variables. Python below 3.13 keeps what it is asked for in the frame; we leave no object there.
+    """A copy of a frame's local variables; {} for a frame that calls `locals()` or `vars()` on Python below 3.13.
 
-    The dictionary that it keeps is the one that `locals()` gives: where code asks for that, it is not ours to fill.
-    What `exec` has put there stays, and whatever a caller has taken of it (`inspect.currentframe().f_back.f_locals`).
+    Python below 3.13 keeps the dictionary that it gives in the frame, and all objects in it alive; so it is emptied
+    again, except of what `exec` has put there and where a caller (`currentframe().f_back.f_locals`) has taken it.
     """
     code = frame.f_code
     below = sys.version_info < (3, 13) and bool(code.co_flags & inspect.CO_OPTIMIZED)
@@ -230,11 +258,12 @@ class Places:
         return judged[1]
 
     def line(self, frame: FrameType | None, *, through: bool = False) -> str:
-        """`file:line` of the innermost frame of the user's, "" where there is none this side of a backward pass.
+        """`file:line` of the innermost frame in the user's files; "" where none is among the first 200.
 
         Args:
             frame: where to begin.
-            through: whether to go on to the line that started the backward pass.
+            through: if False, give "" for code that a backward pass runs, at torch's engine; if True go on to the line
+                that started the backward pass.
         """
         for _ in range(MAX_FRAMES):
             if frame is None:

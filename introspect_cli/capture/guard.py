@@ -29,7 +29,7 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def uncounted(function: Function) -> Function:
-    """Mark a function of introspect's so that `warnings` skips its frame and Dynamo passes it by.
+    """Rename the file in a function's code so that `warnings` skips its frame and Dynamo leaves it alone; returns it.
 
     `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
     by two words in the names of their files: so the file of such a function is named with these words.
@@ -45,8 +45,8 @@ def uncounted(function: Function) -> Function:
     return function
 
 
-def stands_in(frame: FrameType) -> bool:
-    """Whether a frame's function was marked by `uncounted`."""
+def is_stand_in(frame: FrameType) -> bool:
+    """Whether `uncounted` has marked the function of a frame."""
     return frame.f_code.co_filename.endswith(_UNCOUNTED)
 
 
@@ -54,6 +54,7 @@ class Guard:
     """Failed probes and the sentences on what is no longer observed."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
+        """Start with no failure; `warn` is given each new sentence at once."""
         self._warn = warn
         self.sentences: list[str] = []
         self.failed: set[str] = set()
@@ -65,20 +66,20 @@ class Guard:
         """From then on, nothing that is raised in our code can be meant for the script."""
 
     def around(self, probe: str, lost: str, then: Callable[[], None] | None = None) -> Guarded:
-        """A context manager for the code of one probe.
+        """A context manager for the code of one probe, switched off (`on` False) at first.
 
         Args:
-            probe: its name.
+            probe: its name; two failures under one name are noted once.
             lost: what is no longer seen if it fails, as in "batches are".
             then: called after a failure.
         """
         return Guarded(self, probe, lost, then)
 
     def failure(self, probe: str, lost: str, error: BaseException) -> None:
-        """Record a probe's first failure: sentence, traceback and warning; later ones of the same probe are ignored.
+        """Note a probe's first failure: sentence, traceback and warning; later ones of the same probe are ignored.
 
         Raises:
-            BaseException: the error itself, where it did not come from our code.
+            BaseException: the error itself, where it is the script's (`passes`).
         """
         if self.passes(error):
             raise error
@@ -91,11 +92,14 @@ class Guard:
         self.note(f"{lost} not observed from here on: {type(error).__name__}: {error}{line}")
 
     def passes(self, error: BaseException) -> bool:
-        """Whether an error is the script's (interrupt, timeout) and has to reach it; False once the script is over."""
+        """Whether an error is the script's own (interrupt, timeout) and has to reach it.
+
+        False once the script is over.
+        """
         return not self.script_is_over and belongs_to_script(error)
 
     def note(self, sentence: str) -> None:
-        """Keep a sentence and warn with it, each once."""
+        """Keep a sentence for the manifest and warn with it; nothing for a sentence noted before."""
         if sentence not in self.sentences:
             self.sentences.append(sentence)
             self._warn(sentence)
@@ -107,6 +111,7 @@ class Sections:
     __slots__ = ("depth", "main", "waiting")
 
     def __init__(self) -> None:
+        """Start outside every section; this counts sections of the main thread alone."""
         self.depth = 0
         self.waiting: list[Callable[[], None]] = []
         self.main = threading.main_thread().ident
@@ -120,6 +125,7 @@ class Guarded:
     __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "inside", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
+        """Start outside, and switched off; see `Guard.around` for what it is given."""
         self._guard = guard
         self._sections = guard.sections
         self.inside = guard.inside
@@ -139,7 +145,10 @@ class Guarded:
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
-        """End a section; an error of ours is swallowed, noted, and switches the probe off."""
+        """End a section: an error of introspect's is noted, swallowed, and sets `on` to False.
+
+        The script's is raised on.
+        """
         if PAUSE.taken:
             PAUSE.end()
         if error is None:
@@ -157,7 +166,7 @@ class Guarded:
         return swallowed
 
     def _leave(self) -> None:
-        """Leave a section; at depth 0 in the main thread, run the waiting signal handlers."""
+        """Leave a section; the end of the main thread's outermost one runs the signal handlers that wait."""
         sections = self._sections
         if get_ident() == sections.main:
             sections.depth -= 1

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
-from introspect_cli.capture.guard import stands_in
+from introspect_cli.capture.guard import is_stand_in
 from introspect_cli.script.ending import PACKAGE, DeferredHandler
 
 if TYPE_CHECKING:
@@ -47,12 +47,17 @@ class _Waiting:
     """Signal handler of the script, called at once, or at the end of the guarded section that it would interrupt."""
 
     def __init__(self, handler: Any, sections: Sections) -> None:
+        """Wrap a handler of the script's; nothing is set."""
         self.handler = handler
         self._sections = sections
         self._waiting: functools.partial[None] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        """Defer inside a guarded section, except for a second Ctrl-C; send again where python drops exceptions."""
+        """Call the script's handler now; inside a guarded section, append it to those that wait for its end.
+
+        The second Ctrl-C while one waits is handled at once. Where python would drop what a handler raises (`forget`,
+        `__del__`), the signal is sent again a moment later.
+        """
         sections = self._sections
         again = self._waiting is not None and self.handler is signal.default_int_handler
         if sections.depth and not again:
@@ -60,7 +65,7 @@ class _Waiting:
             sections.waiting.append(self._waiting)
             return None
         if _is_swallowed(frame):
-            start_new_thread(_again, (number,))
+            start_new_thread(_send_again, (number,))
             return None
         if again:  # both arrive now: the script may have gone on by the time the first would
             if self._waiting in sections.waiting:
@@ -69,19 +74,19 @@ class _Waiting:
         return self.handler(number, frame)
 
     def _run(self, number: int) -> None:
-        """Call the handler with the innermost frame outside introspect."""
+        """Call the script's handler for a signal that has waited, with the innermost frame not introspect's."""
         self._waiting = None
         frames = outward(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
         self.handler(number, next((frame for frame in frames if not is_introspects(frame)), None))
 
 
 def _is_swallowed(frame: FrameType | None) -> bool:
-    """Whether any frame is one of introspect's that python drops exceptions from (`forget`, `__del__`)."""
+    """Whether the frame or any of its callers is a function of introspect's whose exceptions python drops."""
     return any(below.f_code.co_name in _SWALLOWING and is_introspects(below) for below in outward(frame))
 
 
-def _again(number: int) -> None:
-    """Send the main thread a signal after 0.5 ms, which also interrupts its system calls."""
+def _send_again(number: int) -> None:
+    """Sleep 0.5 ms, then send the main thread the signal; runs in a thread of its own."""
     time.sleep(_MOMENT)
     main = threading.main_thread().ident
     if main is not None:
@@ -92,30 +97,31 @@ class Interpreter:
     """Defers the script's signal handlers in guarded sections, and removes introspect's frames from tracebacks."""
 
     def __init__(self, guard: Guard) -> None:
+        """Change nothing yet; `install` does."""
         self._sections = guard.sections
         self._guarded = guard.around("interpreter", "signals are")
         self._patches = Patches()
         self._set = signal.signal
 
     def install(self) -> None:
-        """Wrap the present handlers, and replace `signal.signal`, `signal.getsignal` and functions of `traceback`."""
+        """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
         self._set = signal.signal
-        self._each(lambda handler: _Waiting(handler, self._sections) if _raises(handler) else None)
+        self._exchange_handlers(lambda handler: _Waiting(handler, self._sections) if _may_raise(handler) else None)
         self._patches.put("interpreter", self, self._guarded)
 
     def setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Replacement of `signal.signal`: sets a handler that waits, and returns the script's own."""
+        """A replacement of `signal.signal` that sets a wrapped handler and returns the script's own earlier one."""
         sections = self._sections
 
         @functools.wraps(original)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(original(signalnum, _Waiting(handler, sections) if _raises(handler) else handler))
+            return _handler_of(original(signalnum, _Waiting(handler, sections) if _may_raise(handler) else handler))
 
         return set_handler
 
     @staticmethod
     def getter(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Replacement of `signal.getsignal`: returns the script's own handler."""
+        """A replacement of `signal.getsignal` that returns the script's own handler, not the wrapper."""
 
         @functools.wraps(original)
         def get_handler(signalnum: int) -> Any:
@@ -125,11 +131,15 @@ class Interpreter:
 
     @staticmethod
     def walker_of_tracebacks(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
-        """A traceback walker without introspect's frames, unless the last is one and no stand-in."""
+        """A replacement of a traceback walker that leaves out introspect's frames.
+
+        It leaves out none where the last frame is introspect's own mistake: not a stand-in for a function of torch's.
+        """
 
         def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
+            """Frames and lines of a traceback without introspect's."""
             entries = list(walk(tb))
-            if entries and is_introspects(entries[-1][0]) and not stands_in(entries[-1][0]):
+            if entries and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0]):
                 return iter(entries)
             return iter([entry for entry in entries if not is_introspects(entry[0])])
 
@@ -137,9 +147,10 @@ class Interpreter:
 
     @staticmethod
     def walker_of_stacks(walk: Callable[[FrameType | None], Iterator[tuple[FrameType, int]]]) -> Callable[..., Any]:
-        """A stack walker without introspect's frames and those below the script's first."""
+        """A replacement of a stack walker without introspect's frames and the callers of the script's first frame."""
 
         def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+            """Frames and lines of a stack without introspect's."""
             if f is None:
                 return walk(None)  # it counts frames to find its caller
             entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))
@@ -148,12 +159,12 @@ class Interpreter:
         return walked
 
     def remove(self) -> None:
-        """Restore the functions and the unwrapped handlers."""
+        """Put the functions and the script's own handlers back."""
         self._patches.remove()
-        self._each(_given_back)
+        self._exchange_handlers(_unwrapped)
 
-    def _each(self, exchange: Any) -> None:
-        """Set `exchange(handler)` for each signal where that is not None; main thread only."""
+    def _exchange_handlers(self, exchange: Any) -> None:
+        """Set each signal's handler to `exchange(handler)`, unless that is None; nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return  # python lets no other thread set handlers
         for number in signal.valid_signals():
@@ -162,20 +173,23 @@ class Interpreter:
                 self._set(number, new)
 
 
-def _raises(handler: Any) -> bool:
+def _may_raise(handler: Any) -> bool:
     """Whether a handler is python code, which may raise: not SIG_DFL, SIG_IGN or None."""
     return callable(handler) and not isinstance(handler, signal.Handlers)
 
 
-def _given_back(handler: Any) -> Any:
-    """The script's own handler inside a wrapper; None for a handler that is not wrapped."""
+def _unwrapped(handler: Any) -> Any:
+    """The script's own handler inside a wrapper; None for a handler that is not wrapped.
+
+    A `DeferredHandler` is kept, and the handler that it holds back is unwrapped.
+    """
     if isinstance(handler, DeferredHandler):  # it waits while we finish
         handler.handler = _handler_of(handler.handler)
     return handler.handler if isinstance(handler, _Waiting) else None
 
 
 def _handler_of(handler: Any) -> Any:
-    """The script's handler inside a wrapper, any other as it is."""
+    """The script's own handler inside a wrapper; any other handler as it is."""
     return handler.handler if isinstance(handler, _Waiting) else handler
 
 

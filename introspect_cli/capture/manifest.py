@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def opening(target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> dict[str, Any]:
-    """The manifest of a run that begins, or of one rank's part of it."""
+    """The manifest of a run that begins, or of one rank's part of it; `target` None where no script is run."""
     manifest: dict[str, Any] = {
         "tool": {"name": "introspect-cli", "version": __version__},
         "status": "running",
@@ -57,7 +57,14 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
 
 
 def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
-    """Entries that the manifest gets at the end of the run; `probes` None where torch was never imported."""
+    """Entries that the manifest gets at the end of the run.
+
+    Args:
+        options: of the capture.
+        guard: has the sentences on what was not observed, and the tracebacks.
+        probes: None where torch was never imported.
+        ending: how the script ended.
+    """
     place = _raised_at(ending)
     facts = {
         "ended": _now("milliseconds"),  # which of several ranks ended first
@@ -78,7 +85,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
 
 
 def _recorded(probes: Probes) -> dict[str, Any]:
-    """Entries of the manifest on recorded steps, ranks and what was left out."""
+    """Entries of the manifest on which steps are recorded, on ranks, and on what ran without being recorded."""
     context, box = probes.context, probes.policy.box
     return {
         "steps": probes.complete_steps,
@@ -97,7 +104,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
 
 
 def _raised_at(ending: Ending) -> dict[str, Any] | None:
-    """The innermost frame of an uncaught exception that is the user's own code; None where there is none."""
+    """File, line and function of the innermost frame in the user's files that an exception left; None without one."""
     for path, line, function in reversed(ending.frames):
         if sources.is_users(path):
             return {"file": sources.relative(path), "line": line, "function": function}
@@ -105,10 +112,10 @@ def _raised_at(ending: Ending) -> dict[str, Any] | None:
 
 
 def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
-    """Sentences on what was not recorded, each where it holds.
+    """Sentences for the manifest on what ran and was not recorded; [] where nothing is known to be missing.
 
-    `--perturb` moved nothing; and, given a complete step: passes before training, evaluation, saves in unrecorded
-    steps, no module call, collectives in compiled code.
+    First whether `--perturb` moved nothing. If a step is complete: passes before training, evaluation, saves in
+    unrecorded steps, no module call, collectives in compiled code.
     """
     sentences = []
     if probes.perturbed is not None and not probes.perturbed.elements:
@@ -144,10 +151,10 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
 
 
 def without_others(options: CaptureOptions, guard: Guard) -> dict[str, Any]:
-    """Note on `guard` that other ranks are not in this run, where torch has a process group that no launcher announced.
+    """Note on `guard` that other ranks are missing, if torch has a process group that no launcher announced.
 
     Returns:
-        the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} otherwise.
+        the manifest's entry `{"alone": {"rank": ..., "world_size": ...}}`; {} where none is missing.
     """
     place = rank_and_size()
     if place is None:
@@ -166,6 +173,7 @@ _OF_THE_SCRIPT = frozenset({"autocast", "beginning", "built", "operators", "opti
 
 
 def _now(timespec: str = "seconds") -> str:
+    """The time in UTC as ISO 8601, to `timespec`."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec=timespec)
 
 
@@ -185,6 +193,17 @@ class Documents:
         guard: Guard,
         launch: Launch | None = None,
     ) -> None:
+        """Ask git and the package list now, if wanted.
+
+        Nothing is written, and no file is watched before `files.install`.
+
+        Args:
+            target: what will run; None where no script is run.
+            options: of the capture.
+            store: where documents go.
+            guard: catches failures of one document, which leave the others.
+            launch: this process's part in a distributed run; texts of sources are kept by each machine's first rank.
+        """
         self.facts: dict[str, Callable[[], Any]] = {}
         self._target = target
         self._options = options
@@ -198,12 +217,12 @@ class Documents:
         self.files = ReadFiles(guard, store.path, options.redact, self.facts, texts=texts) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
         if options.source:
-            self._answer("git", lambda: sources.git(sources.Project.root))
+            self._make_early("git", lambda: sources.git(sources.Project.root))
         if options.packages:
-            self._answer("packages", sources.packages)
+            self._make_early("packages", sources.packages)
 
     def write(self) -> None:
-        """Write the documents that are new or have changed since the last call.
+        """Write the documents in `facts`, taking each out, and texts of files that the script has read since.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -212,9 +231,9 @@ class Documents:
             self._add_sources()
         while self.facts:
             name = next(iter(self.facts))
-            made = self._made(name, self.facts.pop(name))
+            made = self._make_document(name, self.facts.pop(name))
             if made is not None:
-                self._put(
+                self._write_document(
                     name,
                     redact.nested_without_secrets(made[0], self._options.redact) if name in _OF_THE_SCRIPT else made[0],
                 )
@@ -222,7 +241,7 @@ class Documents:
             self._store.save_source(digest, text)
 
     def write_all(self) -> None:
-        """Write what does not depend on the probes as well: code, command, machine, versions, flags.
+        """Put code, command, machine, versions, flags and environment in `facts`, then `write`.
 
         Raises:
             StoreError: the store can no longer be written.
@@ -242,11 +261,11 @@ class Documents:
         self.write()
 
     def _add_sources(self) -> None:
-        """Have the digests of source files written."""
+        """Put the document of the source files' digests in `facts`."""
         self.facts["sources"] = lambda: dict(sorted(self._sources.digests.items()))
 
     def begin(self) -> None:
-        """Keep the script's text as compiled, just before its first line."""
+        """Keep the script's text as it was compiled; for just before its first line."""
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):
@@ -256,20 +275,23 @@ class Documents:
         """Sentences on source files that are not recorded, or not as they ran."""
         return self._sources.notes()
 
-    def _answer(self, name: str, make: Callable[[], object]) -> None:
-        """Make a document now that would take its time later."""
-        made = self._made(name, make)
+    def _make_early(self, name: str, make: Callable[[], object]) -> None:
+        """Make a document now, since making it takes long, and put it in `facts`; nothing where making it fails."""
+        made = self._make_document(name, make)
         if made is not None:
             self.facts[name] = lambda: made[0]
 
-    def _made(self, name: str, make: Callable[[], object]) -> tuple[object] | None:
-        """One document; None where making it failed, which is noted and leaves the others."""
+    def _make_document(self, name: str, make: Callable[[], object]) -> tuple[object] | None:
+        """A document in a tuple of one; None where making it failed, which is noted."""
         with self._guard.around(f"settings {name}", f"{name} settings are"):
             return (make(),)
         return None
 
-    def _put(self, name: str, value: Any) -> None:
-        """Write one document; where it is too large, without names of parameters or not at all, with a note."""
+    def _write_document(self, name: str, value: Any) -> None:
+        """Write one document.
+
+        One that is too large is left out with a note, `optimizers` first without parameters' names.
+        """
         try:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:

@@ -68,13 +68,13 @@ class Finding:
 def run_child(
     given: Sequence[str], words: Sequence[str], *, mode: str = "", output: Path | None = None, show: bool = False
 ) -> Outcome:
-    """Run the script once in a fresh process.
+    """Run the script once in a fresh process and wait for its end.
 
     Args:
         given: options of `capture` as they were given.
         words: the script and its arguments.
-        mode: `watched`, `bare`, or "" for a plain capture without a last look.
-        output: the run's directory, where there is one.
+        mode: `watched`, `bare`, or "" for a plain capture after which no state is looked at.
+        output: the run's directory; None for a fresh one.
         show: print what the script has printed, at its end.
     """
     import subprocess  # not for a bare run, which nothing of this is to be seen in
@@ -105,19 +105,31 @@ def run_child(
 
 
 def differing(a: Outcome, b: Outcome) -> list[str]:
-    """Names of aspects that are not equal."""
+    """Names of the aspects whose values in two runs are not equal."""
     return [name for name, value in a.aspects.items() if value != b.aspects[name]]
 
 
 def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> Finding:
-    """Run the script watched, into `output`, and bare, and compare the two."""
+    """Run the script watched, into `output`, and bare, and compare all aspects.
+
+    A second bare run only if they differ.
+    """
     watched = run_child(given, words, mode="watched", output=output, show=True)
     bare = run_child(given, words, mode="bare")
     return judge(watched, bare, lambda: run_child(given, words, mode="bare"))
 
 
 def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
-    """Compare a watched and a bare run; where they differ, a second bare run tells chance from the capture."""
+    """Verdict on a watched and a bare run, with the sentence for it.
+
+    SAME where all aspects are equal, or those that differ also differ between two bare runs and are only output.
+    UNDECIDED where no tensor was found, or two bare runs differ in what they computed. Else DIVERGED.
+
+    Args:
+        watched: the run under capture.
+        bare: the run without.
+        run_again: makes a second bare run; called only where the two differ.
+    """
     different = differing(watched, bare)
     if not different:
         if not bare.tensors:
@@ -152,6 +164,7 @@ def judge(watched: Outcome, bare: Outcome, run_again: Any) -> Finding:
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Names for a sentence: `a`, `a and b`, `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -160,7 +173,10 @@ MAX_KEPT = 64
 
 
 def install(report: Path) -> None:
-    """Write hashes of what the interpreter holds at its end to `report`; a forked child does not."""
+    """At the interpreter's end, write hashes of models, optimizers and generators to `report` as JSON.
+
+    Until then keeps the last 64 optimizers alive. A forked child writes nothing.
+    """
     kept: list[Any] = []
     owner = os.getpid()
     start = Start(lambda: _keep_optimizers(kept))
@@ -193,13 +209,14 @@ def run_bare(target: Target, options: CaptureOptions) -> int:
 
 
 def _keep_optimizers(kept: list[Any]) -> None:
-    """Keep the last 64 optimizers alive from their construction on."""
+    """Patch `Optimizer.__init__`, for good, so that `kept` has the last 64 optimizers that were built."""
     from torch.optim import Optimizer
 
     built = Optimizer.__init__
 
     @functools.wraps(built)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
+        """Build the optimizer as torch would, and keep it."""
         built(self, *args, **kwargs)
         kept.append(self)
         del kept[:-MAX_KEPT]
@@ -208,16 +225,16 @@ def _keep_optimizers(kept: list[Any]) -> None:
 
 
 def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]:
-    """Hashes of live modules, optimizers and random generators.
+    """Hashes of live modules, of optimizers and of the random generators.
 
     Args:
         kept: optimizers, in the order in which they were built.
         began: states of the generators of python and numpy before the script; nobody seeds them, so one that was not
-            drawn from differs between any two processes.
+            drawn from differs between any two processes: its entry is `untouched`.
 
     Returns:
-        `optimizers`: one hash each, of parameters, gradients and state; `modules`: sorted hashes of live modules that
-        no other module holds; `generators`: a hash each; `tensors`: how many tensors were looked at.
+        `optimizers`: a hash for each, of parameters, gradients and state; `modules`: sorted hashes of live modules that
+        no other module holds; `generators`: a hash for each; `tensors`: how many tensors were hashed.
     """
     looked = _Looked()
     result: dict[str, Any] = {"optimizers": [], "modules": [], "generators": {}}
@@ -248,6 +265,7 @@ class _Looked:
     """Hashes and counts tensors."""
 
     def __init__(self) -> None:
+        """Start with no tensor hashed."""
         self.count = 0
 
     def tensor(self, tensor: Any) -> str:
@@ -281,7 +299,10 @@ class _Looked:
         return self._hash(type(module).__name__, [pair for group in groups for pair in group.items()])
 
     def _hash(self, name: str, leaves: list[tuple[str, Any]]) -> str:
-        """A hash of a name and of named leaves: tensors by their bits, plain values by their repr."""
+        """A hash of a name and of pairs of path and leaf.
+
+        Tensors count by their bits, numbers and texts by their repr, any other leaf by its path alone.
+        """
         parts = [name]
         for path, leaf in leaves:
             plain = repr(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
@@ -290,7 +311,7 @@ class _Looked:
 
 
 def _digest(parts: Any) -> str:
-    """Digest over parts with their lengths, 32 hex digits."""
+    """BLAKE2b digest over byte strings, each with its length before it; 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _C: Any = torch._C  # noqa: SLF001 - this file is where torch's private names are gathered
 
 
-def _there(module: str, name: str) -> Any:
-    """A class of torch's by module and name; `()`, which nothing is an instance of, where it is missing."""
+def _class_named(module: str, name: str) -> Any:
+    """A class of torch's by module and name, imported now.
+
+    `()`, which nothing is an instance of, where it is missing.
+    """
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):  # pragma: no cover - no torch in the tested range lacks it
@@ -45,41 +48,44 @@ compile_flags: Any = (
 )
 """Its `_is_compiling_flag` says that something is compiled or exported. Without it, calls of an export are recorded."""
 
-FAKE_TENSOR: Any = _there("torch._subclasses.fake_tensor", "FakeTensor")
+FAKE_TENSOR: Any = _class_named("torch._subclasses.fake_tensor", "FakeTensor")
 """Class of shape-only tensors. Without it, tracing by export is counted as module calls."""
 
 
 def scale_of(scaler: Any) -> torch.Tensor | None:
-    """Scale of a gradient scaler; None before its first use. Its public getter waits for the device."""
+    """The scale of a gradient scaler, not waited for; None before its first use."""
     scale = getattr(scaler, "_scale", None)
     return scale if isinstance(scale, torch.Tensor) else None
 
 
 def handed_on(operator: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator's kernels below autograd. Without it, collectives are not recorded."""
+    """Run an operator below autograd: kernels at dispatch keys that come before are passed by.
+
+    Where torch lacks this, collectives are not recorded.
+    """
     return operator.redispatch(keys & _C._after_autograd_keyset, *args, **kwargs)  # noqa: SLF001 - told in the docstring
 
 
 def take_out(library: Any) -> None:
-    """Remove kernels from torch's dispatcher. Without it, collectives are not recorded."""
+    """Remove a library's kernels from torch's dispatcher now. Where torch lacks this, collectives are not recorded."""
     library._destroy()  # noqa: SLF001 - torch does it itself only when the object goes
 
 
 def writes_to(tensor: torch.Tensor) -> int:
-    """Version counter of a tensor; -1 for an inference tensor, which has none.
+    """How often a tensor was written to in place, by autograd's count; -1 for an inference tensor, which has none.
 
-    Without it, what comes out of collectives is recorded although it has been written to since.
+    Where torch lacks this, results of collectives are recorded although they have been written to since.
     """
     return -1 if tensor.is_inference() else int(getattr(tensor, "_version", -1))
 
 
-LOADER_ITERATOR: Any = _there("torch.utils.data.dataloader", "_BaseDataLoaderIter") or None
+LOADER_ITERATOR: Any = _class_named("torch.utils.data.dataloader", "_BaseDataLoaderIter") or None
 """Class of a DataLoader's iterators. Without it, batches are not observed."""
 
 MODULE_WRAPPED_CALL = "_compiled_call_impl"
 """Set on a module by `Module.compile()`. Without it, what such a region hides is not marked as unseen."""
 
-COMPILERS_GRAPH: Any = _there("torch.fx._lazy_graph_module", "_LazyGraphModule")
+COMPILERS_GRAPH: Any = _class_named("torch.fx._lazy_graph_module", "_LazyGraphModule")
 """Class of graph modules that compiler backends make. Without it, such backends show an extra `GraphModule`."""
 
 DYNAMO_GRAPH_MARK = "compile_subgraph_reason"
@@ -90,7 +96,10 @@ _CompileContext: Any = getattr(getattr(torch, "_guards", None), "CompileContext"
 
 
 def compiling() -> bool:
-    """Whether this thread compiles a region. Without it, constants that a compiler computes count as a run."""
+    """Whether this thread compiles a region now.
+
+    Where torch lacks this, constants a compiler computes count as a run.
+    """
     return _CompileContext is not None and _CompileContext.try_get() is not None
 
 
@@ -103,18 +112,21 @@ next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambd
 
 
 def node_number(node: Any) -> tuple[int, int] | None:
-    """Identity of an autograd node: thread and sequence number; None without one.
+    """Thread and sequence number of an autograd node, which tell it from others; None where torch lacks the number.
 
-    Without it, a tensor that two modules share gets two hooks.
+    Then a tensor that two modules share gets two hooks.
     """
     ask = getattr(node, "_sequence_nr", None)
     return None if ask is None else (threading.get_ident(), ask())
 
 
 def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
-    """Register a gradient hook on the tensor's autograd node without a trace on the tensor.
+    """Call `hook` with the gradient of a tensor; leaves no hook on the tensor itself, where torch allows it.
 
-    Without it, the script sees our hooks among its own.
+    Args:
+        tensor: no leaf.
+        node: its autograd node (`grad_fn`), which keeps the hook.
+        hook: called in the backward pass.
     """
     give = getattr(node, "_register_hook_dict", None)
     if give is None:
@@ -136,7 +148,7 @@ graph break."""
 
 
 def _by_exchange() -> Any:
-    """Dynamo's callback in older versions of torch: take it off and put it back."""
+    """Dynamo's callback of this thread, None without one, by taking it off and putting it back: for older torch."""
     callback = set_compiler_callback(None)
     if callback is not None:
         set_compiler_callback(callback)
@@ -148,7 +160,10 @@ compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", _by_exchang
 
 
 def pass_by(code: CodeType) -> None:
-    """Have Dynamo leave frames of a code object alone. Without it, introspect's are compiled after a graph break."""
+    """Have Dynamo run frames of a code object as they are.
+
+    Where torch lacks this, they are compiled after a graph break.
+    """
     skip = getattr(_frames, "skip_code", None)
     if skip is not None:
         skip(code)
@@ -187,10 +202,10 @@ compiler: list[tuple[dict[int, Any], frozenset[int]]] = []  # its backends, and 
 
 
 def compiled_entries() -> frozenset[int]:
-    """`id` of the code of the functions through which compiled regions are entered; none where nothing was compiled.
+    """`id` of the code of each function through which compiled regions are entered; empty where nothing was compiled.
 
-    They are defined inside one method of the compiler's. Without it, operators that a compiled region runs one by one
-    are recorded as if they were the script's. This is asked of each operator.
+    They are defined inside one method of the compiler's. Where torch lacks this, operators that a compiled region runs
+    one by one are recorded as if they were the script's. Asked for each operator, so the search is done once.
     """
     if not compiler:
         module = sys.modules.get("torch._dynamo.eval_frame")

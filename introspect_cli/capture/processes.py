@@ -53,7 +53,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Module, file name of the script, or `python -c`."""
+        """What it runs, for messages: module, file name of the script, or `python -c`."""
         return self.module or (os.path.basename(self.script) if self.script else "python -c")  # noqa: PTH119 - text
 
 
@@ -76,7 +76,7 @@ _VALUED = "WX"
 
 
 def described(words: Sequence[str]) -> Process:
-    """Role and script, module or code of a process, from its command line.
+    """Role, and script, module or code, of a python process by its command line alone; an interactive one is a HELPER.
 
     Args:
         words: its command line, as in `sys.orig_argv`: the interpreter, its options, what it runs.
@@ -102,7 +102,7 @@ def described(words: Sequence[str]) -> Process:
 
 
 def _role_of_code(code: str) -> Role:
-    """HELPER or WORKER for `multiprocessing`'s and compilers' own `-c` code, else SCRIPT."""
+    """Role by what follows `-c`: HELPER for trackers and compilers, WORKER for `multiprocessing`'s, else SCRIPT."""
     if _HELPER_CODE.search(code):
         return Role.HELPER
     return Role.WORKER if _OWN_CODE.search(code) else Role.SCRIPT
@@ -124,7 +124,9 @@ def _role_of_script(script: str) -> Role:
 
 
 def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[str] | None:
-    """Command line to run as a followed process; None for a python script, which this process runs itself.
+    """Command line to run as a process that is followed; None where this process runs the python script itself.
+
+    None also where there is no such file and no such command.
 
     Args:
         words: what was given to `capture`: a script or command with its arguments, or a module with its.
@@ -138,7 +140,7 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
     if path.is_file() or (path / "__main__.py").exists():
         if not path.is_file() or path.suffix in {".py", ".pyc", ".pyz", ".zip"}:
             return None
-        shell = _shell(path)
+        shell = _interpreter_of(path)
         launcher = _role_of_script(first) is Role.LAUNCHER
         if not shell and not launcher:
             return None
@@ -147,8 +149,8 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
     return [executable, *words[1:]] if executable else None
 
 
-def _shell(path: Path) -> list[str]:
-    """Interpreter of a script by `#!` or suffix, the path itself for a binary; empty for python."""
+def _interpreter_of(path: Path) -> list[str]:
+    """Words to put before a file to run it: its `#!` line, `sh` by suffix, its path for a binary; [] for python's."""
     try:
         with path.open("rb") as file:
             line = file.readline(256)

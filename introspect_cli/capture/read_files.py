@@ -100,14 +100,14 @@ class ReadFiles:
         *,
         texts: bool,
     ) -> None:
-        """Watch nothing yet.
+        """Open and replace nothing yet.
 
         Args:
             guard: what catches a mistake.
-            directory: of the run; what is in it is not the script's.
+            directory: of the run; files in it are not noted.
             patterns: globs over names whose values are secret.
-            facts: takes what makes the document, when it has changed.
-            texts: whether the text of configuration files is kept.
+            facts: `document` is put here under `files` when it has changed.
+            texts: whether the text of small configuration files is kept, for `texts`.
         """
         self._facts = facts
         self._guard = guard
@@ -121,7 +121,7 @@ class ReadFiles:
         self._original: Callable[..., Any] = open
         self._opener: Callable[..., Any] | None = None
         libraries = ("pyarrow", "pyarrow.parquet", "h5py", "safetensors")
-        self._imports = ImportWatch({name: functools.partial(self._imported, name) for name in libraries})
+        self._imports = ImportWatch({name: functools.partial(self._watch_library, name) for name in libraries})
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
         self._waiting: dict[str, tuple[str, bytes]] = {}  # digests and texts of some, to be handed out
@@ -132,43 +132,46 @@ class ReadFiles:
         self._left_out = False
 
     def install(self) -> None:
-        """Replace `open` in builtins and io, and the readers of libraries, once these are imported."""
+        """Replace `open` in builtins and io now, and the readers of libraries when the script has imported these."""
         self._patches.put("files", self, self.guarded)
         self._imports.install()
         self.guarded.on = True
 
     def remove(self) -> None:
-        """Put the functions back."""
+        """Put `open` and the readers back; what was noted stays."""
         self.guarded.on = False
         self._imports.remove()
         self._patches.remove()
 
     def opener(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Replacement of python's `open`; notes the file."""
+        """The replacement of `open`, made once from the first `original`."""
         if self._opener is None:
             uncounted(ReadFiles._open)
             self._original, self._opener = original, self._open
         return self._opener
 
     def _open(self, *args: Any, **kwargs: Any) -> Any:
-        """Open a file for the script, and note it."""
+        """Open a file as python would, and note it if the script is running."""
         handle = self._original(*args, **kwargs)
         if self.is_on:
             with self.guarded:
-                self._opened_by(sys._getframe(1), handle, args, kwargs)  # noqa: SLF001 - as python documents it
+                self._note_handle(sys._getframe(1), handle, args, kwargs)  # noqa: SLF001 - as python documents it
         return handle
 
-    def _imported(self, library: str) -> None:
-        """Watch the readers of a library that has just been imported."""
+    def _watch_library(self, library: str) -> None:
+        """Replace the readers of a library that has just been imported."""
         with self.guarded:
             self._patches.put(library, self, self.guarded)
 
     def stand_in_for(self, opener: type) -> type:
-        """The stand-in of a library's class whose instances open files."""
+        """A class that stands in for a library's, whose instances open files in C."""
         return stand_in_for(opener, self)
 
-    def library_read(self, call: Call) -> Callable[[object], None]:
-        """Note what a library has opened in C: a path, or several; of a directory the first 64 files by name."""
+    def watch_library_read(self, call: Call) -> Callable[[object], None]:
+        """Called before a library opens files in C; returns what notes them once that is done.
+
+        Of a directory the first 64 files by name are noted.
+        """
         at = int(call.name == "__init__")
         named = next(
             (call.kwargs[name] for name in ("source", "path_or_paths", "name", "path") if name in call.kwargs), ""
@@ -189,8 +192,15 @@ class ReadFiles:
 
         return opened
 
-    def _opened_by(self, frame: FrameType, handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a handle of python's own that was opened by path and for reading."""
+    def _note_handle(self, frame: FrameType, handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a file that `open` has opened for reading by its path; nothing for one to write or given by descriptor.
+
+        Args:
+            frame: the caller of `open`.
+            handle: what it returned.
+            args: what it was given.
+            kwargs: what it was given by name.
+        """
         mode = args[1] if len(args) > 1 else kwargs.get("mode", "r")
         if type(handle) not in _FILES or type(mode) is not str or not {"w", "a", "x"}.isdisjoint(mode):
             return
@@ -202,9 +212,15 @@ class ReadFiles:
             )
 
     def note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
-        """Note an open regular file older than the run.
+        """Note an open file, each once: name, size, digest, and the line that opened it; sets `facts["files"]`.
 
-        More than 16 files of one line and ending (48 of `CONFIG`) become one entry.
+        Only regular files that were there before the run began, 200 in all. Where one line opens more than 16 of one
+        ending (48 for an ending in `CONFIG`), one entry for their folder takes the place of all of them.
+
+        Args:
+            frame: of whoever opened it; the line is that of the innermost frame of the user's.
+            descriptor: its position is not changed.
+            path: as the script named it.
         """
         status = os.fstat(descriptor)
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -229,7 +245,7 @@ class ReadFiles:
                 self._left_out = True
                 return
             self._seen.add(key)
-            name = self._named(shown, real)
+            name = self._shown_name(shown, real)
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
             if len(of_line) > MAX_FILES_OF_LINE * (3 if ending in CONFIG else 1):
@@ -244,7 +260,7 @@ class ReadFiles:
             self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
-        """Whether a path is none of the system's, python's, a package's or the run's, and not secret by name."""
+        """Whether to note a path: not the system's, python's, a package's or the run's, and not secret by name."""
         if real.startswith((*_SYSTEM, *_PYTHON, self._directory)) or not sources.is_users(real):
             return False
         name = os.path.basename(real)  # noqa: PTH119 - as above
@@ -253,9 +269,10 @@ class ReadFiles:
         return not secret and ending not in {".pyc", ".so"} and not sources.is_generated(real)
 
     def _describe(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
-        """Size and digest of a file; keeps the text of small configuration files.
+        """Size and digest of a file, and `sampled` where only 64 blocks of a file above 16 MiB were read.
 
-        Above 16 MiB, 64 blocks are sampled.
+        Of a small configuration file the text is put aside for `texts`, redacted. Without digest once 1 GiB was read in
+        all.
         """
         small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
         if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < MAX_TEXTS:
@@ -276,8 +293,13 @@ class ReadFiles:
         digest = _digest(descriptor, size, sampled=sampled)
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 
-    def _named(self, shown: str, real: str) -> str:
-        """A path relative to the project or the start directory, else with `~`, else absolute."""
+    def _shown_name(self, shown: str, real: str) -> str:
+        """Name of a file in the document: relative to project or start directory, else below `~`, else absolute.
+
+        Args:
+            shown: absolute path as the script wrote it.
+            real: the same with links resolved.
+        """
         for path in (shown, real):
             for root in (sources.Project.root + os.sep, self._start):
                 if len(root) > 1 and path.startswith(root):
@@ -286,7 +308,10 @@ class ReadFiles:
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
     def note_path(self, frame: FrameType, path: object) -> None:
-        """Note a file that a library has opened by path."""
+        """Open a file that a library has opened by path, note it, and close it again.
+
+        Anything but a path is ignored.
+        """
         if type(path) is not str and not isinstance(path, Path):
             return
         descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -297,11 +322,14 @@ class ReadFiles:
 
     @property
     def is_on(self) -> bool:
-        """Whether the script is running, and no code of introspect."""
+        """Whether a file that is opened now is the script's doing, and watched."""
         return self.guarded.on and not self._guard.sections.depth
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Size, digest and line by file name: the document `settings/files`."""
+        """The document `settings/files`: size, digest and line by file name.
+
+        `many` for a folder of files, `(others)` last.
+        """
         with self._lock:
             files = dict(sorted(self._files.items()))
             many = {
@@ -311,7 +339,7 @@ class ReadFiles:
         return {**files, **many, **({"(others)": {"many": True}} if self._left_out else {})}
 
     def texts(self) -> list[tuple[str, bytes]]:
-        """Digest and text of configuration files, each returned once."""
+        """Digest and text of configuration files noted since the last call."""
         with self._lock:
             texts = list(self._waiting.values())
             self._waiting.clear()
@@ -319,7 +347,7 @@ class ReadFiles:
 
 
 def _decoded(data: bytes) -> str | None:
-    """A file as UTF-8 text; None for a binary one."""
+    """A file's bytes as UTF-8 text; None where they are no UTF-8 or have a zero byte."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -328,7 +356,7 @@ def _decoded(data: bytes) -> str | None:
 
 
 def _digest(descriptor: int, size: int, *, sampled: bool) -> str:
-    """Digest of a file, or of 64 blocks spread evenly over it if `sampled`."""
+    """BLAKE2b digest (16 hex digits) of a file's first `size` bytes, or of 64 blocks spread over them if `sampled`."""
     digest = hashlib.blake2b(digest_size=8)
     step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
     places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)

@@ -36,16 +36,18 @@ def run_once(
     backward: bool,
     only: frozenset[Site] | None = None,
 ) -> None:
-    """Run a model once under capture.
+    """Run a model once under capture, into a run of its own; it returns when the store is closed.
+
+    The model's gradients, buffers and the random states are restored afterwards.
 
     Args:
         model: a module, or any callable.
-        name: FQN to give the model.
+        name: FQN to give the model, where it is a module.
         args: positional inputs; copies of them are used.
         kwargs: keyword inputs; copies of them are used.
         options: what to record and where.
-        loss: makes a scalar of what the model gives; None for the sum over all its floating point outputs.
-        backward: whether to run the backward pass.
+        loss: makes a scalar of the model's output; None for the sum over all its floating point tensors.
+        backward: whether to run the backward pass and record parameter gradients.
         only: sites that may be recorded; all where None.
 
     Raises:
@@ -62,13 +64,13 @@ def run_once(
         if isinstance(model, nn.Module):
             probes.names.name_root(model, name)
             probes.tap_compiled(model)
-        with _unchanged(model):
+        with _restoring(model):
             given = model(*_copied(args), **_copied(kwargs))
             if backward:
                 total = (loss or _total)(given)
                 if total.requires_grad:
                     total.backward()
-                    _gradients(probes, model)
+                    _record_gradients(probes, model)
             probes.context.clock.tick()
     except BaseException as error:
         ending = raised_ending(error)
@@ -78,7 +80,7 @@ def run_once(
 
 
 def _total(given: Any) -> torch.Tensor:
-    """Sum over all floating point tensors of an output, so that each gets a gradient of ones."""
+    """Sum over all elements of all floating point tensors in an output, so that each element gets a gradient of 1."""
     tensors = [leaf for _, leaf in flatten(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     total = torch.zeros(())
     for tensor in tensors:
@@ -87,7 +89,7 @@ def _total(given: Any) -> torch.Tensor:
 
 
 def _copied(values: Any) -> Any:
-    """Copy of nested inputs; a tensor becomes a leaf with the same `requires_grad`."""
+    """A deep copy of nested inputs; each tensor becomes a leaf of autograd with the same `requires_grad`."""
     if isinstance(values, torch.Tensor):
         return values.detach().clone().requires_grad_(values.requires_grad)
     if type(values) in (tuple, list):
@@ -97,8 +99,8 @@ def _copied(values: Any) -> Any:
     return copy.deepcopy(values)
 
 
-def _gradients(probes: Any, model: Any) -> None:
-    """Record parameter gradients at the sites of an optimizer step."""
+def _record_gradients(probes: Any, model: Any) -> None:
+    """Record `.grad` of each named, watched parameter as an optimizer's step would; nothing for a plain callable."""
     if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
         return
     for parameter in model.parameters():
@@ -109,8 +111,11 @@ def _gradients(probes: Any, model: Any) -> None:
 
 
 @contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Restore gradients, buffers and random states after a block."""
+def _restoring(model: Any) -> Iterator[None]:
+    """Context in which a module's gradients are None at first.
+
+    Restores gradients, buffers and random states after it.
+    """
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
     gradients = [parameter.grad for parameter in parameters]

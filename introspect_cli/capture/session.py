@@ -21,7 +21,7 @@ from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
-from introspect_cli.capture.terminal import Terminal, nothing, summary
+from introspect_cli.capture.terminal import Terminal, nothing_recorded, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, HeldHandlers, leave
@@ -43,26 +43,24 @@ if TYPE_CHECKING:
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
-    """Run a script under capture.
+    """Run a script under capture in this process, and end the process with its exit code.
 
     Args:
         target: the script or module and its arguments.
         options: what to record and where.
         ready: called with the run's directory before the script's first line.
 
-    Returns:
-        the script's exit code; the caller ends the process with it.
-
     Raises:
         UsageError: there is nothing to run.
         StoreError: the run's directory exists, or cannot be made.
+        SystemExit: at the end, with the exit code.
     """
     check(target)
     session = Session(target, options)
     if ready is not None:
         ready(session.path)
     ending = run(target, started=session.start, ended=session.finish)
-    session.last_word()
+    session.print_last_words()
     leave(session.exit_code(ending))
 
 
@@ -76,12 +74,12 @@ class Session:
     """
 
     def __init__(self, target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> None:
-        """Create the run's directory, open its store, and prepare all that is installed later.
+        """Create the run's directory and its store, and start publishers and comparison; probes are installed later.
 
         Args:
             target: what will run; None where the caller runs it (the Python API).
             options: what to record and where.
-            launch: this process's part in a distributed run; None to ask the environment.
+            launch: this process's part in a distributed run; None to look for it in the environment.
 
         Raises:
             StoreError: the directory exists, or cannot be made.
@@ -117,25 +115,29 @@ class Session:
         self._reference = Reference(self.path, self._store.path, options, launch, comparing)
 
     def start(self) -> None:
-        """Install what must be there before the script's first line."""
+        """Install what must be there before the script's first line; the probes follow inside its `import torch`."""
         self._documents.begin()
         self._begin()
         self._install(self._start)
 
     def join(self, began: dict[str, bytes | None]) -> None:
-        """Start in a followed process that has just imported torch; `began` are the generators' initial states."""
+        """Install all in a followed process that has just imported torch.
+
+        Args:
+            began: bytes of the states of python's and numpy's generators when the process began, by library.
+        """
         self._followed = True
         self._began = began
         self._begin()
         self._torch_imported()
 
     def _begin(self) -> None:
-        """Install the signal and file watchers, and the fork handler."""
+        """Install the watchers of signals and files, and have this session switched off in every forked child."""
         reference = weakref.ref(self)
 
         def in_child() -> None:
             if (alive := reference()) is not None:
-                alive.forked()
+                alive.stop_in_child()
 
         os.register_at_fork(after_in_child=in_child)
         self._install(Interpreter(self._guard))
@@ -144,17 +146,20 @@ class Session:
                 self._install(self._documents.files)
 
     def _install(self, thing: Interpreter | ReadFiles | Start) -> None:
-        """Install something, to be removed in reverse order at the end."""
+        """Install something now, and have it removed at the end, the last installed first."""
         self._installed.callback(thing.remove)
         thing.install()
 
     def attach(self) -> None:
-        """Install the probes into a process that has torch already (notebooks, tests, benchmarks)."""
+        """Install the probes at once, in a process that has torch already (notebooks, tests, benchmarks)."""
         self._began = {"python": python_state(), "numpy": numpy_state()}
         self._torch_imported()
 
     def adopt(self, model: Any) -> None:
-        """Name an existing model, and expect optimizer steps if any optimizer exists."""
+        """Name a model that exists already, None for none; if any optimizer is alive, its steps are to end steps.
+
+        It walks all objects that the garbage collector knows. Nothing before the probes are installed.
+        """
         if (probes := self.probes) is None:
             return
         import gc
@@ -167,35 +172,45 @@ class Session:
             probes.names.state(model, None)
 
     def _torch_imported(self) -> None:
-        """Install the probes; called inside the script's `import torch`."""
+        """Build and install the probes, seed torch as asked; called inside the script's `import torch`."""
         with self._guard.around("session", "the script's values are"):
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.all_probes import Probes
 
             box = self._black_box()
             facts = self._documents.facts
-            probes = Probes(self.options, self._store, self._guard, self._lost, self._began, self.launch, box, facts)
-            probes.context.clock.on_tick.append(self._ticked)
+            probes = Probes(
+                self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
+            )
+            probes.context.clock.on_tick.append(self._end_step)
             probes.install()
             self.probes = probes
 
     def _black_box(self) -> BlackBox | None:
-        """The black box of `--keep-around`; None without that option."""
+        """A new black box for `--keep-around`; None without that option."""
         if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.recording.black_box import made
+        from introspect_cli.capture.recording.black_box import new_black_box
 
-        return made(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
+        return new_black_box(
+            self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note
+        )
 
     def _tell(self, sentence: str) -> None:
-        """Print a sentence, or keep it for the last words once the script is over."""
+        """Print a sentence, or keep it for `print_last_words` once the script is over."""
         if self._closed:
             self.words.append(sentence)
         else:
             self._terminal.say(sentence)
 
-    def _ticked(self) -> None:
-        """Write new documents as a step ends, and end the script if an option says so."""
+    def _end_step(self) -> None:
+        """Write changed documents as a step ends, and end the script where an option says so.
+
+        The first step also writes all documents and starts publishing to the framework's loggers.
+
+        Raises:
+            SystemExit: because of `--stop`, `--until-nan` or `--until-step`.
+        """
         if (probes := self.probes) is None:
             return
         step, is_first = probes.recorder.step, probes.context.clock.ticks == 1
@@ -206,8 +221,8 @@ class Session:
                     self._manifest |= without_others(self.options, self._guard)
             self._documents.write()
         if is_first:
-            self._publishers.first_step_over(self._terminal.say)
-        if self._reference.look(probes.recorder, self._terminal.say):
+            self._publishers.publish_to_loggers(self._terminal.say)
+        if self._reference.poll(probes.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
@@ -221,15 +236,18 @@ class Session:
 
     @property
     def status(self) -> int | None:
-        """Exit status of `diff` with `--stop`; None without, or where another process compares."""
+        """With `--stop`, the exit status of `diff`; None without it, and on ranks other than 0."""
         return self._reference.status
 
     def exit_code(self, ending: Ending) -> int | None:
-        """The script's exit code; with `--stop`, that of `diff` where the script's is 0."""
+        """The exit code of the whole process: the script's if it failed or there is no `status`, else `status`."""
         return ending.exit_code if self.status is None or ending.exit_code else self.status
 
     def finish(self, ending: Ending) -> None:
-        """Remove the probes, write what remains, and close the store; once."""
+        """Remove the probes, write what remains, and close the store; at the first call alone.
+
+        Then wait for publishers and comparison, 30 seconds at most for each. Signals are held until all is done.
+        """
         if self._closed:
             return
         held = HeldHandlers()
@@ -240,7 +258,7 @@ class Session:
             held.release()
 
     def _finish(self, ending: Ending) -> None:
-        """`finish` while signals are held."""
+        """Do the work of `finish`; a failure in one part does not keep the others from being done."""
         self._closed = True
         self._guard.script_is_over = True
         self._installed.close()
@@ -269,9 +287,9 @@ class Session:
         self._conclude(probes)
 
     def _conclude(self, probes: Probes | None) -> None:
-        """Wait for publishers and the comparison, and collect the last words."""
+        """Wait for publishers and comparison, put the last words in `words`, and write what the comparison changes."""
         if probes is None:
-            self.words.append(nothing(self.path, installed="session" not in self._guard.failed))
+            self.words.append(nothing_recorded(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
             self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
@@ -286,15 +304,15 @@ class Session:
                 self._store.write_manifest(self._manifest | {"kept_around": box.written})
                 self._store.close()
 
-    def last_word(self) -> None:
-        """Print the last words; on ranks above 0 only what was lost or not published."""
+    def print_last_words(self) -> None:
+        """Print `words` and empty them; on ranks above 0 only where the store was lost, else what was not published."""
         # Of many ranks, one says where the run is, and each what it could not send.
         for sentence in self.words if not self.rank or self._store_lost else self._unsent:
             self._terminal.say(sentence)
         self.words = []
 
-    def forked(self) -> None:
-        """Switch everything off in a forked child."""
+    def stop_in_child(self) -> None:
+        """Switch everything off in a forked child without closing the parent's store."""
         self._closed = True
         self.words = []
         self._publishers.abandon()
@@ -302,22 +320,26 @@ class Session:
         if self._documents.files is not None:
             self._documents.files.remove()
         if self.probes is not None:
-            self.probes.forked()
+            self.probes.stop_in_child()
         self._store.abandon()
 
-    def _lost(self, error: StoreError) -> None:
-        """Note that the store was lost; the first time only."""
+    def _note_lost(self, error: StoreError) -> None:
+        """Note, the first time only, that the store can no longer be written."""
         if not self._store_lost:
             self._store_lost = str(error)
             self._guard.note(f"{error}; the script goes on, the run ends here")
 
     @contextlib.contextmanager
     def _writing(self, guarded: Guarded) -> Iterator[None]:
-        """Context in which a store error ends the recording, not the script."""
+        """Context in which an error of the store or the disk is noted and ends the recording, not the script.
+
+        Args:
+            guarded: catches every other mistake.
+        """
         with guarded:
             try:
                 yield
             except (IntrospectError, OSError) as error:
                 if self._guard.passes(error):
                     raise
-                self._lost(StoreError(str(error)))
+                self._note_lost(StoreError(str(error)))

@@ -28,13 +28,16 @@ PYTHON: object = getattr(_getstate, "__self__", None)
 
 
 def python_state() -> bytes:
-    """State of python's global generator."""
+    """State of python's global generator as bytes; nothing is drawn."""
     version, words, gauss = _getstate()
     return array("Q", words).tobytes() + repr((version, gauss)).encode()
 
 
 def numpy_state() -> bytes | None:
-    """State of numpy's global generator, None while the script has not loaded it."""
+    """State of numpy's global generator as bytes.
+
+    None while numpy is not loaded, and then it is not loaded here either.
+    """
     if "numpy" not in sys.modules:
         return None
     import numpy.random as numpy_random
@@ -46,12 +49,18 @@ def numpy_state() -> bytes | None:
 
 
 def numpy_owner() -> object:
-    """Numpy's global generator; None before numpy is loaded, or where the script has replaced it."""
+    """Numpy's global generator, an object to tell it by.
+
+    None before numpy is loaded, or where the script replaced it.
+    """
     return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
 
 
 def prepare_torch(seed: int | None, *, deterministic: bool) -> None:
-    """Apply `--seed` and `--deterministic` to torch, which the script has just imported."""
+    """Seed torch (`seed` None leaves it alone) and, if `deterministic`, set its global flags.
+
+    For after the script's import.
+    """
     import torch
 
     if seed is not None:
@@ -95,7 +104,7 @@ class Start:
         self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": torch_imported})
 
     def install(self) -> None:
-        """Note python's state, seed, and watch imports, before the script's first line."""
+        """Note python's state, then seed python and set cuBLAS's variable if asked, then watch imports."""
         self.states["python"] = python_state()
         if self._seed is not None:
             random.seed(self._seed)
@@ -104,11 +113,11 @@ class Start:
         self._imports.install()
 
     def remove(self) -> None:
-        """Watch no more imports."""
+        """Watch no more imports; seeds and flags that were set stay."""
         self._imports.remove()
 
     def _numpy_imported(self) -> None:
-        """Note numpy's state and seed it, inside the script's import."""
+        """Note numpy's state, then seed it if asked; called inside the script's `import numpy`."""
         with self._guarded:
             self.states["numpy"] = numpy_state()
             if self._seed is not None:
@@ -119,15 +128,17 @@ class _Loader:
     """Loader that runs the real one, then a callback; the module keeps its real loader."""
 
     def __init__(self, loader: Any, done: Callable[[], None]) -> None:
+        """Wrap a module's real `loader`; `done` is called after the module has run."""
         self._loader = loader
         self._done = done
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """The module that the real loader creates."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module with its real loader, then call back."""
+        """Give the module its real loader back, run it with that, then call back."""
         spec = module.__spec__
         if spec is not None:
             spec.loader = self._loader
@@ -143,24 +154,28 @@ class ImportWatch:
     """A finder that calls back once after each of the named modules has been imported."""
 
     def __init__(self, callbacks: dict[str, Callable[[], None]]) -> None:
+        """Watch nothing before `install`; `callbacks` by name of the module, each called once."""
         self._callbacks = dict(callbacks)
 
     def install(self) -> None:
-        """Start watching; for modules imported already the callback runs at once."""
+        """Watch imports from now on; of modules imported already the callback is called now."""
         sys.meta_path.insert(0, self)
         for name in list(self._callbacks):
             if name in sys.modules:
                 self._callbacks.pop(name)()
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Watch no more imports; callbacks not called yet never are."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as python would, and have its loader call back."""
+        """The spec of a watched module as the other finders give it, its loader wrapped.
+
+        None for every other module.
+        """
         if name not in self._callbacks or (path is not None and "." not in name):
             return None
         callback = self._callbacks.pop(name)

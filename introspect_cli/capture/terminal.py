@@ -22,20 +22,29 @@ class Terminal:
     """Writes sentences to stderr."""
 
     def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
-        """Write nothing if `quiet`."""
+        """Open nothing; `say` writes later, and never if `quiet`.
+
+        `launch` gives the rank that each sentence begins with.
+        """
         self._quiet = quiet
         self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
 
     def say(self, sentence: str) -> None:
-        """Write a line to stderr; errors are ignored."""
+        """Write `introspect[, rank N]: sentence` to stderr at once, nothing if `quiet`.
+
+        A stderr that is closed is ignored.
+        """
         if not self._quiet:
             with contextlib.suppress(AttributeError, OSError, ValueError, UnicodeError):
                 sys.stderr.write(f"{self._who}: {sentence}\n")
                 sys.stderr.flush()
 
 
-def nothing(path: Path, *, installed: bool) -> str:
-    """Last sentence of a run without records."""
+def nothing_recorded(path: Path, *, installed: bool) -> str:
+    """Last sentence of a run without probes.
+
+    `installed` False means that installing them failed, else torch never came.
+    """
     why = "the script never imported torch" if installed else "the probes could not be installed"
     return f"{why}, so nothing was recorded; {path} holds its settings only"
 
@@ -43,7 +52,16 @@ def nothing(path: Path, *, installed: bool) -> str:
 def summary(
     path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
 ) -> str:
-    """Last sentence of a run: steps, records, size, directory; `lost` if the store could not be written to the end."""
+    """Last sentence of a run, for the terminal: steps, records, size, directory.
+
+    Args:
+        path: the run's directory.
+        options: of the capture.
+        launch: this process's part in a distributed run; None for a run of one process.
+        probes: what has recorded; asked for their counts.
+        manifest: as written at the end; its `steps` and `remainder` are read.
+        lost: whether the store could not be written to the end; then only what can be read of it is told.
+    """
     if lost:
         written, last = probes.recorder.steps_written, probes.rank.last_step
         if last is None or not path.exists():
@@ -64,11 +82,14 @@ def summary(
         which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
         rest += f" after --perturb {moved.seed} moved {which} by one rounding"
     recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
-    return recorded + _uncalled(options, probes)
+    return recorded + _uncalled_hint(options, probes)
 
 
-def _uncalled(options: CaptureOptions, probes: Probes) -> str:
-    """Hint that no module was called though tensors were trained; "" otherwise."""
+def _uncalled_hint(options: CaptureOptions, probes: Probes) -> str:
+    """Clause that no module was called although gradients or parameters are on record; "" otherwise.
+
+    Also "" where inputs and outputs were not asked for, or where an option chose some modules alone.
+    """
     kinds = probes.rank.kinds()
     wanted = {Kind.INPUT, Kind.OUTPUT} & options.record
     narrowed = bool(options.modules or options.exclude) or options.max_depth is not None

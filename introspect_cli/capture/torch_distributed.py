@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def ranks_of(group: Any) -> list[int]:
-    """Global ranks of a process group, as known in this process."""
+    """Global ranks of a process group.
+
+    Raises KeyError, RuntimeError or ValueError where this process does not know them.
+    """
     return list(torch.distributed.get_process_group_ranks(group))
 
 
@@ -47,14 +50,14 @@ def rank_in(group: Any) -> int:
 
 
 def group_of(boxed: Any) -> Any:
-    """The process group in an operator's boxed argument. Without it, collectives are not recorded."""
+    """The process group in an operator's boxed argument. Where torch lacks this, collectives are not recorded."""
     return torch.distributed.ProcessGroup.unbox(boxed)
 
 
 def group_named(group: Any) -> Any:
-    """Process group from a functional collective's argument: group, name, mesh or (mesh, dim); None for others.
+    """The process group that a functional collective is given as group, name, mesh or (mesh, dim); None for others.
 
-    Without it, functional collectives are not recorded.
+    Where torch lacks this, functional collectives are not recorded.
     """
     if isinstance(group, torch.distributed.ProcessGroup):
         return group
@@ -66,7 +69,7 @@ def group_named(group: Any) -> Any:
 
 
 def reduction_of(boxed: Any) -> str:
-    """`sum`, `avg`, `max`; "" where unknown."""
+    """The reduction in an operator's boxed argument: `sum`, `avg`, `max` and so on; "" where it cannot be read."""
     try:
         return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name).lower()
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -74,9 +77,9 @@ def reduction_of(boxed: Any) -> str:
 
 
 def reduction_asked(given: Iterable[Any]) -> str:
-    """`sum`, `avg`, `max` from the arguments of a group's method or its options; "" without one.
+    """The reduction among arguments of a group's method, or in its options: `sum`, `avg` and so on; "" without one.
 
-    torch 2.4 gives its operators a reduction that python cannot read.
+    torch 2.4 gives its operators a reduction that python cannot read, so the method's arguments are asked.
     """
     for value in given:
         if type(value).__module__.endswith("distributed_c10d"):  # nobody else's is asked
@@ -88,18 +91,19 @@ def reduction_asked(given: Iterable[Any]) -> str:
 
 
 def on_its_way(value: Any) -> bool:
-    """Whether a tensor is an unfinished result of a functional collective, which must not be read.
+    """Whether a tensor is a result of a functional collective that nobody has waited for, and so must not be read.
 
-    Without it, what goes on into another collective may be recorded before it is there.
+    Where torch lacks this, what goes on into another collective may be recorded before it is there.
     """
     functions = sys.modules.get("torch.distributed._functional_collectives")
     return isinstance(value, getattr(functions, "AsyncCollectiveTensor", ()))
 
 
 def local_of(value: Any) -> Any:
-    """DTensor spec (mesh, placements, shape) of a tensor from `to_local`; None for others.
+    """DTensor spec (mesh, placements, shape) of a tensor that `to_local` returned; None for any other.
 
-    Without it, such tensors are compared by extrema and means.
+    It is read from the autograd node that made the tensor. Where torch lacks this, such tensors are compared by extrema
+    and means.
     """
     kind = type(value)
     if not issubclass(kind, torch.Tensor) or not kind.__module__.startswith("torch"):  # the script's own is not asked
@@ -113,9 +117,10 @@ def local_of(value: Any) -> Any:
 
 
 def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
-    """Path, mesh and placements of a module's inputs by its tensor parallel style.
+    """Path, mesh and placements of each input that a module's tensor parallel style describes; [] without a style.
 
-    They are in the closures of the hooks that `parallelize_module` leaves. Without it, as above.
+    They are in the closures of the hooks that `parallelize_module` leaves. Where torch lacks this, such inputs are
+    compared by extrema and means.
     """
     styles: list[tuple[str, Any, tuple[Any, ...]]] = []
     for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
@@ -132,10 +137,10 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
 
 
 def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
-    """Path, mesh and placements of a module's plain outputs by its tensor parallel style.
+    """Path, mesh and placements of each plain output that a module's tensor parallel style describes; [] without one.
 
-    Only its last hook is asked: what another made of them afterwards, no style knows. Without it, outputs without
-    gradients are compared by extrema and means.
+    Only its last hook is asked: what another made of them afterwards, no style knows. Where torch lacks this, outputs
+    without gradients are compared by extrema and means.
     """
     held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
     if held is None:
@@ -157,7 +162,10 @@ def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any
 
 
 def _style_in(hook: Any) -> dict[str, Any] | None:
-    """Closure variables of a tensor parallel hook; None for others and for meshes of several dimensions."""
+    """Closure variables of a tensor parallel hook by name.
+
+    None for other hooks and for a mesh of several dimensions.
+    """
     code = getattr(hook, "__code__", None)
     if code is None or "device_mesh" not in code.co_freevars:
         return None
@@ -166,12 +174,15 @@ def _style_in(hook: Any) -> dict[str, Any] | None:
 
 
 def is_cut(module: Any) -> bool:
-    """Whether `fully_shard` was called on a module. Without it, as below."""
+    """Whether `fully_shard` was called on a module.
+
+    Where torch lacks this, the answers below are those for no shard.
+    """
     return hasattr(type(module), "_get_fsdp_state")
 
 
 def _cut_together(module: Any) -> list[Any]:
-    """The sets of parameters that `fully_shard` cuts together: one for each mesh; none where it was not called.
+    """The sets of parameters that `fully_shard` cuts together, one for each mesh; [] where it was not called.
 
     Older torch has one set at most. Newer torch has a list, and raises where the one is asked for and there are more.
     """
@@ -184,9 +195,9 @@ def _cut_together(module: Any) -> list[Any]:
 
 
 def fsdp_groups(module: Any) -> list[Any]:
-    """Process groups over which `fully_shard` shards and replicates a module; empty without it.
+    """Process groups over which `fully_shard` shards and replicates a module; [] where it was not called.
 
-    Without it, `check` does not tell data-parallel ranks that are given the same samples.
+    Where torch lacks this, `check` does not tell data-parallel ranks that are given the same samples.
     """
     names = ("shard_process_group", "replicate_process_group")
     meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
@@ -194,9 +205,9 @@ def fsdp_groups(module: Any) -> list[Any]:
 
 
 def fsdp_replicas(module: Any) -> list[Any]:
-    """Replicate group of each set of parameters that `fully_shard` shards together, None without one.
+    """For each set of parameters that `fully_shard` shards together, its replicate group, or None without one.
 
-    One for each set of parameters that are cut together. Without it, `--ranks one-per-replica` records every rank.
+    [] where it was not called. Where torch lacks this, `--ranks one-per-replica` records every rank.
     """
     meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
     return [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
@@ -219,9 +230,10 @@ class Unsharded(NamedTuple):
 
 
 def unsharded_of(module: Any) -> list[Unsharded]:
-    """Parameters that `fully_shard` has gathered in a module; empty without it.
+    """Parameters of a module that `fully_shard` has gathered now, once for each module that shares one.
 
-    Without it, parameters that a script gathers before a step are taken for others than its optimizer's.
+    [] where it was not called. Where torch lacks this, parameters that a script gathers before a step are taken for
+    others than its optimizer's.
     """
     gathered = []
     for keeper in (
@@ -268,9 +280,10 @@ class InStage(NamedTuple):
 
 
 def in_stage() -> InStage | None:
-    """Activity of the pipeline stage in this thread; None outside of stages.
+    """What a pipeline stage is doing in this thread, by the frames under way; None outside of stages.
 
-    Without it, two equal runs of a pipeline differ in step 0, and calls are counted instead of microbatches.
+    Where torch lacks this, two equal runs of a pipeline differ in step 0, and calls are counted instead of
+    microbatches.
     """
     if _STAGE not in sys.modules:
         return None
@@ -289,39 +302,53 @@ Style = tuple[str, Any, tuple[Any, ...]]
 
 
 def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
-    """An input or output as one rank's share of a DTensor; None for a whole tensor.
+    """An input or output with its place in the DTensor that it is one rank's share of; None for a whole tensor.
 
     Args:
-        value: it.
-        path: where among the inputs or outputs it is, `[0]`.
+        value: the tensor that goes in or comes out.
+        path: where it is among the inputs or outputs, `[0]`.
         styles: what the module takes its inputs for, or makes its outputs, see `styles_of`.
     """
-    return from_call(value) or next((_styled(value, *style[1:]) for style in styles if path == style[0]), None)
+    return from_call(value) or next((_placed_by_style(value, *style[1:]) for style in styles if path == style[0]), None)
 
 
 def from_call(value: Any) -> Placed | None:
-    """A tensor from `to_local` with its place in the whole; None for others or where it is the whole."""
+    """A tensor from `to_local` with its place in the DTensor; None for others and for one that is the whole of it."""
     spec = local_of(value)
     if spec is None or spec.tensor_meta is None:
         return None
-    return _placed(value, tuple(spec.tensor_meta.shape), spec.mesh, spec.placements, "tag")
+    return _placed_in_whole(value, tuple(spec.tensor_meta.shape), spec.mesh, spec.placements, "tag")
 
 
-def _styled(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
-    """A tensor placed by a module's style; None for a DTensor or where it is the whole."""
+def _placed_by_style(value: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Placed | None:
+    """A tensor with its place in the whole by a module's style; None for a DTensor, or where it is the whole.
+
+    Args:
+        value: this rank's share; the whole is larger by the mesh in the dimensions that `placements` shard.
+        mesh: over which.
+        placements: one for each dimension of the mesh.
+    """
     if hasattr(value, "placements"):
         return None
     shape = list(value.shape)
     for size, placement in zip(mesh.shape, placements, strict=True):
         if placement.is_shard():
             shape[placement.dim] *= size
-    return _placed(value, tuple(shape), mesh, placements, "style")
+    return _placed_in_whole(value, tuple(shape), mesh, placements, "style")
 
 
-def _placed(
+def _placed_in_whole(
     value: torch.Tensor, shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...], source: str
 ) -> Placed | None:
-    """A tensor with its place in a DTensor of that shape; None where it is the whole or the sizes disagree."""
+    """A tensor with its place in a DTensor of `shape`; None where it is the whole, or has not that place's size.
+
+    Args:
+        value: this rank's share.
+        shape: of the whole.
+        mesh: over which.
+        placements: one for each dimension of the mesh.
+        source: how it is known: `tag` (from `to_local`) or `style`.
+    """
     part = part_of(SimpleNamespace(device_mesh=mesh, shape=shape, placements=placements))
     if part is None or is_whole(part, shape):
         return None

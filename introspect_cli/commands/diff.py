@@ -46,7 +46,7 @@ class Shown(Working):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether what follows from the first divergence is shown by kind."""
+        """Whether the first divergence is shown alone, with how many follow: a table without --all, --limit, -v."""
         return self.format_ == "table" and self.limit is None and not (self.all_ or self.verbose)
 
     @property

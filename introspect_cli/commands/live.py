@@ -124,7 +124,7 @@ def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) ->
 
 
 def _place(result: DiffResult) -> list[Any] | None:
-    """Steps of a and b, rank and site of the first divergence, by which answers name the same one; None for none."""
+    """[step in a, step in b, rank, key of the site] of the first divergence, to tell it from others; None for none."""
     first = result.first
     return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
 

@@ -17,7 +17,7 @@ from introspect_cli.health.reading import read_table
 from introspect_cli.inspect.data_flow import Graph, graph_of, prune
 from introspect_cli.inspect.overview import overview
 from introspect_cli.records import Kind
-from introspect_cli.render.graph import marked
+from introspect_cli.render.graph import mark_ops
 from introspect_cli.render.html import page_html
 from introspect_cli.render.page_data import Page
 from introspect_cli.schedule.rules import Schedule
@@ -109,7 +109,7 @@ def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | N
     """
     graph = graph_of(runs[0], step, rank)
     if len(runs) > 1:
-        graph = marked(graph, compare_runs(runs[0], runs[1], replace(options, steps=Schedule.only(step), limit=None)))
+        graph = mark_ops(graph, compare_runs(runs[0], runs[1], replace(options, steps=Schedule.only(step), limit=None)))
     return prune(graph)
 
 

@@ -63,7 +63,14 @@ class GroupedOption(click.Option):
 
 
 def option(default: object, text: str, *flags: str, **details: Any) -> Any:
-    """A field of a dataclass of options: its default, its help, flags beside its name, and more fields of `Option`."""
+    """A field of a dataclass that `takes` makes an option of.
+
+    Args:
+        default: value of the field where the option is not given.
+        text: the help.
+        flags: names of the option beside that of the field.
+        details: more fields of `Option`.
+    """
     return field(default=default, metadata={"option": Option("", flags, text, **details)})
 
 
@@ -163,7 +170,7 @@ class Selecting:
     ranks: str | None = option(None, "Only these ranks: 0,3, one-per-replica, all.", metavar="RANKS")
 
     def read(self) -> Selection:
-        """The selection.
+        """The selection that these options describe.
 
         Raises:
             UsageError: an option cannot be read.

@@ -46,8 +46,8 @@ class Closeup:
     given: tuple[Given, ...] = ()
 
 
-def comparable(divergence: Divergence) -> bool:
-    """Whether both runs have a tensor of one shape at the divergence; False for random states and plain values."""
+def is_comparable(divergence: Divergence) -> bool:
+    """Whether both runs have a tensor of the same shape at the divergence; False for random states and plain values."""
     a, b = divergence.a, divergence.b
     if a is None or b is None or divergence.site.kind is Kind.RNG:
         return False
@@ -55,10 +55,17 @@ def comparable(divergence: Divergence) -> bool:
 
 
 def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Divergence, ...]:
-    """The first divergence, the first comparable one, and `also` if comparable; each pair of values once."""
+    """Divergences to compare element by element: the first, the first comparable one, and `also` if comparable.
+
+    Of divergences with the same pair of checksums only the first. Empty where nothing diverges.
+
+    Args:
+        result: the answer of a comparison.
+        also: another divergence, looked up in `result` by step, rank and site; None for none.
+    """
     if result.first is None:
         return ()
-    listed = [each for each in result.divergences if comparable(each)]
+    listed = [each for each in result.divergences if is_comparable(each)]
     wanted = [result.first, *listed[:1]]
     if also is not None:
         wanted += [each for each in listed if (each.step, each.rank, each.site) == (also.step, also.rank, also.site)]
@@ -70,7 +77,9 @@ def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Di
 
 
 def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
-    """Compare a divergence's tensors element by element.
+    """Compare a divergence's tensors element by element, reading them from both stores.
+
+    Where they cannot be compared, `missing` says why.
 
     Raises:
         StoreError: a stored tensor is damaged.
@@ -78,7 +87,7 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
     one, two = divergence.a, divergence.b
     if one is None or two is None:
         return Closeup(divergence, None, f"only run {'b' if one is None else 'a'} has it")
-    given = _given(a, b, divergence)
+    given = _operator_inputs(a, b, divergence)
     if Status.VALUE in (one.status, two.status):
         return Closeup(divergence, None, f"it is a plain value: {one.text} in a, {two.text} in b", given)
     if one.layout.shape != two.layout.shape:
@@ -98,12 +107,16 @@ def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
 
 
 def is_outermost(kind: str, fqn: str) -> bool:
-    """Whether a site is the input of a module without a parent (no dot in its name)."""
+    """Whether a site of this kind and FQN is an input of a root module, whose name has no dot."""
     return kind == Kind.INPUT and "." not in fqn
 
 
-def _given(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
-    """Inputs of an operator, each `equal`, `differs` or `not recorded`; empty where the record lists none."""
+def _operator_inputs(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
+    """Inputs of an operator, each with whether it is equal in both runs; reads the divergence's step of both.
+
+    Empty for what is no operator, or where run a's record does not list them. Parameters without a record in the step
+    are compared as the previous step left them.
+    """
     if divergence.site.kind is not Kind.OP_OUTPUT:
         return ()
     reader = a.rank(divergence.rank)

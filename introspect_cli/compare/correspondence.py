@@ -89,16 +89,19 @@ class Correspondence:
 
     @cached_property
     def rename(self) -> Rename | None:
-        """Function from a's names to b's; None where all are the same."""
+        """Function from a's names to b's, by `patterns` and `renamed`; None where all names are the same."""
         return renamer(self.patterns, {old: new.name for old, new in self.renamed.items()})
 
     @cached_property
     def asked(self) -> Rename | None:
-        """Function that applies `patterns` alone to a's names; None without patterns."""
+        """Function that applies only `patterns` to a's names; None where there are none."""
         return renamer(self.patterns, {})
 
     def root_words(self, name: str) -> str:
-        """Sentence naming the variables of the root of `name`; "" unless a run has several roots of its class."""
+        """Sentence with the variable that holds the root of `name` in both scripts.
+
+        "" where no run has several roots of its class, or either run does not know the root's variable.
+        """
         root, change = name.partition(".")[0], self.rename or str
         a, b = ({change(root_of_a): variable for root_of_a, variable in self.variables[0].items()}, self.variables[1])
         if class_of_root(root) not in ambiguous(a, b) or root not in a or root not in b:
@@ -109,9 +112,15 @@ class Correspondence:
 
 
 def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Correspondence:
-    """Names of a mapped to b by value.
+    """Which name of a rank of a is which of b, matched by value.
 
-    `--rename` alone where ranks are whole, `by_value` is off, or all records equal.
+    By `--rename` alone if either reader stands for several ranks, `by_value` is off, or all steps are equal.
+
+    Args:
+        a: reader of run a's rank.
+        b: reader of run b's rank.
+        options: what counts.
+        offset: step k of b belongs to step k + offset of a.
     """
     if not isinstance(a, RankReader) or not isinstance(b, RankReader) or a.is_whole or b.is_whole:
         return Correspondence(options.rename)
@@ -121,9 +130,9 @@ def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Corre
 
 
 def other_roots(a: Run, b: Run, options: DiffOptions) -> Correspondence | None:
-    """The mapping of names where two single-rank runs share no root name.
+    """`correspond` for two runs of one rank whose root modules have no name in common; None for all other runs.
 
-    None otherwise, or where a run has no parameter.
+    None too where either run recorded no parameter.
     """
     if len(a.recorded) != 1 or len(b.recorded) != 1 or a.combined_ranks or b.combined_ranks:
         return None
@@ -139,13 +148,16 @@ _PARAM = Kind.PARAM.value
 
 
 def _last_chain(reader: Reader) -> tuple[int, bytes]:
-    """Number of steps and last chained digest: equal for ranks that recorded the same in all steps."""
+    """(number of steps, digest chained over all of them): equal for ranks that recorded the same in all steps."""
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Garbage collection turned off inside the block; a search through a million names is slow and finds nothing."""
+def _without_gc() -> Iterator[None]:
+    """Turn garbage collection off inside the block, and on again after it if it was on.
+
+    A pass of the collector over a million names is slow and finds nothing.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
@@ -155,11 +167,20 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
+@_without_gc()
 def matched_by_value(
     a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0
 ) -> Correspondence:
-    """Names of a mapped to b by equal checksums in the first, second and last common step."""
+    """Which name of a is which of b, by equal checksums in the first, second and last step that both have.
+
+    By `patterns` alone where they have no step in common.
+
+    Args:
+        a: reader of run a's rank.
+        b: reader of run b's rank.
+        patterns: (regular expression, replacement) for a's names, applied first.
+        offset: step k of b belongs to step k + offset of a.
+    """
     steps = np.asarray(a.entries["step"])
     steps = steps[np.isin(steps - offset, b.entries["step"])]
     if not len(steps):
@@ -177,7 +198,7 @@ def matched_by_value(
     back = {new: old for old, new in roots.items()}
 
     def in_a(name: str) -> str:
-        """The name with its root as a names it, before `roots` is applied."""
+        """A name under which `roots` have been applied, with its root as a calls it."""
         head, dot, rest = name.partition(".")
         return back.get(head, head) + dot + rest
 
@@ -201,7 +222,13 @@ class Side:
     """One run's records in a few steps, under the names that are compared; only distinctive values count."""
 
     def __init__(self, reader: RankReader, rename: Rename | None, steps: Sequence[int]) -> None:
-        """Take a run, the function that renames its names, and the steps to read."""
+        """Keep the arguments; records and names are read at the first access.
+
+        Args:
+            reader: of the run's rank.
+            rename: changes its names to those that are compared; None to strip wrappers alone.
+            steps: numbers of the steps to read, in the run's own count.
+        """
         self.reader, self.steps, self._rename = reader, steps, rename
         self._asked: tuple[AbstractSet[str], Mask] | None = None
 
@@ -212,41 +239,44 @@ class Side:
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """Variable in the script by root name (renamed): `{"Net": "model"}`."""
+        """What the script calls each root (`model`), by the root's renamed name.
+
+        Roots without a variable are left out.
+        """
         change = self._rename or str
         return {change(module.fqn): module.variable for module in self.reader.modules if module.variable}
 
     @cached_property
     def named(self) -> Mask:
-        """Mask of sites that name modules or tensors (`NAMED`), outside of evaluation and recomputation."""
+        """Mask of sites whose kind is in `NAMED`, outside of evaluation and recomputation."""
         return of_kinds(self.sites.kind, NAMED) & ~np.isin(
             self.sites.phase, [phase_code(phase) for phase in PROVES_NOTHING]
         )
 
     @cached_property
     def first(self) -> StepBatch:
-        """The records of the first of `steps`."""
+        """The records of the first of `steps`; kept, while those of other steps are read each time."""
         return self.reader.read(self.steps[0])
 
     @cached_property
     def names(self) -> KeysView[str]:
-        """Names of modules and tensors, in the order of recording."""
+        """Names of `named` sites, each once, in the order of recording."""
         fqn = self.sites.fqn
         return dict.fromkeys(fqn if self.named.all() else compress(fqn, self.named.tolist())).keys()
 
     @cached_property
     def tree(self) -> Tree:
-        """Names of modules and tensors as a `Tree`."""
+        """`names` as a `Tree`."""
         return Tree(self.names)
 
     @cached_property
     def tensors(self) -> KeysView[str]:
-        """Names of parameters and buffers."""
+        """Names of parameters and buffers, each once, in the order of recording."""
         return dict.fromkeys(self._tensor_names()).keys()
 
     @cached_property
     def tensor_tree(self) -> Tree:
-        """Names of parameters and buffers as a `Tree`; a name may be there several times."""
+        """Names of parameters and buffers as a `Tree`, each as often as it has sites."""
         return Tree(self._tensor_names())
 
     def _tensor_names(self) -> Iterator[str]:
@@ -254,28 +284,34 @@ class Side:
 
     @cached_property
     def _of_tensors(self) -> Mask:
-        """Mask of sites of parameters and buffers."""
+        """Mask of all sites that are of parameters and buffers."""
         return of_kinds(self.sites.kind, TENSORS)
 
     def tensors_of(self, names: AbstractSet[str]) -> set[str]:
-        """Those of `names` that are parameters or buffers."""
+        """Those of `names` that are names of parameters or buffers; sets the cached answer of `sites_of`."""
         return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
 
     def sites_of(self, names: AbstractSet[str]) -> Mask:
-        """Mask of `named` sites with one of `names`; the last answer is cached by the identity of the set."""
+        """Mask of `named` sites with one of `names`.
+
+        The last answer is kept for the same set object: one that was changed since must not be asked for again.
+        """
         if self._asked is None or self._asked[0] is not names:
             fqn = self.sites.fqn
             self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named
         return self._asked[1]
 
-    def know(self, names: AbstractSet[str], sites: Sequence[int]) -> None:
-        """Set the cached answer of `sites_of` for `names` to these sites."""
+    def set_sites_of(self, names: AbstractSet[str], sites: Sequence[int]) -> None:
+        """Store, as the next answer of `sites_of` for this set object, the `named` ones among `sites`."""
         mask = np.zeros(len(self.sites), np.bool_)
         mask[sites] = True
         self._asked = names, mask & self.named
 
     def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
-        """Per step: (index in `steps`, records, rows of `names` with distinctive values, sites of these rows)."""
+        """For each of `steps`: (its index, its records, rows of `names` with distinctive values, these rows' sites).
+
+        Sites are the run's own numbers.
+        """
         wanted = self.sites_of(names)
         for place, step in enumerate(self.steps):
             batch = self.reader.read(step) if place else self.first
@@ -284,7 +320,7 @@ class Side:
             yield place, batch, rows, numbers[rows]
 
     def held(self, names: AbstractSet[str]) -> Held:
-        """The distinctive values of each of `names` in all steps."""
+        """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out."""
         sites, steps = self.sites, []
         for place, batch, rows, numbers in self.rows(names):
             where = (sites.kind[numbers], sites.phase[numbers], sites.call[numbers])
@@ -318,7 +354,10 @@ class Held:
 
     @cached_property
     def codes(self) -> Any:
-        """Hash of (step, kind, phase, call, checksum) of each record, uint64 (n,): equal codes mean equal features."""
+        """Hash of each record's step, kind, phase, call and checksum, uint64 (n,).
+
+        Equal codes are taken for equal features.
+        """
         step, kind, phase, call = (column.astype(np.uint64) for column in self.places)
         code = ((step * np.uint64(1 << 6) + kind) * np.uint64(1 << 4) + phase) * np.uint64(1 << 40) + call
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -335,7 +374,7 @@ class Held:
         return order, np.searchsorted(self.owner[order], np.arange(len(self.names) + 1))
 
     def of(self, name: str) -> set[Feature]:
-        """Features (step, kind, phase, call, checksum) of one name; empty for an unknown name."""
+        """(index of the step, kind, phase, call, checksum) of each record of one name; empty for an unknown name."""
         number = self._numbers.get(name)
         if number is None:
             return set()
@@ -345,7 +384,10 @@ class Held:
 
 
 def distinctive_rows(batch: StepBatch) -> Mask:
-    """Rows with a distinctive value: observed, and minimum unequal to maximum where both were kept."""
+    """Mask over all rows of a batch, true for distinctive values.
+
+    That is, OBSERVED ones whose minimum is not their maximum; where these are not on record, all OBSERVED ones.
+    """
     mask: Mask = batch.status == int(Status.OBSERVED)
     low, high = batch.floats.get("min"), batch.floats.get("max")
     if low is not None and high is not None:
@@ -355,7 +397,10 @@ def distinctive_rows(batch: StepBatch) -> Mask:
 
 
 def one_sided(a: Side, b: Side) -> tuple[set[str], set[str]]:
-    """Names that only a has, and names that only b has; both are cached with their sites (`Side.know`)."""
+    """(names that only a has, names that only b has), by `named` sites.
+
+    Also stores their sites by `Side.set_sites_of`.
+    """
     sides = a, b
     rest = _one_sided_sites(a, b)
     lost = [{side.sites.fqn[site] for site in sites} for side, sites in zip(sides, rest, strict=True)]
@@ -367,12 +412,12 @@ def one_sided(a: Side, b: Side) -> tuple[set[str], set[str]]:
         only[1].difference_update(a.names)
     for side, sites, names, every in zip(sides, rest, only, lost, strict=True):
         few = sites if len(names) == len(every) else [site for site in sites if side.sites.fqn[site] in names]
-        side.know(names, few)
+        side.set_sites_of(names, few)
     return only
 
 
 def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
-    """Numbers of `named` sites whose key the other run lacks, of a and of b."""
+    """Numbers of the `named` sites of a, and of b, whose key the other run lacks."""
     keys = a.sites.keys, b.sites.keys
     shared = min(map(len, keys))
     same = keys[0][:shared] == keys[1][:shared]
@@ -393,11 +438,11 @@ _MAX_PAIRS = 8  # more pairs of names with one value than this, and nobody can s
 
 
 def shared_values(one: Held, two: Held) -> tuple[Ids, Ids, Ids]:
-    """Arrays (names of a, names of b, number of shared codes) over all pairs of names that share a code.
+    """All pairs of a name of a and a name of b that share a code: (index in `one`, index in `two`, shared codes).
 
-    A code that more than `_MAX_PAIRS` pairs share does not count.
+    Three arrays, an element per pair. A code that more than `_MAX_PAIRS` pairs share does not count.
     """
-    owners, codes = zip(*(_distinct(held) for held in (one, two)), strict=True)
+    owners, codes = zip(*(_distinct_pairs(held) for held in (one, two)), strict=True)
     first, times = _positions_in(codes[1], codes[0])
     times = np.where(_positions_in(codes[0], codes[0])[1] * times <= _MAX_PAIRS, times, 0)
     old = np.repeat(owners[0], times)
@@ -408,8 +453,8 @@ def shared_values(one: Held, two: Held) -> tuple[Ids, Ids, Ids]:
     return *np.divmod(pairs[starts], len(two.names) + 1), np.diff(starts, append=len(pairs))
 
 
-def _distinct(held: Held) -> tuple[Ids, Ids]:
-    """(owner, code) pairs without repetition, sorted by code."""
+def _distinct_pairs(held: Held) -> tuple[Ids, Ids]:
+    """(owners, codes): the records' (owner, code) without repetition, sorted by code."""
     order = np.lexsort((held.owner, held.codes))
     owners, codes = held.owner[order], held.codes[order]
     fresh = np.ones(len(order), np.bool_)
@@ -418,15 +463,15 @@ def _distinct(held: Held) -> tuple[Ids, Ids]:
 
 
 def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
-    """First position and number of occurrences of each of `wanted` in the sorted `ordered`."""
+    """(first position, number of occurrences) of each of `wanted` in `ordered`, which is sorted."""
     first = np.searchsorted(ordered, wanted)
     return first, np.searchsorted(ordered, wanted, side="right") - first
 
 
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
-    """Names of a mapped to b by shared values; a value shared by more than `_MAX_PAIRS` pairs does not count.
+    """The partner in b of each name of a, by shared values (`shared_values`).
 
-    Of several partners `by_votes` chooses.
+    Two names that share values with no others are partners; among the rest `by_votes` chooses.
     """
     old, new, votes = shared_values(one, two)
     alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
@@ -436,7 +481,13 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
 
 
 def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
-    """One partner per name, lowest rank first; pairs that tie are dropped, or with `ties` taken in order of name."""
+    """The partner of each old name, where each name gets one at most, the lowest rank first.
+
+    Args:
+        ranks: (old name, new name) to its rank, anything that can be sorted.
+        ties: whether pairs of one rank that share a name are taken in order of name; else all of these are dropped, and
+            their names get no partner.
+    """
     levels: dict[Any, list[NamePair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
@@ -455,12 +506,18 @@ def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, 
 
 
 def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
-    """One partner per name: most shared values, then the equal name, then the most alike; ties are dropped."""
+    """The partner of each old name: the pair with most votes, else the equal name, else the most alike.
+
+    Ties are dropped.
+
+    Args:
+        votes: (old name, new name) to the number of values that they share.
+    """
     return assigned({(old, new): (-count, old != new, -_likeness(old, new)) for (old, new), count in votes.items()})
 
 
 def _likeness(old: str, new: str) -> int:
-    """Number of equal leading components of two dotted names, plus twice that of trailing ones."""
+    """How alike two dotted names are: equal components at their beginnings, plus twice those at their ends."""
     one, two = old.split("."), new.split(".")
     return 2 * begin_alike(one[::-1], two[::-1]) + begin_alike(one, two)
 
@@ -469,10 +526,10 @@ def _likeness(old: str, new: str) -> int:
 
 
 def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
-    """Roots of a mapped to other roots of b of the same class: most shared values, then the same variable.
+    """Roots of a that are another root of b, of one class: by most shared values, else by the same variable.
 
-    Only for classes of which a run has several roots. Roots are numbered by order of creation, which may differ; copies
-    (a target network) share all values, so that the variable in the script decides.
+    Only classes of which either run has several roots. Roots are numbered by order of creation, which may differ;
+    copies (a target network) share all values, so that the variable in the script decides.
     """
     if not any("#" in side.sites.text for side in sides):
         return {}
@@ -494,7 +551,7 @@ def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
 
 
 def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:
-    """By root of these classes, its features, each with the name below the root."""
+    """By root of one of these classes, the distinctive values of all inside it: (name below the root, feature)."""
     features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
     held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
     for name in held.names:
@@ -504,14 +561,14 @@ def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature
 
 
 class Search:
-    """Match names that one run alone has, and children of numbered lists whose lengths differ, by value.
+    """Matches names that one run alone has, and children of numbered lists whose lengths differ, by value.
 
     Attributes:
-        renamed: names of a that are other names of b.
+        renamed: names of a that are other names of b; of nested ones that follow from one another, only the outermost.
     """
 
     def __init__(self, a: Side, b: Side) -> None:
-        """Match the names of two runs at once."""
+        """Do the whole search now, and fill `renamed`; it stays empty where either run has nothing to match."""
         self.renamed: dict[str, Renamed] = {}
         self._a, self._b = a, b
         self._only = self._open = one_sided(a, b)
@@ -525,18 +582,18 @@ class Search:
             self._run()
 
     def _is_shifted(self, name: str) -> bool:
-        """Whether a name is in a numbered list (`blocks.3.fc`) whose length differs between the runs."""
+        """Whether a name is in a numbered list (`blocks.3.fc`) that has another length in the other run."""
         parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._lists_of_other_length else ()
         return any(part.isdecimal() and f"{above}." in self._lists_of_other_length for above, _, part in parts)
 
     def _has(self, side: int, name: str) -> bool:
-        """Whether run `side` (0 or 1) has a name."""
+        """Whether run `side` (0 for a, 1 for b) has a name."""
         if name in self._only[side] or name in self._only[1 - side]:
             return name in self._only[side]
         return name in (self._a, self._b)[side].names
 
     def _run(self) -> None:
-        """Match tensors, then the modules above them."""
+        """Match tensors, then the modules above them, and fill `renamed`."""
         tensors = [side.tensors_of(names) for side, names in zip((self._a, self._b), self._open, strict=True)]
         one, two = (side.held(names) for side, names in zip((self._a, self._b), tensors, strict=True))
         self._match_parents(equal_pairs(one, two), tensors[0])
@@ -545,9 +602,14 @@ class Search:
     # --- tensors, and the tree above them
 
     def _match_parents(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
-        """Extend pairs of tensors to the modules above, while all tensors below both are paired likewise.
+        """Add to `renamed`, for each pair of unequal names, the outermost pair of parents that holds, else itself.
 
-        Stops at a module below which a tensor keeps its name or gets another partner.
+        A pair of parents holds while all tensors below the old one are paired with those below the new one, and no
+        equal name shares more values.
+
+        Args:
+            pairs: tensors of a and their partners in b.
+            tensors: names of a that could be paired.
         """
         levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
@@ -555,7 +617,7 @@ class Search:
         moving = dict[str, int]()
 
         def together(above: str) -> int:
-            """Number of pairs at or below a name; -1 where a tensor below is not among `tensors`."""
+            """Number of paired tensors at or below a name; -1 if a tensor below it is not among `tensors`."""
             if above not in moving:
                 below = set(self._a.tensor_tree.below(above))
                 moving[above] = len(pairs.keys() & below) + (above in pairs) if below <= tensors else -1
@@ -572,7 +634,10 @@ class Search:
             self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
 
     def _better_unrenamed(self, levels: Iterable[NamePair]) -> set[NamePair]:
-        """Pairs (x, y) where b has x, or a has y, and an equal name shares more values than the pair."""
+        """Pairs of parents (x, y) that share fewer values than x of a and x of b do, or y of a and y of b.
+
+        Only pairs where b has x or a has y are looked at.
+        """
         taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
         if not taken:
             return set()
@@ -585,7 +650,7 @@ class Search:
         return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
     def _drop_repeated(self) -> None:
-        """Remove renamings that follow from one of a shorter prefix."""
+        """Remove from `renamed` what follows from the renaming of a shorter prefix."""
         for old in sorted(self.renamed, key=len, reverse=True):
             above = next(filter(self.renamed.__contains__, ancestors(old)), None)
             if above is not None and self.renamed[above].name + old[len(above) :] == self.renamed[old].name:
@@ -593,7 +658,10 @@ class Search:
 
 
 def _parent_pairs(old: str, new: str) -> list[NamePair]:
-    """Pairs of parents while the last components are equal: (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`)."""
+    """Pairs of parents, innermost first, for as long as what is cut off is equal and the names are not.
+
+    (`a.x.w`, `b.x.w`) gives (`a.x`, `b.x`), (`a`, `b`).
+    """
     pairs: list[NamePair] = []
     while True:
         old, dot, end = old.rpartition(".")
@@ -604,7 +672,15 @@ def _parent_pairs(old: str, new: str) -> list[NamePair]:
 
 
 def _lists_of_other_length(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
-    """Prefixes (`blocks.`) of numbered lists with different lengths in a and b, where a number is in one run alone."""
+    """Prefixes (`blocks.`) of numbered lists that both runs have, with different numbers of children.
+
+    Empty unless a numbered name of one run alone has nothing in the other run, at it or below it.
+
+    Args:
+        a: run a.
+        b: run b.
+        only: names that a alone has, and that b alone has.
+    """
     above = with_ancestors(only[0]), with_ancestors(only[1])
     lost = [
         [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
@@ -618,6 +694,11 @@ def _lists_of_other_length(a: Side, b: Side, only: tuple[AbstractSet[str], Abstr
 
 
 def displaced_names(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
-    """New names `X(a)` for names X of a that `names` gives to another module of b."""
+    """For each name X of a that `names` gives to another name, and that gets no other name by it: a new name `X(a)`.
+
+    Args:
+        side: run a.
+        names: name in a to name in b.
+    """
     taken = [new for new in names.values() if new not in names and new in side.tree]
     return {new: Renamed(new + DISPLACED, Source.DISPLACED) for new in taken}

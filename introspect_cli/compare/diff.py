@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.answer import answer_for
 from introspect_cli.compare.answer.by_rank import compared_runs
 from introspect_cli.compare.answer.port_answer import port_answer, port_of
-from introspect_cli.compare.checkpoints.moment import is_checkpoint, strictly
+from introspect_cli.compare.checkpoints.moment import checkpoint_options, is_checkpoint
 from introspect_cli.compare.terms.names import renamer
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
@@ -32,12 +32,13 @@ def compare_runs(
         a: the reference run.
         b: the run that should equal it.
         options: what counts.
-        noise: runs that should equal a, whose spread is let pass.
-        work: runs tasks, of which each compares some ranks or puts some steps together; None to do so here.
+        noise: runs that should equal a; differences as large as theirs are let pass.
+        work: runs tasks in other processes, each of which compares some ranks or puts some steps together; None to do
+            all of it here.
 
     Raises:
         StoreError: a store turns out to be damaged.
-        UsageError: nothing can be meant by the options for these runs.
+        UsageError: the options name nothing that these runs have, or a checkpoint is given with a run.
     """
     options = check_selection(options, (a, b), renamer(options.rename, {}))
     asked, checkpoints = options, is_checkpoint(a) and is_checkpoint(b)
@@ -46,7 +47,7 @@ def compare_runs(
     if checkpoints:
         from introspect_cli.compare.checkpoints.checkpoints import of_checkpoints
 
-        options = strictly(options, a, b)
+        options = checkpoint_options(options, a, b)
     compared = compared_runs(a, b, options, noise, work)
     # what is nowhere may have been left out, and of what was left out nothing is known
     entire = not options.narrowed and not any(chooses_modules(run.manifest) for run in (a, b))

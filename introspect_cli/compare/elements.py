@@ -58,7 +58,7 @@ class Picture:
 
     @property
     def is_even(self) -> bool:
-        """Whether every cell covers equally many elements."""
+        """Whether every cell covers the same number of elements, so that none is cut off at an end."""
         shape = len(self.cells), len(self.cells[0])
         return all(
             cells * tile == math.prod(sizes) for cells, tile, sizes in zip(shape, self.tile, self.sizes, strict=True)
@@ -66,11 +66,16 @@ class Picture:
 
 
 def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
-    """The grid of `distances` where `mask` is true, with at most `most` (rows, columns) of cells.
+    """A grid of the largest differences, coarse enough for `most` cells.
 
     A difference of size 0 (the sign of a zero) is shown as the smallest other one, or as `SIGN`.
+
+    Args:
+        distances: |a - b| of each element.
+        mask: which elements differ; of the same shape.
+        most: the most rows and the most columns of cells.
     """
-    split = _split(distances.shape)
+    split = _row_dimensions(distances.shape)
     above = distances[mask & (distances > 0)]
     shown = np.where(mask, np.maximum(distances, float(above.min()) if len(above) else SIGN), 0.0)
     sizes = distances.shape[:split] or (1,), distances.shape[split:] or (1,)
@@ -85,13 +90,19 @@ def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[i
 
 
 def _tile_of(size: int, room: int) -> int:
-    """Rows or columns per cell, at least n = ceil(size / room): the smallest divisor of `size` below 2n, else n."""
+    """Rows or columns of the tensor in each cell, so that `size` of them need at most `room` cells.
+
+    With n = ceil(size / room), the smallest divisor of `size` from n to below 2 n; else n.
+    """
     least = -(-size // room)
     return next((tile for tile in range(least, 2 * least) if size % tile == 0), least)
 
 
-def _split(shape: tuple[int, ...]) -> int:
-    """Number of leading dimensions that form the rows: all but one; all but two if the last is narrow (`_NARROW`)."""
+def _row_dimensions(shape: tuple[int, ...]) -> int:
+    """How many leading dimensions become the rows of a picture: all but the last one.
+
+    All but the last two if there are three or more, and the last is shorter than `_NARROW`; 0 for fewer than two.
+    """
     if len(shape) < 2:
         return 0
     if len(shape) > 2 and shape[-1] < _NARROW:
@@ -159,7 +170,10 @@ class TensorDifference:
 
 
 def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
-    """Flat mask of unequal elements; NaN equals NaN, and -0.0 differs from 0.0."""
+    """Mask of unequal elements, flat in row-major order; NaN equals NaN, -0.0 differs from 0.0.
+
+    Arrays of two dtypes are compared by value alone, so that NaN differs and signs of zeros do not.
+    """
     a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
     if a.dtype != b.dtype:
         return np.asarray(a != b)
@@ -172,12 +186,12 @@ def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
 
 
 def index_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Multi-dimensional index of a flat, row-major position; () for a scalar."""
+    """Index in an array of this shape of position `flat` in row-major order; () for a scalar."""
     return tuple(int(at) for at in np.unravel_index(flat, shape)) if shape else ()
 
 
 def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
-    """Counts and places of unequal elements; None where shapes differ or a dtype is not numeric."""
+    """How many elements differ, and where; None if shapes differ or a dtype is not numeric."""
     if a.shape != b.shape or a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
         return None
     mask = differing(a, b)
@@ -198,7 +212,13 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
 
 
 def difference(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> TensorDifference | None:
-    """Full comparison of two arrays; None where shapes differ or a dtype is not numeric."""
+    """Full comparison of two arrays; None if shapes differ or a dtype is not numeric.
+
+    Args:
+        a: tensor of run a.
+        b: tensor of run b.
+        dtypes: what they were recorded as; bfloat16 comes as float32.
+    """
     largest = elements(a, b)
     if largest is None:
         return None
@@ -208,7 +228,7 @@ def difference(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> Ten
     return TensorDifference(
         shape=a.shape,
         elements=largest,
-        largest=_largest(a, b, distances, mask),
+        largest=_largest_differences(a, b, distances, mask),
         where=where(mask) if largest.differing else (),
         relation=relation(a, b, mask, unit) if largest.differing else (),
         ulps=bins,
@@ -218,17 +238,17 @@ def difference(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> Ten
 
 
 def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """Absolute differences as float64; infinite where they are not finite, as for a NaN in one or both."""
+    """|a - b| of each element as float64; infinite where it is not finite, as with NaN in one or both."""
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(all="ignore"):
         distances = np.abs(a.astype(wide) - b.astype(wide))
     return np.where(np.isfinite(distances), distances, np.inf)
 
 
-def _largest(
+def _largest_differences(
     a: NDArray[Any], b: NDArray[Any], distances: NDArray[np.float64], mask: Mask
 ) -> tuple[tuple[tuple[int, ...], complex, complex], ...]:
-    """The `LARGEST` biggest differences: (index, value in a, value in b), the biggest first."""
+    """The `LARGEST` largest differences of elements in `mask`, the largest first: (index, value in a, value in b)."""
     places = np.flatnonzero(mask)
     order = places[np.argsort(-distances.reshape(-1)[places], kind="stable")[:LARGEST]]
     largest = []
@@ -239,12 +259,21 @@ def _largest(
 
 
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
-    """Numbers of differing finite elements by distance in ULPs, in bins 1, 2, 3 to 4, 5 to 8 and so on."""
+    """(bins, their dtype): how many finite elements differ by how many ULPs of the coarser dtype.
+
+    Bins hold 1, 2, 3 to 4, 5 to 8 ULPs and so on. Each is (the lowest number of ULPs in it, number of elements); empty
+    ones are left out. ((), "") where either dtype is no float.
+
+    Args:
+        a: tensor of run a.
+        b: tensor of run b.
+        dtypes: what a and b were recorded as; bfloat16 comes as float32.
+    """
     if dtypes[0] not in MANTISSA or dtypes[1] not in MANTISSA:
         return (), ""
     unit = min(dtypes, key=MANTISSA.__getitem__)
     finite = np.isfinite(a) & np.isfinite(b)
-    steps = np.abs(_ordered(a[finite], unit) - _ordered(b[finite], unit))
+    steps = np.abs(_ordered_integers(a[finite], unit) - _ordered_integers(b[finite], unit))
     steps = steps[steps > 0]
     bins = np.minimum(np.ceil(np.log2(np.maximum(steps, 1))), _LAST_BIN).astype(np.int64)
     counts = np.bincount(bins, minlength=1)
@@ -253,15 +282,18 @@ def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple
 
 
 def ulp_words(lowest: int) -> str:
-    """A bin in words: `1`, `3 to 4`, `over 8,388,608`."""
+    """The bin that begins with `lowest` ULPs, in words: `1`, `3 to 4`, `over 8,388,608`."""
     if lowest <= 2:
         return str(lowest)
     highest = 2 * (lowest - 1)
     return f"over {lowest - 1:,}" if highest == 2**_LAST_BIN else f"{lowest:,} to {highest:,}"
 
 
-def _ordered(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Integers in the order of the numbers, where neighbouring floats differ by 1; long double for float64."""
+def _ordered_integers(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Values as integers in the same order, where neighbouring numbers of `dtype` differ by 1; both zeros are 0.
+
+    int64; of float64 long doubles.
+    """
     bits: Any
     top: int
     if dtype == "bfloat16":
@@ -278,7 +310,7 @@ def _ordered(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Numbers rounded to float16 or bfloat16, as float32; to nearest, ties to even."""
+    """Values rounded to `dtype` (float16 or bfloat16), as float32; to nearest, ties to even."""
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values.astype(np.float32))
         if dtype == "float16":
@@ -292,9 +324,9 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def where(mask: Mask) -> tuple[str, ...]:
-    """Clauses on which indices of each dimension differ (ranges, strides, ends), each true of all that differ.
+    """Clauses on which indices differ, one for each dimension that has a pattern: ranges, strides, single ones.
 
-    () where no pattern fits.
+    Each is true of all elements that differ. () where no pattern fits, and for one element in all.
     """
     places = np.flatnonzero(mask)
     if mask.size == 1:
@@ -305,14 +337,14 @@ def where(mask: Mask) -> tuple[str, ...]:
         return (f"one element alone, {list(index_of(int(places[0]), mask.shape))}",)
     boxed = [np.flatnonzero(mask.any(axis=tuple(d for d in range(mask.ndim) if d != dim))) for dim in range(mask.ndim)]
     narrow = [(dim, hit) for dim, hit in enumerate(boxed) if len(hit) < mask.shape[dim]]
-    clauses = [clause for dim, hit in narrow if (clause := _in_dimension(dim, hit, mask.shape))]
+    clauses = [clause for dim, hit in narrow if (clause := _dimension_clause(dim, hit, mask.shape))]
     if math.prod(len(hit) for hit in boxed) != len(places):
         return tuple(clauses)
     return (*clauses[:-1], f"{clauses[-1]}, every element there") if clauses else ()
 
 
-def _called(dim: int, shape: tuple[int, ...]) -> tuple[str, str, str]:
-    """Name of a dimension's indices: (`row`, `rows`, "") or (`index`, `indices`, ` of dimension 1`)."""
+def _index_words(dim: int, shape: tuple[int, ...]) -> tuple[str, str, str]:
+    """What indices of a dimension are called: (one, several, which dimension): (`row`, `rows`, "")."""
     if len(shape) == 1:
         return "element", "elements", ""
     if dim == len(shape) - 1:
@@ -322,26 +354,38 @@ def _called(dim: int, shape: tuple[int, ...]) -> tuple[str, str, str]:
     return "index", "indices", f" of dimension {dim}"
 
 
-def _in_dimension(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...]) -> str:
-    """Clause on the indices hit in one dimension: one, all but one, a progression, or up to `_MOST_LISTED` listed.
+def _dimension_clause(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...]) -> str:
+    """Clause on the indices in one dimension at which anything differs; "" where it has no pattern.
 
-    "" where none of these fits.
+    Patterns are one index, all but one, a progression, or at most `_MOST_LISTED` indices, which are listed.
+
+    Args:
+        dim: the dimension.
+        hit: the indices, sorted.
+        shape: of the tensor.
     """
     size = shape[dim]
-    one, several, of = _called(dim, shape)
+    one, several, of = _index_words(dim, shape)
     if len(hit) == 1:
         return f"{one} {hit[0]}{of} alone (of {size:,})"
     if len(hit) == size - 1:
         missing = next(iter(set(range(size)) - set(hit.tolist())))
         return f"all but {one} {missing}{of} (of {size:,})"
-    clause = _progression(hit, size, several, of)
+    clause = _progression_clause(hit, size, several, of)
     if not clause and len(hit) <= _MOST_LISTED:
         clause = f"{several} {', '.join(map(str, hit.tolist()))}{of} (of {size:,})"
     return clause
 
 
-def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str:
-    """Clause for consecutive indices or a constant stride (three indices or more); "" otherwise."""
+def _progression_clause(hit: NDArray[np.intp], size: int, several: str, of: str) -> str:
+    """Clause for consecutive indices, or for three or more at a constant stride; "" otherwise.
+
+    Args:
+        hit: the indices, sorted, at least two.
+        size: length of the dimension.
+        several: word for its indices.
+        of: words for which dimension it is; may be "".
+    """
     low, high = int(hit[0]), int(hit[-1])
     steps = np.diff(hit)
     if (steps == 1).all():
@@ -356,7 +400,7 @@ def _progression(hit: NDArray[np.intp], size: int, several: str, of: str) -> str
 
 
 def _ordinal(number: int) -> str:
-    """Ordinal of a stride: `second`, `9th`."""
+    """Ordinal of a stride of 2 or more: `second`, `9th`."""
     words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
     return words[number - 2] if number <= 8 else f"{number}th"
 
@@ -365,20 +409,42 @@ def _ordinal(number: int) -> str:
 
 
 def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
-    """Clauses on how b follows from a, each true of all differing elements (`mask`) or of the whole tensors."""
+    """Clauses on how b follows from a, each true of all elements that differ or of the whole tensors.
+
+    () where none holds.
+
+    Where elements are NaN or infinite in one alone, only that is said; the clause on rounding, only where no other
+    holds.
+
+    Args:
+        a: tensor of run a.
+        b: tensor of run b.
+        mask: which elements differ.
+        unit: dtype whose roundings are counted; "" for none.
+    """
     one, two = a[mask], b[mask]
     if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
         return ()
     one, two = one.astype(np.float64), two.astype(np.float64)
-    infinite = _not_finite(one, two)
+    infinite = _nonfinite_clause(one, two)
     if infinite:
         return (infinite,)
-    clauses = _constant(one, two), _proportion(one, two, a.dtype), _precision(a, b), _order(a, b)
-    return tuple(filter(None, clauses)) or _rounding(a, b, one, two, unit)
+    clauses = (
+        _constant_clause(one, two),
+        _proportion_clause(one, two, a.dtype),
+        _precision_clause(a, b),
+        _order_clause(a, b),
+    )
+    return tuple(filter(None, clauses)) or _rounding_clause(a, b, one, two, unit)
 
 
-def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
-    """Clause on NaNs and infinities of one tensor where the other has none; "" without any."""
+def _nonfinite_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    """Clause on NaNs and infinities of one tensor where the other has none; "" without any.
+
+    Args:
+        one: the differing elements of a.
+        two: the same of b.
+    """
     clauses = []
     for name, side, other in (("a", one, two), ("b", two, one)):
         for word, test in (("NaN", np.isnan), ("infinite", np.isinf)):
@@ -389,8 +455,13 @@ def _not_finite(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
     return "; ".join(clauses)
 
 
-def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
-    """Clause where only signs of zeros differ, or one tensor alone is constant there; "" otherwise."""
+def _constant_clause(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
+    """Clause where all pairs are equal numbers (only signs of zeros differ), or one tensor alone is constant; else "".
+
+    Args:
+        one: the differing elements of a.
+        two: the same of b.
+    """
     if (one == two).all():
         return "only the signs of zeros differ"
     clauses = []
@@ -400,8 +471,17 @@ def _constant(one: NDArray[np.float64], two: NDArray[np.float64]) -> str:
     return "; ".join(clauses)
 
 
-def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
-    """Clause where b is one factor times a, within 4 roundings; "" otherwise, or under 4 elements or 3 values."""
+def _proportion_clause(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dtype[Any]) -> str:
+    """Clause where every element of b is one factor times that of a, to 4 roundings of `dtype`; "" otherwise.
+
+    "" for fewer than 4 elements or 3 values of a, where a has a zero (unless b is -a), or the factor is 1 to 64
+    roundings.
+
+    Args:
+        one: the differing elements of a.
+        two: the same of b.
+        dtype: of a.
+    """
     if len(one) < 4 or len(np.unique(one)) < 3:
         return ""
     tiny = float(np.finfo(dtype).eps) if dtype.kind == "f" else 2.0**-52
@@ -415,8 +495,11 @@ def _proportion(one: NDArray[np.float64], two: NDArray[np.float64], dtype: np.dt
     return ""
 
 
-def _precision(a: NDArray[Any], b: NDArray[Any]) -> str:
-    """Clause where one float32 tensor is the other rounded to bfloat16 or float16, bit for bit; "" otherwise."""
+def _precision_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
+    """Clause where one float32 tensor is the other rounded to bfloat16 or float16, bit for bit; "" otherwise.
+
+    Whole tensors are compared, not only elements that differ.
+    """
     for name in ("bfloat16", "float16") if a.dtype == b.dtype == np.float32 else ():
         if not differing(rounded(a, name), b).any():
             return f"b is a rounded to {name}"
@@ -425,10 +508,18 @@ def _precision(a: NDArray[Any], b: NDArray[Any]) -> str:
     return ""
 
 
-def _rounding(
+def _rounding_clause(
     a: NDArray[Any], b: NDArray[Any], one: NDArray[np.float64], two: NDArray[np.float64], unit: str
 ) -> tuple[str, ...]:
-    """Clause where no difference exceeds `_ROUNDINGS` ULPs of the largest element; () otherwise."""
+    """Clause where no difference exceeds `_ROUNDINGS` ULPs of the largest finite element; () otherwise.
+
+    Args:
+        a: tensor of run a.
+        b: tensor of run b.
+        one: its differing elements, of a.
+        two: the same of b.
+        unit: dtype of the ULPs; () where it is no float.
+    """
     if unit not in MANTISSA:
         return ()
     size = max(float(np.abs(side[np.isfinite(side)]).max(initial=0.0)) for side in (a, b))
@@ -439,8 +530,11 @@ def _rounding(
     return (f"no difference is larger than {ulps:.2g} ULPs of the largest element, as where only rounding differs",)
 
 
-def _order(a: NDArray[Any], b: NDArray[Any]) -> str:
-    """Clause where b has the values of a in another order (transposed, permuted); "" otherwise or under 3 values."""
+def _order_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
+    """Clause where b has exactly the values of a in another order; "" otherwise.
+
+    "" for fewer than 4 elements or 3 values, or two dtypes.
+    """
     if a.size < 4 or a.dtype != b.dtype or not np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
         return ""
     if len(np.unique(a)) < 3:

@@ -38,9 +38,11 @@ class Gathered:
     """
 
     def __init__(self, sides: Sides, layouts: Callable[[], tuple[Layouts, Layouts]]) -> None:
-        """Take both runs, their rank ratio, and the largest number of losses of each in a step.
+        """Count the ranks of both runs and their losses per step now; nothing else is read.
 
-        `layouts` gives those of both runs as known by now: steps of several ranks add some.
+        Args:
+            sides: both runs.
+            layouts: gives the layouts of a and b as known by then: reading a step of several ranks adds some.
         """
         a, b, splits = sides.a, sides.b, sides.splits
         self._ranks = shares(b) / shares(a)
@@ -49,33 +51,37 @@ class Gathered:
         self._losses = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
 
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
-        """Mask of differing rows that agree within `rtol` (n,), and `learned` with the factors seen.
+        """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
 
-        They agree by their sums over ranks, or by extrema, means and variances. The factor of the gradients is kept
-        once found.
+        A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
+
+        Args:
+            table: the step.
+            rtol: relative tolerance of each DIFFERENT row.
+            learned: its factor of gradients is used, and is never changed once known.
         """
         scalar = np.logical_and(*self._of_layouts(table, "scalar"))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
-            return self._sums(table, rtol, learned.backward_ratio or 1.0), learned
-        by_moments, back = self._by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
+            return self._sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
+        by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
         rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
         ratio = learned.backward_ratio or _whole_ratio(table, rows)
         scaled, units = _scaled_outputs(table, rtol, scalar)
         flows = learned.flows_back or bool((back & by_moments & table.chosen[table.differing]).any())
         learned = learned._replace(backward_ratio=ratio, flows_back=flows, units={**learned.units, **units})
-        agree = self._sums(table, rtol, ratio or 1.0)
+        agree = self._sums_agree(table, rtol, ratio or 1.0)
         agree[scaled] = True
         rows = np.flatnonzero(by_moments)
         agree[rows] |= self._moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
         return agree, learned
 
     def of_one_dtype(self, table: Table) -> Mask:
-        """Mask of differing rows, False for module values (inputs, outputs, their gradients) with two dtypes."""
+        """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
         one, two = self._of_layouts(table, "dtype")
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
 
     def _of_layouts(self, table: Table, name: str) -> tuple[Any, Any]:
-        """A property of the layouts (`shape`, `numel`) of the differing rows, in a and in b."""
+        """An attribute of `Layouts` for each DIFFERENT row: (in a, in b)."""
         one, two = (
             getattr(of_run, name)[batch.layout[rows]]
             for of_run, (batch, rows) in zip(self._layouts(), table.pairs, strict=True)
@@ -83,43 +89,59 @@ class Gathered:
         return one, two
 
     def _is_scaled(self, ratio: float) -> bool:
-        """Whether the gradients' ratio is a power of two other than that of the microbatches: a gradient scaler's."""
+        """Whether a gradient scaler makes this factor of gradients: a power of two, but not the ratio of losses."""
         times = round(max(ratio, 1 / ratio))
         return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
 
-    def _by_moments(self, table: Table, scalar: Mask) -> Mask:
-        """Mask of differing rows to compare by extrema and means.
+    def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
+        """Mask of DIFFERENT rows to compare by extrema and means.
 
-        Gathered in either run; equal on all ranks and of n times the size in the other run, of which they may be
-        parts; single numbers; and without sketches all floats of one shape that are no start values, batches or unequal
-        copies.
+        Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by
+        it; single numbers equal on all ranks; without sketches, floats of one shape that are no start values, batches
+        or unequal copies.
+
+        Args:
+            table: the step.
+            scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
         """
         one, two = self._of_layouts(table, "numel")
         whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
-        alike = _joined(table, Joined.ALIKE)
-        mask = _joined(table, Joined.GATHERED) | (alike & whole & (one != two)) | (alike & _single(table, scalar))
+        alike = _joined_rows(table, Joined.ALIKE)
+        mask = (
+            _joined_rows(table, Joined.GATHERED)
+            | (alike & whole & (one != two))
+            | (alike & _single_numbers(table, scalar))
+        )
         if table.a.sketch is None or table.b.sketch is None:
             added = np.equal(*self._of_layouts(table, "shape")) & np.logical_and(*self._of_layouts(table, "floating"))
-            added &= ~_joined(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
-            mask |= added & (table.alignment.phase[table.unions] != phase_code(Phase.START))
+            added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
+            mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
         return np.asarray(mask)
 
     def _moments_agree(self, table: Table, rows: Ids, rtol: Floats, scalar: Mask, ratio: float) -> Mask:
-        """Mask of `rows` whose extrema, means and variances agree; of single numbers, whose mean or sum does."""
-        single = _single(table, scalar, rows)
+        """Mask of `rows` that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
+
+        Args:
+            table: the step.
+            rows: some of the DIFFERENT rows, as indices among these.
+            rtol: relative tolerance of each of `rows`.
+            scalar: whether each of `rows` has no dimensions.
+            ratio: how many times larger than a's the gradients of b are.
+        """
+        single = _single_numbers(table, scalar, rows)
         factor = np.where(of_kinds(table.kinds[rows], FLOWING_BACK), 1 / ratio, 1.0)
-        extrema = [np.abs(_values(table, name, rows)) for name in ("min", "max")]
+        extrema = [np.abs(_statistic(table, name, rows)) for name in ("min", "max")]
         size = np.nanmax(np.concatenate([extrema[0], extrema[1], np.zeros((1, len(rows)))]), axis=0)
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
-            one, two = _values(table, name, rows)
+            one, two = _statistic(table, name, rows)
             if name == "var":  # in the unit of the others
                 one, two = np.sqrt(one), np.sqrt(two)
             with np.errstate(invalid="ignore"):
                 distance = np.abs(one - two * factor)
                 near = (distance <= rtol * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":  # single numbers may be summed up over calls in both, in b alone, or scaled
-                calls = [_calls(batch, of_run[rows]) for batch, of_run in table.pairs]
+                calls = [_call_counts(batch, of_run[rows]) for batch, of_run in table.pairs]
                 total, other = one * calls[0], two * calls[1]
                 sums = (other, other / (ratio if self._is_scaled(ratio) else 1.0), two)
                 added = np.logical_or.reduce([np.abs(total - each) <= rtol * np.abs(total) for each in sums])
@@ -127,13 +149,19 @@ class Gathered:
             close &= near | (single & (name != "mean"))
         return close
 
-    def _sums(self, table: Table, rtol: Floats, ratio: float) -> Mask:
-        """Mask of gradients whose sum over ranks, times the common factor, is within `rtol` by their sketches."""
+    def _sums_agree(self, table: Table, rtol: Floats, ratio: float) -> Mask:
+        """Mask of DIFFERENT rows that are backward gradients whose sums over ranks agree by their sketches.
+
+        Args:
+            table: the step.
+            rtol: relative tolerance of each DIFFERENT row.
+            ratio: how many times larger than a's the gradients of b are.
+        """
         out = np.zeros(len(table.differing), np.bool_)
         if table.a.sketch is None or table.b.sketch is None:
             return out
-        whole = ~_joined(table, Joined.GATHERED) & np.equal(*self._of_layouts(table, "shape"))
-        rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined(table, Joined.OWED) | whole))
+        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*self._of_layouts(table, "shape"))
+        rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
         distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
         with np.errstate(invalid="ignore"):
@@ -141,7 +169,7 @@ class Gathered:
         return out
 
     def notes(self, learned: Learned) -> list[str]:
-        """Sentences on the gradients' factor, and on outputs that a script scales."""
+        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1 and mattered."""
         lines = [
             f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
             "and its gradient as much smaller: the script scales one of them. That is taken into account."
@@ -166,9 +194,16 @@ class Gathered:
 
 
 def _whole_ratio(table: Table, rows: Ids) -> float | None:
-    """The ratio n or 1/n, n whole, of b's to a's mean absolute value that most rows show; None where none does."""
+    """The ratio of b's mean absolute value to a's that most of `rows` show, n or 1/n with n whole.
+
+    None if none shows one.
+
+    Args:
+        table: the step.
+        rows: some of the DIFFERENT rows, as indices among these.
+    """
     seen: Counter[float] = Counter()
-    for one, two in np.transpose(_values(table, "amean", rows)).tolist():
+    for one, two in np.transpose(_statistic(table, "amean", rows)).tolist():
         larger = max(one / two, two / one) if one > 0 and two > 0 else 0.0
         if round(larger) and abs(larger / round(larger) - 1) < _WHOLE_NUMBER:
             seen[1 / round(larger) if one >= two else float(round(larger))] += 1
@@ -176,14 +211,22 @@ def _whole_ratio(table: Table, rows: Ids) -> float | None:
 
 
 def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int], dict[str, float]]:
-    """(rows, ratio a to b by name) of scalar outputs n times as large in one run, with gradients n times as small."""
+    """Single outputs that are n times as large in one run, n whole above 1, and whose gradients are n times as small.
+
+    Returns their indices among the DIFFERENT rows, and of chosen ones the ratio of a to b by name.
+
+    Args:
+        table: the step.
+        rtol: relative tolerance of each DIFFERENT row.
+        scalar: whether each DIFFERENT row has no dimensions.
+    """
     kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
     numbers: dict[tuple[str, str, int], list[int]] = {}
     for at in np.flatnonzero(of_kinds(table.kinds, kinds) & scalar).tolist():
         site = table.named(int(table.differing[at]))
         numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
     for (fqn, path, _), places in numbers.items():
-        one, two = _values(table, "mean", np.array(places))
+        one, two = _statistic(table, "mean", np.array(places))
         with np.errstate(all="ignore"):
             times = abs(float(one[0] / two[0]))
             same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
@@ -198,29 +241,35 @@ def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int]
 # --- columns of the differing rows
 
 
-def _values(table: Table, name: str, rows: Ids) -> Floats:
-    """Statistic `name` (`mean`, `min`) of some differing rows, float64 (2, n): in a and in b."""
+def _statistic(table: Table, name: str, rows: Ids) -> Floats:
+    """Statistic `name` (`mean`, `min`) of some DIFFERENT rows, float64 (2, n): in a and in b."""
     return np.array([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in table.pairs])
 
 
-def _joined(table: Table, how: Joined) -> Mask:
-    """Mask of differing rows that were joined in this way in either run; all False in steps of single ranks."""
+def _joined_rows(table: Table, how: Joined) -> Mask:
+    """Mask of DIFFERENT rows that ranks' records were joined into in the way `how`, in either run or both."""
     masks = [np.asarray(batch.how)[rows] == how for batch, rows in table.pairs if batch.how is not None]
     return np.asarray(np.logical_or.reduce([np.zeros(len(table.differing), np.bool_), *masks]))
 
 
-def _calls(batch: StepBatch, rows: Ids) -> Ids:
-    """Number of calls put together in each row, 1 without such."""
+def _call_counts(batch: StepBatch, rows: Ids) -> Ids:
+    """How many calls were put together in each row of a batch; 1 where none were."""
     return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
 
 
-def _single(table: Table, scalar: Mask, rows: Ids | slice = slice(None)) -> Mask:
-    """Mask of losses, and of scalars that either run has put together from several calls; `scalar` is of `rows`."""
-    several = np.logical_or(*(_calls(batch, of_run[rows]) > 1 for batch, of_run in table.pairs))
+def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None)) -> Mask:
+    """Mask of `rows` that are losses, or scalars put together from several calls in either run.
+
+    Args:
+        table: the step.
+        scalar: whether each of `rows` has no dimensions.
+        rows: some of the DIFFERENT rows, as indices among these; all by default.
+    """
+    several = np.logical_or(*(_call_counts(batch, of_run[rows]) > 1 for batch, of_run in table.pairs))
     return np.asarray((table.kinds[rows] == kind_code(Kind.LOSS)) | (several & scalar))
 
 
 def shares(reader: Reader) -> float:
-    """Number of ranks over which a batch is divided; pipeline stages of one model count once."""
+    """Number of ranks over which a batch is divided; the ranks of one pipeline together count once."""
     stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
     return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

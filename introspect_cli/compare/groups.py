@@ -62,7 +62,13 @@ class Groups:
 def group_runs(
     runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
 ) -> Groups:
-    """Put opened runs into groups that agree; `work` as `compare_runs` takes it.
+    """Put opened runs into groups that agree, by comparing each with the first run of each group.
+
+    Args:
+        runs: each once.
+        options: what counts.
+        noise: runs that should equal these, as `compare_runs` takes them.
+        work: as `compare_runs` takes it.
 
     Raises:
         StoreError: a store turns out to be damaged.
@@ -76,6 +82,7 @@ def group_runs(
     results: dict[tuple[str, str], DiffResult] = {}
 
     def compared(a: Run, b: Run) -> DiffResult:
+        """The answer for two runs; each pair is compared once."""
         key = str(a.path), str(b.path)
         if key not in results:
             results[key] = compare_runs(a, b, options, noise, work)
@@ -103,7 +110,13 @@ def group_runs(
 
 
 def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDifference], *, decided: bool) -> str:
-    """The answer in words; `decided` is False where a comparison was undecided."""
+    """The answer in words.
+
+    Args:
+        groups: paths of runs, the largest group first.
+        differences: of each other group, how it differs from the first.
+        decided: False where the answer for any two runs was undecided.
+    """
     total = sum(map(len, groups))
     if not differences:
         return f"All {total} runs have the same numbers."

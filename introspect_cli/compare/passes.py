@@ -98,7 +98,7 @@ from introspect_cli.compare.terms.table import (
     Table,
     unseen,
 )
-from introspect_cli.compare.terms.watched import lists, ordered, stopped_within
+from introspect_cli.compare.terms.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
@@ -117,14 +117,21 @@ _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
-    """The table of one step: records of a and b matched by site.
+    """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
-    Where one run alone lists start values, the other's are copied from the end of its previous step.
+    Where one run alone lists start values, the other's are copied from the end of its previous step (`Table.left`).
+    Calls that one run makes more often are renumbered (`paired_calls`). Where only b's records are in the order of
+    computation, a's get that order.
+
+    Args:
+        comparison: the rank of both runs.
+        step_a: number of the step in a.
+        step_b: number of the step in b.
     """
     alignment = comparison.alignment
     readers, columns, steps = (comparison.a, comparison.b), (alignment.a, alignment.b), (step_a, step_b)
     batches, left = [comparison.a.read(step_a), comparison.b.read(step_b)], np.empty(0, np.int64)
-    listing = [lists(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
+    listing = [is_list(one) or by_hand for one, by_hand in zip(comparison.manifests, comparison.by_hand, strict=True)]
     if listing[0] != listing[1] and comparison.gathered is None:
         side, listed = int(listing[0]), int(listing[1])
         before, wanted = At(readers[side], columns[side], steps[side] - 1), alignment.ids[listed][batches[listed].site]
@@ -132,14 +139,14 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     if comparison.gathered is None and len(batches[0]) != len(batches[1]):
         batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
     table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
-    in_order = [ordered(manifest) for manifest in comparison.manifests]
+    in_order = [is_ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
     return replace(table, chosen=comparison.chosen[table.site], left=left)
 
 
 def _in_order_of_b(table: Table) -> StepBatch:
-    """Records of a renumbered in b's order, those that b lacks last."""
+    """Records of a, renumbered in the order of b's; those that b lacks come last, in a's order."""
     place = np.full(table.alignment.size, np.iinfo(np.int64).max)
     place[table.sites_b] = table.b.sequence
     order = np.lexsort((table.a.sequence, place[table.sites_a]))
@@ -151,7 +158,17 @@ def _in_order_of_b(table: Table) -> StepBatch:
 def table_of(
     alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
 ) -> Table:
-    """Table of two batches matched by site: EQUAL or DIFFERENT by checksum, ONLY_A, ONLY_B, NOT_SEEN or ABSENT."""
+    """Table of two batches, rows put side by side by site.
+
+    A pair is EQUAL or DIFFERENT by checksum; NOT_SEEN where either has no value, or it differs at a site that is not
+    compared. A row of one run is ONLY_A or ONLY_B; ABSENT where it has no value or is not compared.
+
+    Args:
+        alignment: both runs' sites.
+        compared: mask of sites that can be compared.
+        steps: number of the step in a, and in b.
+        batches: records of a and of b.
+    """
     a, b = batches
     site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
     both_a, both_b, alone_a, alone_b = _partners(alignment, site_a, site_b)
@@ -188,7 +205,13 @@ def table_of(
 
 
 def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """Rows of a and rows of b with one site, then rows of a alone, then rows of b alone."""
+    """(rows of a, rows of b with the same sites, rows of a alone, rows of b alone).
+
+    Args:
+        alignment: both runs' sites.
+        site_a: union number of each row of a.
+        site_b: union number of each row of b.
+    """
     none = np.empty(0, dtype=np.int64)
     if len(site_a) == len(site_b) and np.array_equal(site_a, site_b):
         rows = np.arange(len(site_a), dtype=np.int64)
@@ -204,7 +227,15 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
 
 
 def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Mask of differing rows where one run read an expanded tensor whole and the other only its memory."""
+    """Mask of differing pairs where one run read an expanded tensor whole, and the other only its memory.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        differs: whether each pair differs.
+    """
     status_a, status_b = a.status[rows_a], b.status[rows_b]
     unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
     for at in np.flatnonzero(unlike):
@@ -217,7 +248,7 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
 
 
 def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark one-sided rows ABSENT that the other capture could not record, and incomparable rows NOT_SEEN."""
+    """Pass: mark one-sided rows ABSENT that the other run could not have, and rows that cannot be compared NOT_SEEN."""
     table = _without_unsaved(_without_unwatched(table, comparison))
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
@@ -229,7 +260,7 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def _without_cut(table: Table, comparison: Comparison) -> Table:
-    """Mark records ABSENT that come after the last common one in a step in which the other run was stopped."""
+    """Mark rows of one run ABSENT that come after the last common record, if the other was stopped within this step."""
     one, two = comparison.manifests
     both = ~table.one_sided
     for state, row, batch, stopped in (
@@ -244,9 +275,10 @@ def _without_cut(table: Table, comparison: Comparison) -> Table:
 
 
 def _without_restored(table: Table, comparison: Comparison) -> Table:
-    """In the step at which a resumed run continues: mark batches and random states ABSENT or NOT_SEEN.
+    """In the step at which a resumed run begins, mark diverging batches and start random states ABSENT or NOT_SEEN.
 
-    Only those of parts that were restored: a script may read batches and draw numbers to get to its place.
+    Only those of parts that were restored: a script may read batches and draw numbers to get to where it goes on.
+    One-sided rows become ABSENT, others NOT_SEEN. Nothing with `strict`.
     """
     resumption = None if comparison.options.strict else comparison.resumption_at(table.step)
     restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
@@ -263,7 +295,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
 
 
 def _without_unsaved(table: Table) -> Table:
-    """Mark saved files ABSENT that one run alone saved in this step."""
+    """Mark one-sided rows of saved files ABSENT where the other run has no such file and call in this step."""
     alignment, saved = table.alignment, table.alignment.kind == kind_code(Kind.PRODUCT)
     if not saved.any():
         return table
@@ -279,7 +311,7 @@ def _without_unsaved(table: Table) -> Table:
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
     """Mark one-sided rows ABSENT that the other capture was told not to record or could not see.
 
-    NOT_SEEN if it lists.
+    Rows of a run that is a list become NOT_SEEN instead.
     """
     manifests = comparison.manifests
     for state, manifest, other, other_sites, counts in (
@@ -287,7 +319,7 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
         (ONLY_B, manifests[1], table.a, table.sites_a, comparison.covered[1]),
     ):
         alone = table.state == state
-        if lists(manifest):
+        if is_list(manifest):
             table = table.marked(alone, NOT_SEEN, Because.LISTED)
             continue
         table = table.marked(alone & ~counts[table.site], ABSENT)
@@ -298,10 +330,16 @@ def _without_unwatched(table: Table, comparison: Comparison) -> Table:
 
 
 def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
-    """Mask of one-sided sites inside what the other run could not observe.
+    """Mask of one-sided sites that lie inside what the other run could not observe.
 
-    A compiled module is recorded as not observed once per module in it. A loss inside a transform stands for several. A
-    model with gradients but without any module record ran unobserved (a compiled `forward`, called by name).
+    Three cases: it recorded the module (compiled) as not observed; it recorded a loss as not observed, which stands for
+    several; it has gradients of the root but none of its module records (a compiled `forward` that is called by name).
+
+    Args:
+        alignment: both runs' sites.
+        sites: union numbers of the one-sided sites.
+        other: records of the other run.
+        other_sites: union number of each of these.
     """
     blind = other.status == int(Status.NOT_OBSERVED)
     kinds = alignment.kind
@@ -320,12 +358,15 @@ def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_site
 
 
 def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:
-    """Root names of the sites of these kinds."""
+    """Root names of those of `sites` (union numbers) that are of any of `kinds`."""
     return {alignment.fqn[site].partition(".")[0] for site in sites[of_kinds(alignment.kind[sites], kinds)].tolist()}
 
 
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
-    """Mark one-sided evaluation records ABSENT if one run alone evaluates in the step, and their start values."""
+    """Mark one-sided evaluation rows ABSENT if only one run evaluates in the step; those of start values in any case.
+
+    All where only training is compared; nothing with `strict`.
+    """
     alignment, options = table.alignment, comparison.options
     if options.strict or not alignment.evaluating.any():
         return table
@@ -336,7 +377,7 @@ def _without_evaluation(table: Table, comparison: Comparison) -> Table:
 
 
 def evaluates(table: Table) -> tuple[bool, bool]:
-    """Whether a, and whether b, has an evaluation record in the step."""
+    """(whether a has, whether b has) a record of the phase `eval` in the step."""
     phase = table.alignment.phase == phase_code(Phase.EVAL)
     return bool(phase[table.sites_a].any()), bool(phase[table.sites_b].any())
 
@@ -351,7 +392,10 @@ _COMPUTED = (
 
 
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark gathered values WITHIN that agree by sums or extrema; learn their factors. Without gathering, no change."""
+    """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`Gathered.compare`).
+
+    Unchanged where no ranks or calls are put together.
+    """
     gathered = comparison.gathered
     if gathered is None or not len(table.differing):
         return table, learned
@@ -360,7 +404,10 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark differing rows WITHIN that a tolerance or any noise run lets pass."""
+    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass.
+
+    Learn `coarse`, `furthest` and `left`.
+    """
     options = comparison.options
     rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
     after = with_reach(learned, table, comparison.layouts, rounded)
@@ -379,7 +426,13 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
 
 
 def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
-    """Mask of plain numbers within atol + rtol * max(|a|, |b|); False for other texts."""
+    """Mask of rows whose texts are numbers with |a - b| <= atol + rtol * max(|a|, |b|); False for other texts.
+
+    Args:
+        table: the step.
+        rows: some of the DIFFERENT rows, as indices among these.
+        options: the tolerance.
+    """
     close = np.zeros(len(rows), dtype=np.bool_)
     for index, place in enumerate(rows):
         try:
@@ -391,10 +444,10 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:
-    """The rtol of each differing row.
+    """The rtol of each DIFFERENT row, float64 (rows,): `rtol_fine` before anything coarse, `rtol` from then on.
 
-    With `rtol_fine`, rows before the first bfloat16 or float16 value of both runs get that; evaluation does not make
-    training coarse.
+    Coarse is the first bfloat16 or float16 value of both runs, in this step or an earlier one; one of evaluation counts
+    for evaluation alone. Without `rtol_fine`, `rtol` throughout.
     """
     options, rows = comparison.options, table.differing
     out = np.full(len(rows), options.rtol)
@@ -409,12 +462,15 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
 
 
 def _may_be_coarse(table: Table, comparison: Comparison) -> bool:
-    """Whether either run's previous step is not on record, so that start values may be coarsely rounded."""
+    """Whether a or b, at a step after its step 0, has no record of the step before: its start values may be rounded."""
     return any(at and at - 1 not in run for at, run in ((table.step, comparison.a), (table.step_b, comparison.b)))
 
 
 def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
-    """Order of the first bfloat16 or float16 value of both runs, in training and in evaluation; inf for none."""
+    """(in training, in evaluation) the order of the first value that is bfloat16 or float16 in both runs.
+
+    Inf for none.
+    """
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
     for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
@@ -426,7 +482,10 @@ def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
 
 
 def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Mask:
-    """Mask of differing rows within rtol and atol: floats by root-mean-square, plain numbers by value."""
+    """Mask of DIFFERENT rows within rtol and atol: floats by root-mean-square, plain numbers by value.
+
+    False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
+    """
     options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
     rows_a, rows_b = table.rows_a, table.rows_b
     distance, scale = table.distances(comparison.layouts)
@@ -465,7 +524,10 @@ _MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT)
 
 
 def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark WITHIN what rests only on parameters whose gradients are rounding (see above); needs a tolerance."""
+    """Pass: mark rows WITHIN that rest only on parameters whose gradients are rounding alone; learn which these are.
+
+    Nothing without a tolerance, or where the step has no norms.
+    """
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table, learned
     known = dict(learned.unsettled)
@@ -505,7 +567,15 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
-    """Mask of rows within 2 * (largest learning rate) per step and element, since the step in `since`."""
+    """Mask of rows whose L2 distance optimizers can have made: twice the largest learning rate, per step and element.
+
+    Args:
+        table: the step.
+        comparison: the rank of both runs.
+        rows: rows of the table that both runs have.
+        fqns: name of each of `rows`.
+        since: by name, the first step in which its gradient was rounding; steps are counted from it.
+    """
     runs = (comparison.tensors.a, comparison.tensors.b)
     rates = [rate for run in runs for rate in learning_rates(run.settings_of(comparison.rank).get(OPTIMIZERS))]
     for site in np.flatnonzero(table.alignment.kind == kind_code(Kind.HYPERPARAMETER)).tolist():
@@ -526,7 +596,7 @@ def _is_among(fqns: Iterable[str], names: Iterable[str]) -> Mask:
 
 
 def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
-    """Mask of `rows` whose (a, b) checksums equal those of any row of `of`."""
+    """Mask of `rows` whose pair of checksums (a's, b's) is that of any row of `of`; checksums of 0 match nothing."""
     checksums = table.a.checksum[table.row_a], table.b.checksum[table.row_b]
     values = {
         (one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two
@@ -536,10 +606,11 @@ def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:
-    """Parameters whose gradient is rounding in both runs, by name: True where only some elements are.
+    """Parameters whose gradient is rounding in both runs, by name; True where that is so of some elements only.
 
-    Wholly: small beside the module's largest gradient and farther apart than `_UNRELATED`. Partly: a bias that agrees
-    has one element so small (as in one bias for queries, keys and values).
+    Of all: its size is a few roundings of its module's largest gradient, and a's and b's are farther apart than
+    `_UNRELATED`. Of some: a bias that agrees, and whose smallest element is so small (as in one bias for queries, keys
+    and values).
     """
     alignment = table.alignment
     taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
@@ -574,12 +645,12 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
 
 
 def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
-    """Root mean square of each row's tensor."""
+    """Root mean square of each row's tensor, float64 (rows,)."""
     return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
 def rounding_note(learned: Learned) -> list[str]:
-    """At most one sentence, on parameters whose difference `accept_rounding` let pass."""
+    """One sentence on the parameters that `accept_rounding` let pass; [] for none."""
     names = sorted(learned.let_pass)
     if not names:
         return []
@@ -598,7 +669,10 @@ _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Ph
 
 
 def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark differences UNUSED (one-sided: ABSENT) if all that rests on them is recorded in both runs and agrees."""
+    """Pass: mark diverging rows UNUSED, one-sided ones ABSENT, if all that rests on them is on record and agrees.
+
+    On record means in both runs. Nothing with `strict`.
+    """
     if comparison.options.strict or not table.diverging.any():
         return table, learned
     for edge in (_unused_sparse, _unused_backward, _unused_inputs, _unused_batches):
@@ -609,24 +683,25 @@ def drop_unused(table: Table, learned: Learned, comparison: Comparison) -> tuple
 
 
 def _rows_of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
-    """Mask of rows of these kinds, in `phase` or, where None, in any."""
+    """Mask of the table's rows of any of `kinds`, in `phase`; in all phases where that is None."""
     alignment, sites = table.alignment, table.site
     mask = of_kinds(alignment.kind[sites], kinds)
     return mask if phase is None else mask & (alignment.phase[sites] == phase_code(phase))
 
 
 def _agree(table: Table, rows: Ids | Mask) -> bool:
-    """Whether there is a row, and all are EQUAL, WITHIN or UNUSED."""
+    """Whether there is at least one of these rows, and the state of each is EQUAL, WITHIN or UNUSED."""
     states = table.state[rows]
     return bool(len(states) and np.isin(states, (EQUAL, WITHIN, UNUSED)).all())
 
 
 def _names(table: Table, rows: Ids) -> list[str]:
+    """FQN of each of these rows."""
     return [table.alignment.fqn[site] for site in table.site[rows].tolist()]
 
 
-def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tuple[Ids, Ids]:
-    """Property `name` of the layouts (`numel`, `shape`) of rows that both runs have, in a and in b."""
+def _layout_property(table: Table, rows: Ids, comparison: Comparison, name: str) -> tuple[Ids, Ids]:
+    """Attribute `name` of `Layouts` (`numel`, `shape`) for rows that both runs have: (in a, in b)."""
     one, two = (getattr(layouts, name) for layouts in comparison.layouts)
     return one[table.a.layout[table.row_a[rows]]], two[table.b.layout[table.row_b[rows]]]
 
@@ -635,9 +710,9 @@ def _layouts(table: Table, rows: Ids, comparison: Comparison, name: str) -> tupl
 
 
 def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
-    """Rows of gradients sparse in one run alone, whose parameter and optimizer state agree after the step."""
+    """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
     rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
-    rows = rows[np.not_equal(*_layouts(table, rows, comparison, "stored"))]
+    rows = rows[np.not_equal(*_layout_property(table, rows, comparison, "stored"))]
     after: dict[str, list[int]] = defaultdict(list)
     left = (
         np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
@@ -649,9 +724,10 @@ def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
-    """Rows of losses and backward gradients that differ, if all parameter gradients and updates agree.
+    """Rows of losses and backward gradients that differ, if all gradients that optimizers take and all updates agree.
 
-    Losses have to differ by one factor. Where batches are cut differently, also rows of another size.
+    If losses differ, b's have to be one factor times a's, and so have backward gradients. Where batches are cut
+    differently and a loss does not differ, also rows of batches and module values with another number of elements.
     """
     differ = table.state == DIFFERENT
     taken = _rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER)
@@ -667,13 +743,13 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
     flowing = np.flatnonzero(differ & _rows_of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
-    other = np.not_equal(*_amounts(table, flowing, comparison))
+    other = np.not_equal(*_element_counts(table, flowing, comparison))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 
 
-def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]:
-    """Number of elements of rows in a and in b, summed over calls that were put together."""
-    one, two = _layouts(table, rows, comparison, "numel")
+def _element_counts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]:
+    """(in a, in b) the number of elements of each of these rows, summed over calls that were put together."""
+    one, two = _layout_property(table, rows, comparison, "numel")
     for numel, batch, of_run in ((one, table.a, table.row_a), (two, table.b, table.row_b)):
         if batch.elements is not None:
             known = np.asarray(batch.elements)[of_run[rows]]
@@ -682,13 +758,17 @@ def _amounts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]
 
 
 def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
-    """Rows of inputs with another shape or kind of dtype, whose call's outputs agree or differ by rounding."""
+    """Rows of inputs that differ in shape or between floats and others, if all outputs of their call agree.
+
+    Outputs that differ by rounding count as agreeing too.
+    """
     rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
-    form = np.not_equal(*_layouts(table, rows, comparison, "shape"))
-    form |= np.not_equal(*_layouts(table, rows, comparison, "floating"))
+    form = np.not_equal(*_layout_property(table, rows, comparison, "shape"))
+    form |= np.not_equal(*_layout_property(table, rows, comparison, "floating"))
     rows, alignment = rows[form], table.alignment
 
     def rests(row: int) -> Ids:
+        """Rows of outputs of the same call and module as an input's row, as far as both runs have them."""
         site = int(table.site[row])
         call = (alignment.call == alignment.call[site]) & (alignment.phase == alignment.phase[site])
         names = np.isin(table.site, alignment.by_fqn[alignment.fqn[site]])
@@ -702,17 +782,21 @@ def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
 
 
 def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool:
-    """Whether both runs have all rows, and each agrees or is within `LEAST_BOUND` roundings; False for none."""
+    """Whether there is a row, both runs saw all, and each agrees or is within `LEAST_BOUND` roundings of one dtype."""
     if not len(rows) or not np.isin(table.state[rows], (EQUAL, WITHIN, DIFFERENT)).all():
         return False
     rows = rows[table.state[rows] == DIFFERENT]
     rel = relative(*distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts))
-    one, two = _layouts(table, rows, comparison, "unit")
+    one, two = _layout_property(table, rows, comparison, "unit")
     return bool((one == two).all() and (rel <= LEAST_BOUND * one).all())
 
 
 def _unused_batches(table: Table, comparison: Comparison) -> Ids:
-    """Rows of differing batches if root inputs agree, and losses agree or each batch is one-sided or resized."""
+    """Rows of diverging batches, if all inputs of root modules agree and so do the losses; else none.
+
+    Without losses that agree, if each of these batches is one-sided or has another number of elements. Losses within a
+    tolerance do not suffice where anything after the forward pass diverges.
+    """
     rows = np.flatnonzero(_rows_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
     given = np.flatnonzero(_rows_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
     given = given[["." not in name for name in _names(table, given)]] if len(given) else given
@@ -725,7 +809,7 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
         return rows
     more = table.one_sided[rows]
     both = rows[~more]
-    more[~more] = np.not_equal(*_amounts(table, both, comparison))
+    more[~more] = np.not_equal(*_element_counts(table, both, comparison))
     return rows if more.all() else rows[:0]
 
 
@@ -733,9 +817,13 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
 
 
 def factor_of(table: Table, rows: Ids, close: float) -> float:
-    """Factor c where b is c times a in all rows, by means, extrema and sketches; NaN where there is none.
+    """The factor c (above 0, not 1) where b is c times a in all rows, by means, extrema and sketches; NaN for none.
 
-    A power of two has to fit bit for bit, another factor within `close`; with `close` 0 no other counts.
+    Args:
+        table: the step.
+        rows: rows of the table that both runs have.
+        close: relative tolerance for a c that is no power of two; 0 to accept none. A power of two has to fit bit for
+            bit.
     """
     one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
     factor = np.nan
@@ -766,20 +854,26 @@ _POWER_OF_TWO = 0.5
 
 
 def unused_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
-    """Sentence counting a step's UNUSED differences, with the first one named; "" for none."""
+    """Sentence with the number of UNUSED differences of a step, and the first of them; "" for none.
+
+    Args:
+        table: the step.
+        rows: indices of the UNUSED rows.
+        comparison: the rank of both runs.
+    """
     by_order = sorted(rows, key=lambda row: float(table.order[row]))
     if not by_order:
         return ""
     row, much = by_order[0], count(len(by_order), "difference")
     sides = (comparison.a, table.a, table.row_a), (comparison.b, table.b, table.row_b)
-    one, two = (_form(reader.layouts[int(batch.layout[of_run[row]])]) for reader, batch, of_run in sides)
+    one, two = (_form_words(reader.layouts[int(batch.layout[of_run[row]])]) for reader, batch, of_run in sides)
     form = f" ({one} in a, {two} in b)" if one != two else ""
     first = f"{what(table.named(row))}{form}"
     return f"Nothing recorded rests on {much} in step {table.step}, first {first}: what comes of it agrees."
 
 
-def _form(layout: Layout) -> str:
-    """Shape and dtype: `2x3 float32 (sparse)`."""
+def _form_words(layout: Layout) -> str:
+    """Shape and dtype in words: `2x3 float32 (sparse)`."""
     return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"
 
 
@@ -792,9 +886,14 @@ Given = dict[int, tuple[tuple[str, int], ...]]
 
 
 def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, StepBatch]) -> tuple[StepBatch, StepBatch]:
-    """Records with the calls of modules renumbered in the run that calls them more often.
+    """Records of a and b, with calls of modules renumbered in the run that makes more of them.
 
-    Calls with equal inputs get one number; outputs decide where a run recorded no inputs.
+    Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
+    equally often stay as they are.
+
+    Args:
+        columns: sites of a and of b.
+        batches: records of a and of b.
     """
     given = [_values_by_call(*side, Kind.INPUT) for side in zip(columns, batches, strict=True)]
     if not all(given):
@@ -809,7 +908,10 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
 
 
 def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str, Given]:
-    """By module and call, (path, checksum) of its inputs (or outputs, by `kind`) in the forward pass."""
+    """By module and call in the forward pass, the (path, checksum) of its values of `kind`, sorted by path.
+
+    `kind` is INPUT or OUTPUT.
+    """
     sites = np.asarray(batch.site, np.int64)
     rows = np.flatnonzero(
         (columns.kind[sites] == kind_code(kind)) & (columns.phase[sites] == phase_code(Phase.FORWARD))
@@ -822,7 +924,10 @@ def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str,
 
 
 def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
-    """New number for each call of the longer run; {} where equal numbers fit as well, or over `_MOST_CALLS`."""
+    """A new number for each call of the longer run; {} where that pairs no more equal calls than equal numbers do.
+
+    {} also for more than `_MOST_CALLS` calls.
+    """
     if len(longer) > _MOST_CALLS:
         return {}
     one, two = list(longer), list(shorter)
@@ -835,7 +940,14 @@ def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
 
 
 def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
-    """The batch with a module's calls renumbered; unchanged where a new call lacks one of the sites."""
+    """The batch with the calls of module `fqn` renumbered; unchanged if any renumbered record would have no site.
+
+    Args:
+        columns: the run's sites.
+        batch: its records of the step.
+        fqn: the module.
+        numbers: number of a call to its new number.
+    """
     sites = np.asarray(batch.site, np.int64).copy()
     of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
     phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
@@ -856,7 +968,10 @@ def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int,
 
 
 def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Mark diverging rows as causes: random states, and one-sided rows that are none by their name or value."""
+    """Pass: set `Table.cause` for diverging rows of random states, and for one-sided rows by their name or value.
+
+    Nothing with `strict`.
+    """
     if comparison.causes is None:
         return table, learned
     random, alone = (mask[table.site] for mask in comparison.causes)
@@ -865,7 +980,7 @@ def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple
 
 
 def _saved_elsewhere(table: Table) -> Mask:
-    """Mask of saved tensors of one run alone whose value the other run saves in the step under another name."""
+    """Mask of one-sided rows of saved tensors whose checksum the other run saves in this step under another name."""
     mask, saved = np.zeros(len(table), np.bool_), table.alignment.kind == kind_code(Kind.PRODUCT)
     for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
         rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
@@ -874,6 +989,7 @@ def _saved_elsewhere(table: Table) -> Mask:
 
 
 Pass = Callable[["Table", Learned, "Comparison"], tuple["Table", Learned]]
+"""(table, what was learned, comparison) to (new table, what is learned then); changes none of its arguments."""
 
 PASSES: tuple[Pass, ...] = (
     drop_unrecorded,  # first, since no later pass may take what a run could not have recorded for a divergence

@@ -72,12 +72,24 @@ class Carried:
     diverged: bool = False
 
     def lasting(self, recorded: frozenset[str]) -> Carried:
-        """Differences that outlast an equal step: tensors that no step records (not in `recorded`)."""
+        """What still differs after a step that is equal: a copy with those tensors that no step records.
+
+        Args:
+            recorded: FQNs of tensors that are recorded after optimizer steps.
+        """
         params, buffers, within = (names - recorded for names in (self.params, self.buffers, self.within))
         return Carried(params, buffers, within=within, diverged=self.diverged)
 
     def after(self, table: Table, recorded: frozenset[str]) -> Carried:
-        """Differences that the step after `table` begins with; causes alone (`Table.cause`) carry nothing over."""
+        """What differs as the step after `table` begins.
+
+        What lasts (`lasting`), what differs in the step unless only causes (`Table.cause`) diverge, and what is within
+        the tolerance.
+
+        Args:
+            table: the step.
+            recorded: FQNs of tensors that are recorded after optimizer steps.
+        """
         after, alignment = self.lasting(recorded), table.alignment
         if (table.diverging & ~table.cause).any():
             after.rng, after.loaders, after.diverged = set(self.rng), set(self.loaders), True
@@ -101,7 +113,10 @@ _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
 def lacks_start(sides: Sides, pair: Table) -> bool:
-    """Whether a run has no record of how the step began: not the previous step, nor a first step with start values."""
+    """Whether either run has no record of what this step began with.
+
+    It has one if it has the previous step, or if this is its first step and that has start values.
+    """
     before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
     first_a = sides.a.entry(0).step == pair.step and _has_start_values(sides.a, pair.a, sides.manifests[0])
     first_b = sides.b.entry(0).step == pair.step_b and _has_start_values(sides.b, pair.b, sides.manifests[1])
@@ -109,7 +124,15 @@ def lacks_start(sides: Sides, pair: Table) -> bool:
 
 
 def _has_start_values(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
-    """Whether a run's first recorded step includes start values, or no step before it was dropped."""
+    """Whether a run's first recorded step has what it began with.
+
+    True if no step before it can have been dropped; else if it has start values, or nothing after an optimizer step.
+
+    Args:
+        reader: of the rank.
+        batch: records of that step.
+        manifest: of the run.
+    """
     options = manifest.get("options", {})
     if not reader.thinned and "when" not in str(options.get("steps")):
         return True
@@ -123,9 +146,10 @@ def _has_start_values(reader: Reader, batch: StepBatch, manifest: dict[str, Any]
 
 
 def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
-    """Masks over `only_a` and `only_b` of tensor records that repeat the tensor's last value.
+    """(mask over `table.only_a`, mask over `table.only_b`), true for records that repeat their tensor's last value.
 
-    The last value is from the same step, or from the previous step of that run, else of the other run.
+    That is the last value from earlier in the step, else from the previous step of that run, else (where that is not on
+    record) of the other run's.
     """
     alignment = table.alignment
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
@@ -136,7 +160,14 @@ def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
         return kind, fqn, path.partition("@")[0]
 
     def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
-        """Mask of `rows` whose checksum equals the tensor's last one, from `left` or earlier in the step."""
+        """Mask of `rows`, true where the checksum is the tensor's last one.
+
+        Args:
+            batch: records of a run.
+            rows: its one-sided rows.
+            sites: union number of each row of the batch.
+            left: checksum of each tensor after the previous step.
+        """
         unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
         known = dict(left)
         for of in (starts, written, updated):  # in the order in which they come in a step
@@ -155,15 +186,17 @@ def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
 def with_copied_starts(
     alignment: Alignment, side: int, before: At, batch: StepBatch, other_union: Ids
 ) -> tuple[StepBatch, Ids]:
-    """A step's records preceded by start values taken from the end of the previous step, and their union numbers.
+    """(a step's records, preceded by start values from the end of the previous step, union numbers of what was added).
+
+    Added are tensors that the other run has at its start and this run has not. Unchanged where there are none, or the
+    previous step is not on record.
 
     Args:
         alignment: the runs' sites.
         side: 0 for a, 1 for b.
-        before: the step before.
-        batch: the records.
-        other_union: sites of the other run's records of the step. Those of them that are tensors at its start, and that
-            the run has not recorded there, are wanted.
+        before: the previous step of that run.
+        batch: its records of the step.
+        other_union: union numbers of the other run's records of the step.
     """
     ids, none = alignment.ids[side], np.empty(0, dtype=np.int64)
     wanted = other_union[starts(alignment, other_union)]
@@ -181,19 +214,19 @@ def with_copied_starts(
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of sites of tensors and optimizer states at the start of a step."""
+    """Mask of union numbers that are sites of parameters, buffers or optimizer states as a step begins (call 0)."""
     started = (alignment.phase[unions] == phase_code(Phase.START)) & (alignment.call[unions] == 0)
     return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
 
 
 def updated(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of sites of parameters after an optimizer step."""
+    """Mask of union numbers that are sites of parameters after an optimizer step."""
     after = alignment.phase[unions] == phase_code(Phase.OPTIMIZER)
     return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & after)
 
 
 def written(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of sites of parameters after a forward pass wrote to them."""
+    """Mask of union numbers that are sites of parameters in the forward pass, recorded because it wrote to them."""
     forward = alignment.phase[unions] == phase_code(Phase.FORWARD)
     return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & forward)
 
@@ -201,10 +234,14 @@ def written(alignment: Alignment, unions: Ids) -> Mask:
 # --- resumed runs
 
 
-def resumed(sides: Sides, offset: int) -> Carried:
-    """Tensors with which the later run began and that differ from the other run's at that step.
+def carried_at_resume(sides: Sides, offset: int) -> Carried:
+    """Tensors that differ as the run that begins later begins, from what the other run had after the step before.
 
-    Empty if none began later.
+    Empty where both begin at one step.
+
+    Args:
+        sides: both runs.
+        offset: step k of b is compared with step k + offset of a.
     """
     a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
     if a.step == b.step + offset:
@@ -257,12 +294,12 @@ class ResumePoint:
 
     @property
     def first(self) -> int:
-        """First step of the resumed run."""
+        """Number of the resumed run's first step, in its own count."""
         return self.begins.step
 
     @property
     def at(self) -> int:
-        """Step of the other run that the resumed run's first step is compared with."""
+        """Number of the other run's step that the first one is compared with, in that run's count."""
         return self.there.step
 
     @property
@@ -272,7 +309,7 @@ class ResumePoint:
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """Kinds that both captures recorded; a manifest that names none counts as all."""
+        """Kinds that both captures were told to record; a manifest that does not say counts as all."""
         every = {kind.value for kind in Kind}
         one, two = (observed_kinds(manifest) or every for manifest in self.sides.manifests)
         return frozenset(one & two)
@@ -281,18 +318,26 @@ class ResumePoint:
 
     @property
     def firsts(self) -> tuple[At, At]:
-        """(first step of the resumed run, corresponding step of the other)."""
+        """(first step of the resumed run, step of the other run that it is compared with)."""
         return self.begins, self.there
 
     def steps(self) -> Iterator[tuple[At, At]]:
-        """Corresponding steps from the resume on that both recorded, up to `MAX_STEPS`."""
+        """Pairs of corresponding steps (of the resumed run, of the other) that both recorded, from the first on.
+
+        `MAX_STEPS` numbers are looked at.
+        """
         for after in range(MAX_STEPS):
             late, whole = self.begins.to(self.first + after), self.there.to(self.at + after)
             if late.recorded and whole.recorded:
                 yield late, whole
 
     def since(self, late: At, whole: At) -> str:
-        """`from step 7 on`, in a's numbering; "" for the first step."""
+        """`from step 7 on`, in a's numbering; "" where `late` is the resumed run's first step.
+
+        Args:
+            late: a step of the resumed run.
+            whole: the corresponding step of the other run.
+        """
         step = whole.step if self.late == "b" else late.step
         return "" if late.step == self.first else f"from step {step} on"
 
@@ -300,39 +345,51 @@ class ResumePoint:
 
     @cached_property
     def began(self) -> dict[Tensor, int]:
-        """Checksums the resumed run begins with; of optimizer states, at the optimizer's first step."""
-        return self.begins.begun(MAX_STEPS)
+        """Checksums that the resumed run begins with (`At.begun_with`); computed once."""
+        return self.begins.begun_with(MAX_STEPS)
 
     @cached_property
     def had(self) -> Mapping[Tensor, int | None] | None:
-        """Checksums the other run had when that step began, None for an unknown one; None where nothing is recorded."""
+        """Checksums that the other run had when the corresponding step began; None where none are on record.
+
+        A tensor whose value is unknown is None. Those after earlier optimizer steps; beside them, what was recorded at
+        the run's start, unless the run recorded changes between steps. At its first step the start values alone.
+        """
         before, sites = self.there.to(self.at - 1), self.there.sites
         if not before.recorded:
             return dict(self.there.tensors(Phase.START)) or None
         again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
         start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
         frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-        return frozen | before.left(MAX_STEPS)
+        return frozen | before.left_by_updates(MAX_STEPS)
 
     # --- words
 
     def ab(self, late: str, whole: str) -> tuple[str, str]:
-        """The two values in the order (a, b)."""
+        """A value of the resumed run and one of the other, in the order (a, b)."""
         return (whole, late) if self.late == "b" else (late, whole)
 
     def change(self, late: str, whole: str) -> str:
-        """The two values in the order of a and b: `5 -> 1`."""
+        """A value of the resumed run and one of the other, in words, in the order of a and b: `5 -> 1`."""
         return " -> ".join(self.ab(late, whole))
 
 
-def _firsts(sides: Sides, late: str) -> tuple[At, At]:
-    """First recorded steps of run `late` and of the other."""
+def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
+    """(first recorded step of run `late`, first recorded step of the other)."""
     a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
     return (b, a) if late == "b" else (a, b)
 
 
 def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
-    """The resumed run and its sign; None where no run begins later, no sign holds, or its capture skipped steps."""
+    """The resumed run and the first sign of it that holds, in the order of `Sign`; None where neither run is resumed.
+
+    A run is resumed only if it begins later than the other and its capture was not told to skip steps.
+
+    Args:
+        sides: both runs.
+        offset: step k of b is compared with step k + offset of a.
+        asked: whether the user gave the offset.
+    """
     if not len(sides.a) or not len(sides.b):
         return None
     first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
@@ -341,7 +398,7 @@ def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint 
     late = "b" if first_b + offset > first_a else "a"
     at = first_b + offset if late == "b" else first_a - offset
     manifest = sides.manifests["ab".index(late)]
-    begins, whole = _firsts(sides, late)
+    begins, whole = _first_steps(sides, late)
     if begins.step and any(manifest.get("options", {}).get(name) for name in _STEP_OPTIONS):
         return None  # the capture left out what came before
     for sign, holds in (
@@ -356,7 +413,15 @@ def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint 
 
 
 def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
-    """(offset, note): a's step number minus b's, from `global_step` labels or start values; (0, "") for none."""
+    """(offset, note) by which steps are compared: step k of b with step k + offset of a.
+
+    By labels, else by what a run begins with; (0, "") for none. The note may suggest an offset that is not certain
+    enough.
+
+    Args:
+        sides: both runs.
+        by_labels: what `offset_by_labels` gives; 0 for none.
+    """
     a, b = sides.a, sides.b
     if by_labels:
         return by_labels, (
@@ -366,7 +431,7 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
     if not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
         return 0, ""
     for late, whole in (("b", "a"), ("a", "b")):
-        begins, other = _firsts(sides, late)
+        begins, other = _first_steps(sides, late)
         start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
         if start is None:
             continue
@@ -388,10 +453,13 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
 
 
 def _may_go_on(sides: Sides) -> str:
-    """Note where one run alone reads a checkpoint and no start value agrees; "" otherwise."""
+    """Note that one run alone reads a checkpoint and may continue the other.
+
+    "" if both or none do, or any start value agrees.
+    """
     more = {late: _read_more(sides, late) for late in "ab"}
     late, whole = ("a", "b") if more["a"] else ("b", "a")
-    begun, begun_whole = (at.tensors(Phase.START).items() for at in _firsts(sides, late))
+    begun, begun_whole = (at.tensors(Phase.START).items() for at in _first_steps(sides, late))
     if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
         return ""
     return (
@@ -401,7 +469,10 @@ def _may_go_on(sides: Sides) -> str:
 
 
 def _read_more(sides: Sides, late: str) -> list[str]:
-    """Checkpoint files that run `late` read before its first step and the other did not, by content."""
+    """Names of checkpoint files that run `late` (`a`, `b`) read before its first step and the other did not.
+
+    Files are the same by their content, not by their names.
+    """
     read = []
     for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):
         noted = run.settings_of(reader.rank).document(DOCUMENT).get("read")
@@ -411,7 +482,14 @@ def _read_more(sides: Sides, late: str) -> list[str]:
 
 
 def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
-    """Offset (a's step number minus b's) by equal `global_step`; 0 where a run has no constant difference."""
+    """Step number of a minus that of b, for steps with an equal label `global_step`; 0 where they have no such label.
+
+    0 too where, in either run, `global_step` minus the step number is not the same in all steps.
+
+    Args:
+        a: labels of a by step.
+        b: labels of b by step.
+    """
     offsets: list[int] = []
     for labels in (a, b):
         counted = {count - step for step, given in labels.items() if isinstance(count := given.get("global_step"), int)}
@@ -425,9 +503,15 @@ def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
 
 
 def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
-    """(step of the other run that this run begins with, whether that is certain); None for none.
+    """(number of the other run's step that this run begins with, whether that is certain); None for none.
 
-    Certain if the optimizer state is not new or it alone `read` a checkpoint. None where both begin alike.
+    Certain if the optimizer's state is not new, or with `read`. None where both runs begin with the same parameters and
+    buffers, and nothing else is on record of this one.
+
+    Args:
+        begins: first step of the run.
+        whole: first step of the other.
+        read: whether this run alone read a checkpoint.
     """
     start = begins.tensors(Phase.START)
     start_whole = {tensor: value for tensor, value in whole.tensors(Phase.START).items() if tensor[0] != _STATE}
@@ -453,9 +537,13 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
 
 
 def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
-    """(step that begins with most of `start`, number of equal tensors); None where no step stands out.
+    """(number of the step that begins with most of `start`, number of equal tensors); None where none stands out.
 
-    Ends of the previous step are searched first, then the steps' own start values.
+    Looked for among the ends of steps, then among start values.
+
+    Args:
+        whole: any step of the run that is searched.
+        start: checksums of tensors.
     """
     for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
         place = _matching_row(whole, start, phase)
@@ -465,9 +553,14 @@ def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | Non
 
 
 def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
-    """(row, number of equal tensors) of the step that has most of `start` in a phase.
+    """(row of the step that has most of `start` in a phase, number of equal tensors); reads the run's steps for that.
 
-    None where two steps tie, or the best has under half.
+    None where two steps have as many, or the best has less than half.
+
+    Args:
+        whole: any step of the run that is searched.
+        start: checksums of tensors.
+        phase: START or OPTIMIZER.
     """
     sites, reader = whole.sites, whole.reader
     wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
@@ -494,23 +587,30 @@ def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[in
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:
-    """Largest step count in the optimizer states; None where there is none."""
+    """Largest number of steps that optimizer states count in this phase of the step; None where none counts."""
     counts = [number.value for number in at.numbers(Kind.OPTIMIZER_STATE, phase) if number.path == "['step']"]
     return max((count for count in counts if count is not None), default=None)
 
 
 def _has_trained(begins: At, whole: At) -> bool:
-    """Whether this run's optimizer had stepped when it began, and more often than the other run's."""
-    if not _stepped(begins):
+    """Whether a run's optimizer had stepped as it began, more often than the other run's as that began.
+
+    More often: the other's had not, it counts fewer steps, or one of them has no counts.
+
+    Args:
+        begins: first step of the run.
+        whole: first step of the other.
+    """
+    if not _has_stepped(begins):
         return False
-    if not _stepped(whole):
+    if not _has_stepped(whole):
         return True
     late, other = steps_counted(begins, Phase.START), steps_counted(whole, Phase.START)
     return late is None or other is None or late > other
 
 
-def _stepped(at: At) -> bool:
-    """Whether optimizer states at the start have a step count above 0; without counts, moments other than 0."""
+def _has_stepped(at: At) -> bool:
+    """Whether optimizer states at the start of a step count any steps; without counts, whether any moment is not 0."""
     states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
     counts = [number.value for number in states if number.path == "['step']"]
     if counts:
@@ -528,12 +628,12 @@ _AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverag
 
 
 def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption:
-    """What the resumed run restored of each part of a checkpoint.
+    """What the resumed run restored of each part of a checkpoint; reads the common steps of both runs.
 
     Args:
         resume: which run goes on from which.
-        bits: " in bits" where values count as equal that are not, else "".
-        is_cut: whether the runs cut batches otherwise, so that one's parts are not the other's.
+        bits: " in bits" where values may count as equal that are not, else "".
+        is_cut: whether ranks or calls are put together, so that a batch of one run need not be one of the other.
     """
     where = place(resume)
     if is_cut and where.state is not Restored.YES:
@@ -556,9 +656,15 @@ def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption
 
 
 def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
-    """Whether parameters, buffers or states were restored.
+    """Part: parameters, buffers or optimizer states.
 
-    YES if all shared ones are equal (states: also none missing), NO if any differs, UNSEEN where unrecorded.
+    YES if all that both have are equal, NO if any differs, UNSEEN where there is nothing to compare. Of states, one
+    that a run lacks differs. Averaged and evaluation copies are left out.
+
+    Args:
+        resume: which run goes on from which.
+        kind: PARAM, BUFFER or OPTIMIZER_STATE.
+        bits: " in bits" or "", put behind `differ`.
     """
     name, code, is_state = kind.several, kind_code(kind), kind is Kind.OPTIMIZER_STATE
     if kind.value not in resume.kinds:
@@ -578,7 +684,7 @@ def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     unseen = f"; {missing} more not recorded in {resume.late}" if missing else ""
     if not differ:
         return Part(name, Restored.YES, f"all {len(both)}{unseen}")
-    if is_state and (counted := _counted(resume)) is not None:
+    if is_state and (counted := _step_counts(resume)) is not None:
         return Part(name, Restored.NO, f"step {resume.change(*counted)}", *resume.ab(*counted))
     if not began and _ends_equal(resume):  # it was there and nobody looked
         return Part(name, Restored.UNSEEN, f"not as {resume.late} begins, equal after its first step")
@@ -587,19 +693,25 @@ def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
 
 
 def _ends_equal(resume: ResumePoint) -> bool:
-    """Whether optimizer states after the first common step are equal in both runs, and there are any."""
+    """Whether optimizer states after the resumed run's first step are on record and equal in both runs."""
     left = [{of: value for of, value in at.tensors(Phase.OPTIMIZER).items() if of[0] == _STATE} for at in resume.firsts]
     return bool(left[0]) and left[0] == left[1]
 
 
-def _counted(resume: ResumePoint) -> tuple[str, str] | None:
-    """Step counts after the first common step (resumed run, other); None where equal or missing."""
+def _step_counts(resume: ResumePoint) -> tuple[str, str] | None:
+    """Steps that optimizer states count after the first common step: (resumed run, other), as texts.
+
+    None where they are equal, or either has none.
+    """
     late, whole = (steps_counted(side, Phase.OPTIMIZER) for side in resume.firsts)
     return None if late is None or whole is None or late == whole else (f"{late:g}", f"{whole:g}")
 
 
 def copies(resume: ResumePoint) -> Part:
-    """Whether averaged copies (EMA) were restored, at the first common step where both recorded them."""
+    """Part: averaged copies of models (EMA), by the first common step in which both runs have any.
+
+    Looked for as long as all else agrees after each step; UNSEEN where none is on record by then.
+    """
     name, trained = "averaged copies", True
     for sides in resume.steps():
         late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
@@ -619,13 +731,13 @@ def copies(resume: ResumePoint) -> Part:
 
 
 def _products(side: At) -> dict[Tensor, int]:
-    """Checksums of copies that are kept outside of any model."""
+    """Checksums of averaged copies of single tensors, which scripts keep outside of any model."""
     rows = side.rows([Kind.PRODUCT], Phase.OPTIMIZER)
     return {tensor_of(side.sites, number): int(side.batch.checksum[row]) for row, number in rows}
 
 
 def _is_copy(fqn: str) -> bool:
-    """Whether a name's root is an averaged or evaluation copy."""
+    """Whether the root of a name is an averaged or evaluation copy of a model."""
     root = fqn.partition(".")[0]
     return EVALUATED in root or root.startswith(_AVERAGE_CLASSES)
 
@@ -634,7 +746,7 @@ def _is_copy(fqn: str) -> bool:
 
 
 def rates(resume: ResumePoint) -> Part:
-    """Whether learning rates agree in all common steps: YES, NO at the first that differs, UNSEEN without records."""
+    """Part: learning rates, in all common steps; NO at the first that differs, UNSEEN where none is on record."""
     seen = 0
     for sides in resume.steps():
         late, whole = ({key: rate for key, rate in _settings(at).items() if key[1].endswith("['lr']")} for at in sides)
@@ -648,13 +760,13 @@ def rates(resume: ResumePoint) -> Part:
 
 
 def _settings(side: At) -> dict[tuple[str, str], float]:
-    """Numeric hyper-parameters of a step by (optimizer, path)."""
+    """Hyper-parameters of a step that are numbers, by (optimizer, path)."""
     numbers = side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
     return {(number.fqn, number.path): number.value for number in numbers if number.value is not None}
 
 
 def scaler(resume: ResumePoint) -> Part:
-    """Whether the gradient scaler's values agree in the first common step."""
+    """Part: values of the gradient scaler, in the first common step; UNSEEN where none is on record."""
     late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in resume.firsts)
     shared = sorted(late.keys() & whole.keys())
     if not shared:
@@ -667,7 +779,7 @@ def scaler(resume: ResumePoint) -> Part:
 
 
 def counters(resume: ResumePoint) -> Part:
-    """Whether `global_step`, `epoch` and `batch` agree; never matters."""
+    """Part: the labels `global_step`, `epoch` and `batch` of the first common step; nothing rests on it."""
     late, whole = (side.reader.labels.get(side.step, {}) for side in resume.firsts)
     # one step may be so many batches in one run, and fewer in the other
     counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
@@ -684,7 +796,10 @@ PLACE = "place in the data"
 
 
 def random(resume: ResumePoint) -> list[Part]:
-    """For each generator recorded at the start: whether its state was restored."""
+    """Parts: the random state of each generator that either run has on record at the start of its first common step.
+
+    A state that differs does not matter where neither run drew from it in the steps compared.
+    """
     if Kind.RNG.value not in resume.kinds:
         return [Part("random states", Restored.UNSEEN)]
     late, whole = (side.random_states() for side in resume.firsts)
@@ -693,14 +808,25 @@ def random(resume: ResumePoint) -> list[Part]:
     for key in sorted(late.keys() | whole.keys()):
         if key[1] is Phase.START:
             state, text = _restored(resume, key, late.get(key), whole.get(key))
-            unused = state is Restored.NO and all(_unused(key, *of) for of in zip(resume.firsts, ends, strict=True))
+            unused = state is Restored.NO and all(_is_unused(key, *of) for of in zip(resume.firsts, ends, strict=True))
             text = "nothing drew from it in the steps compared" if unused else text
             parts.append(Part(f"random state of {key[0]}", state, text, matters=not unused, generator=key[0]))
     return parts
 
 
 def _restored(resume: ResumePoint, key: StateKey, late: State | None, whole: State | None) -> tuple[Restored, str]:
-    """Whether a generator's state agrees at the start, its first draw, or one of `_MAX_LATER_STEPS` later starts."""
+    """Whether a generator's state was restored, and a remark: by its start states, else by a later common record.
+
+    Later records are its draws in the first common step, else its start states in the `_MAX_LATER_STEPS` steps after
+    that; the first that both have decides. UNSEEN where only one run has it on record, or had drawn from it, or none
+    follows.
+
+    Args:
+        resume: which run goes on from which.
+        key: generator, phase START, module and call.
+        late: its state as the resumed run begins; None without a record.
+        whole: its state in the other run then; None without a record.
+    """
     if late is None or whole is None:
         return Restored.UNSEEN, f"on record in {resume.whole if late is None else resume.late} only"
     if late[1] is not whole[1]:
@@ -724,8 +850,11 @@ _MAX_LATER_STEPS = 8
 """Steps in which a generator is looked for."""
 
 
-def _unused(key: StateKey, first: At, last: At) -> bool:
-    """Whether nothing drew from a generator between two different steps of a run, by equal states."""
+def _is_unused(key: StateKey, first: At, last: At) -> bool:
+    """Whether nothing drew from a generator from step `first` to step `last` of a run.
+
+    That is, no draw is on record in these two, and its states as they begin are equal. False where they are one step.
+    """
     states = first.random_states(), last.random_states()
     drawn = any(one[0] == key[0] and one[1] is not Phase.START for of in states for one in of)
     return not drawn and first.step != last.step and key in states[0] and states[0][key] == states[1].get(key)
@@ -735,9 +864,11 @@ def _unused(key: StateKey, first: At, last: At) -> bool:
 
 
 def place(resume: ResumePoint) -> Part:
-    """Whether the resumed run reads the same batches.
+    """Part: place in the data, by the batches of all common steps.
 
-    In its first step it may read others before, to get there. Without batches on record, root inputs decide.
+    Without batches on record, by inputs of root modules.
+
+    In its first step the resumed run may read others before, to get there. NO at the first step with another batch.
     """
     seen = 0
     for late, whole in resume.steps() if Kind.BATCH.value in resume.kinds else ():
@@ -763,7 +894,7 @@ def place(resume: ResumePoint) -> Part:
 
 
 def _inputs(side: At) -> dict[tuple[str, int, str], int]:
-    """Checksums of root modules' inputs by (FQN, call, path)."""
+    """Checksums of the observed inputs of root modules in a step, by (FQN, call, path)."""
     sites, batch = side.sites, side.batch
     return {
         (sites.fqn[number], int(sites.call[number]), sites.path[number]): int(batch.checksum[row])

@@ -393,9 +393,11 @@ _FIELD = re.compile(r"\{(\w+)")
 
 
 def _filled(template: str, fields: Mapping[str, Any]) -> str:
-    """A template with its fields; a part of it in brackets is dropped where a field in it is None, "" or 0.
+    """A template with its fields.
 
-    A field that is True shows nothing: it only keeps its part.
+    A part of it in square brackets is dropped if any field in it is missing, None, "" or 0.
+
+    A field that is True shows nothing: it only decides that its part stays.
     """
 
     def part(match: re.Match[str]) -> str:
@@ -406,9 +408,13 @@ def _filled(template: str, fields: Mapping[str, Any]) -> str:
 
 
 def finds(*reasons: str) -> Callable[[F], F]:
-    """Mark a function from the view of a divergence to findings as one that is asked of these reasons; `*` for all."""
+    """Decorator: register a function from a divergence's `View` to findings, to be asked for these reasons.
+
+    `*` for all.
+    """
 
     def registered(find: F) -> F:
+        """Register `find` and return it unchanged."""
         for reason in reasons:
             _FINDERS[reason].append(find)
         return find
@@ -417,24 +423,29 @@ def finds(*reasons: str) -> Callable[[F], F]:
 
 
 def all_found(reason: str, at: Any) -> list[Finding]:
-    """All findings on a divergence (a `View`), those of its reason first, in the order of the functions."""
+    """All findings on a divergence: of the functions registered for `reason`, then of those for `*`, in order.
+
+    Args:
+        reason: word of the divergence's reason.
+        at: its `View`.
+    """
     return [one for find in (*_FINDERS[reason], *_FINDERS["*"]) for one in find(at)]
 
 
 def found(code: str, **fields: Any) -> Finding:
-    """A finding with its certainty and text."""
+    """The finding with this code, its certainty and its words, filled with `fields`; KeyError for an unknown code."""
     certainty, template = _FINDINGS[code]
     said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
     return Finding(code, certainty, fields, _filled(template, said))
 
 
 def told(code: str, **fields: Any) -> str:
-    """The words of the answer that `_TOLD` has under a code."""
+    """The words of the answer (`_TOLD`) with this code, filled with `fields`; KeyError for an unknown code."""
     return _filled(_TOLD[code], fields)
 
 
 def left(codes: Iterable[str]) -> list[Finding]:
-    """A finding of certainty LEFT for each code, each once."""
+    """For each code, once, a finding of what is left where nothing is proved (certainty LEFT)."""
     return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
 
 
@@ -444,7 +455,15 @@ def often(count: int) -> str:
 
 
 def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False) -> str:
-    """A seeding or a draw before the first step: `normal_ of GPT.wte.weight (model.py:15)`."""
+    """A seeding or draw before the first step, in words: `normal_ of GPT.wte.weight (model.py:15)`.
+
+    Args:
+        by: the function; with `mode`, `train` or `eval`.
+        seed: the seed; "" for none. One that begins with `#` is left out.
+        name: the tensor or module; may be "".
+        line: `file:line`; may be "".
+        mode: whether it is a call of a module before the first step.
+    """
     at = f" ({line})" if line else ""
     if mode:
         return f"{name}, called in {by} mode before the first step{at}"
@@ -455,7 +474,14 @@ def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False)
 
 
 def sentence(head: str, findings: Sequence[Finding], likely: Sequence[str], rest: Sequence[str]) -> str:
-    """The sentences of an answer: its head with proved findings, else remaining causes; likely causes; `rest`."""
+    """The sentences of an answer: `head` with proved findings, else with what is left; then `likely`; then `rest`.
+
+    Args:
+        head: what diverges, without a stop.
+        findings: of them, those proved and those left are told.
+        likely: likely causes, as clauses.
+        rest: sentences that follow.
+    """
     proved, left = ([one.text for one in findings if one.certainty is it] for it in (Certainty.PROVED, Certainty.LEFT))
     why = f"; cause: {'; '.join(proved)}" if proved else f"; left: {', '.join(left)}" if left else ""
     also = f" Likely: {'; '.join(likely)}." if likely else ""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.terms.sites import columns
-from introspect_cli.compare.terms.watched import lists
+from introspect_cli.compare.terms.watched import is_list
 from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Sides:
 
     @cached_property
     def sites(self) -> tuple[Columns, Columns]:
-        """Site columns of a (renamed) and of b."""
+        """Sites of a, with FQNs renamed, and of b, as columns; computed once."""
         return columns(self.a.sites, self.rename), columns(self.b.sites)
 
 
@@ -99,7 +99,10 @@ class Paired:
         return len(self.rows_a)
 
     def __getitem__(self, place: int) -> tuple[StepEntry, StepEntry]:
-        """Index entries (a, b) of the common step at index `place`."""
+        """(index entry of a, index entry of b) of the common step at index `place`.
+
+        A negative one counts from the end.
+        """
         return self.a.entry(int(self.rows_a[place])), self.b.entry(int(self.rows_b[place]))
 
     def __iter__(self) -> Iterator[tuple[StepEntry, StepEntry]]:
@@ -107,12 +110,12 @@ class Paired:
 
     @property
     def steps(self) -> Ids:
-        """Numbers of the common steps in a."""
+        """Number of each common step in a, in order."""
         return np.asarray(self.a.entries["step"][self.rows_a], dtype=np.int64)
 
     @property
     def records(self) -> int:
-        """Number of a's records in the common steps."""
+        """Number of records that a has in the common steps; of combined ranks, in those that were read."""
         return self.a.rows_in(self.rows_a)
 
 
@@ -123,14 +126,14 @@ def pair_steps(
     wanted: Callable[[int], bool] | None,
     ends: tuple[int | None, int | None] = (None, None),
 ) -> Paired:
-    """Match steps of a and b by number, b's shifted by `offset`.
+    """Match steps of a and b by number.
 
     Args:
         a: reader of run a's rank; its `entries` are ascending.
         b: reader of run b's rank.
         offset: step k of b belongs to step k + offset of a.
-        wanted: which of a's steps count; None for all.
-        ends: the last step of a, and of b, that counts; None for all.
+        wanted: which steps count, by their number in a; None for all.
+        ends: the last step of a, and of b, that counts, each in its own count; None for all.
     """
     numbers_a, numbers_b = (
         (steps := reader.entries["step"].astype(np.int64))[: None if end is None else np.searchsorted(steps, end + 1)]
@@ -163,23 +166,35 @@ def pair_steps(
 
 
 def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
-    """The selected common steps; `tail_a` and `tail_b` leave out steps that the other capture was told not to record.
+    """The common steps that the options select.
 
-    They are 0 where the other run lists values, since its end is unknown.
+    `tail_a` and `tail_b` count only steps that the other capture was not told to leave out; 0 where the other run is a
+    list, whose end is unknown.
+
+    Args:
+        sides: both runs.
+        options: what counts.
+        offset: step k of b belongs to step k + offset of a.
     """
     wanted = options.wants_step if options.steps else None
     paired = pair_steps(sides.a, sides.b, offset, wanted, sides.ends)
     asked_a, asked_b = (manifest.get("options", {}).get("steps") for manifest in sides.manifests)
-    lists_a, lists_b = map(lists, sides.manifests)
+    lists_a, lists_b = map(is_list, sides.manifests)
     return replace(
         paired,
-        tail_a=0 if lists_b else _wanted(paired.only_a[len(paired.only_a) - paired.tail_a :], asked_b, offset),
-        tail_b=0 if lists_a else _wanted(paired.only_b[len(paired.only_b) - paired.tail_b :], asked_a, 0),
+        tail_a=0 if lists_b else _count_wanted(paired.only_a[len(paired.only_a) - paired.tail_a :], asked_b, offset),
+        tail_b=0 if lists_a else _count_wanted(paired.only_b[len(paired.only_b) - paired.tail_b :], asked_a, 0),
     )
 
 
-def _wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
-    """Number of `steps` that the capture schedule `asked` selects, after subtracting `offset`; all for no schedule."""
+def _count_wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
+    """How many of `steps`, after subtracting `offset`, a capture's schedule selects; all without a valid schedule.
+
+    Args:
+        steps: numbers of steps.
+        asked: the option `steps` of the capture; any value.
+        offset: the capture's numbers are as much smaller.
+    """
     if not isinstance(asked, str):
         return len(steps)
     from introspect_cli.schedule.rules import Schedule
@@ -191,13 +206,13 @@ def _wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
     return sum(wanted(step - offset) for step in steps)
 
 
-def words(entries: Entries, rows: Ids, name: str) -> Words:
-    """A 16-byte field of index entries as uint64 (n, 2)."""
+def digest_words(entries: Entries, rows: Ids, name: str) -> Words:
+    """A 16-byte field of these index entries (`digest`, `chain`) as uint64 (rows, 2)."""
     return np.frombuffer(np.ascontiguousarray(entries[name][rows]).tobytes(), dtype=np.uint64).reshape(-1, 2)
 
 
 def differing(paired: Paired) -> list[int]:
-    """Indices of common steps with unequal digests, in order."""
+    """Indices of the common steps whose digests are unequal, in order; only the index is read."""
     count = len(paired)
     if not count:
         return []
@@ -217,6 +232,6 @@ def differing(paired: Paired) -> list[int]:
             middle = (low + high) // 2
             low, high = (middle + 1, high) if same(middle) else (low, middle)
         start = low
-    digests_a = words(paired.a.entries, paired.rows_a[start:], "digest")
-    digests_b = words(paired.b.entries, paired.rows_b[start:], "digest")
+    digests_a = digest_words(paired.a.entries, paired.rows_a[start:], "digest")
+    digests_b = digest_words(paired.b.entries, paired.rows_b[start:], "digest")
     return [start + int(place) for place in np.flatnonzero((digests_a != digests_b).any(axis=1))]

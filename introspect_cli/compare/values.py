@@ -54,7 +54,16 @@ class Merge(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Statistics that add up when tensors are put together."""
+    """Statistics that follow from those of the parts when tensors are put together.
+
+    Attributes:
+        numel: number of elements.
+        low: smallest value.
+        high: largest value.
+        least: smallest absolute value.
+        total: sum.
+        squares: sum of squares.
+    """
 
     numel: int
     low: float
@@ -65,13 +74,19 @@ class Moments(NamedTuple):
 
 
 def merge_words(parts: str, whole: str, side: str) -> str:
-    """Clause that several modules (`parts`, a list in words) are one in run `side`."""
+    """Clause that several modules are one in run `side`.
+
+    Args:
+        parts: names of the several, as a list in words.
+        whole: name of the one.
+        side: `a` or `b`, the run that has the one.
+    """
     other = "a" if side == "b" else "b"
     return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
 
 
 def _moments_of_parts(parts: list[Moments]) -> Moments:
-    """Moments of the concatenation."""
+    """Moments of the tensor that at least one part, put together, makes."""
     return Moments(
         sum(part.numel for part in parts),
         min(part.low for part in parts),
@@ -83,7 +98,10 @@ def _moments_of_parts(parts: list[Moments]) -> Moments:
 
 
 def same_numbers(one: Moments, two: Moments) -> bool:
-    """Whether sizes and extrema are equal, and sums agree to `_SUM_TOLERANCE`; False for constants."""
+    """Whether two tensors may hold the same numbers in any order: size and extrema equal, sums to `_SUM_TOLERANCE`.
+
+    False for constants.
+    """
     if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
         return False
     spread = (one.numel * max(one.squares, two.squares)) ** 0.5
@@ -93,7 +111,7 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
 
 def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
-    """Moments of a record; None without statistics, or with NaNs or infinities."""
+    """Moments of a record; None without the statistics, or if it has NaNs or infinities."""
     names = ("min", "max", "absmin", "mean", "var")
     if any(name not in batch.floats for name in names):
         return None
@@ -106,14 +124,22 @@ def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
 
 
 def merges_of(table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
-    """Merges among the one-sided parameters of a step."""
+    """Merges among the parameters of a step that one run alone has.
+
+    Args:
+        table: the step.
+        layouts: of a and of b.
+    """
     return merges_between(
-        *(_tensors(table.alignment, half, of_run) for half, of_run in zip(table.halves, layouts, strict=True))
+        *(
+            _one_sided_parameters(table.alignment, half, of_run)
+            for half, of_run in zip(table.halves, layouts, strict=True)
+        )
     )
 
 
-def _tensors(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Moments]:
-    """Moments of a run's one-sided parameters, in order: start values, else those after the optimizer step."""
+def _one_sided_parameters(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Moments]:
+    """Moments of a run's one-sided parameters by name: of the start value, else of that after the optimizer step."""
     _, batch, sites, rows = half
     by_tensor: dict[str, Moments] = {}
     for phase in (Phase.START, Phase.OPTIMIZER):
@@ -127,12 +153,27 @@ def _tensors(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Mo
 
 
 def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:
-    """Merges of `one` into `two` and of `two` into `one`."""
+    """Merges of tensors of `one` (run a) into one of `two` (run b), then the other way round.
+
+    Args:
+        one: moments of a's tensors, in order.
+        two: moments of b's tensors, in order.
+    """
     return [*_merges(one, two, "b"), *_merges(two, one, "a")]
 
 
 def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
-    """Runs of 2 to `_MAX_PARTS` consecutive parts (siblings' tensors of one name) with the moments of a whole."""
+    """Merges of 2 to `_MAX_PARTS` tensors that follow one another into one with their moments.
+
+    Each tensor is used once.
+
+    Candidates are tensors of one name whose modules have one parent (`attn.q.weight`, `attn.k.weight`).
+
+    Args:
+        parts: moments of one run's tensors, in order.
+        wholes: moments of the other run's.
+        side: `a` or `b`, the run that has the wholes.
+    """
     families: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in parts:
         owner, _, leaf = name.rpartition(".")
@@ -177,7 +218,7 @@ class Value:
 
     @property
     def owner(self) -> str:
-        """FQN of the module that holds a parameter."""
+        """FQN of the module of a parameter or buffer; "" for a name without a dot."""
         return self.site.fqn.rpartition(".")[0]
 
 
@@ -198,13 +239,13 @@ class Parameters(NamedTuple):
 
     @property
     def transposed(self) -> int:
-        """Number of pairs with unequal checksums."""
+        """Number of pairs whose checksums are not equal: the same numbers in another order."""
         return sum(one.checksum != two.checksum for one, two in self.pairs)
 
 
 def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
-    """Pair parameters by checksum, then by moments, then as merges."""
-    pairs, *rest = _paired(one, two)
+    """Pair the parameters of a (`one`) with those of b (`two`): by checksum, else by moments, else as merges."""
+    pairs, *rest = _pair_up(one, two)
     merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
     used = {name for merge in merges for name in (*merge.parts, merge.whole)}
     only = [
@@ -214,8 +255,8 @@ def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
     return Parameters(tuple(pairs), tuple(merges), *only)
 
 
-def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
-    """Pairs with equal checksum, else equal moments; the rest of a; the rest of b."""
+def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
+    """(pairs by equal checksum, else by equal moments; rest of `one`; rest of `two`), where the rest has no partner."""
     index: dict[int, list[Value]] = defaultdict(list)
     for value in two:
         index[value.checksum].append(value)
@@ -234,7 +275,10 @@ def _paired(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Valu
 
 
 def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
-    """Name that a parameter is tied to, as either alias or target; "" for none."""
+    """The other name of a tied parameter: its target where `fqn` is the alias, else its first alias.
+
+    "" if it is not tied.
+    """
     owner, _, name = fqn.rpartition(".")
     for module in modules:
         for alias_name, target in module.tied.items():
@@ -266,7 +310,10 @@ class ValuePair(NamedTuple):
 
 
 def distinctive_values(reader: RankReader, step: int) -> list[Value]:
-    """Records of a step with distinctive, finite values, in sequence; evaluation and recomputation left out."""
+    """Records of a step with distinctive, finite values and statistics, in order of recording; reads the step.
+
+    Evaluation and recomputation are left out.
+    """
     batch, layouts = reader.read(step), Layouts(reader.layouts)
     values = []
     sequence, proves = batch.sequence, distinctive_rows(batch)
@@ -285,12 +332,12 @@ def distinctive_values(reader: RankReader, step: int) -> list[Value]:
 
 
 def forward_of(values: Iterable[Value]) -> list[Value]:
-    """Batches, inputs, outputs and losses among the values."""
+    """Of these values, batches, inputs, outputs and losses."""
     return [value for value in values if value.site.kind in _FORWARD]
 
 
 def parameters_of(values: Iterable[Value]) -> list[Value]:
-    """Start parameters among the values, the first of each name."""
+    """Of these values, parameters at the start of a step, the first of each name."""
     first: dict[str, Value] = {}
     for value in values:
         if value.site.kind is Kind.PARAM and value.site.phase is Phase.START:
@@ -299,13 +346,20 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
 
 
 def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
-    """The pair if checksums are equal, distance is at most `close`, or moments agree; None otherwise."""
+    """The two values as a pair if they agree, else None.
+
+    They do if checksums are equal, else if sketches are at most `close` apart, else by their moments
+    (`_moments_agree`).
+    """
     near = _Candidates([b]).near(a, close) if a.moments.numel == b.moments.numel else []
     return near[0] if near else None
 
 
 def sketch_distance(a: Value, b: Value) -> float | None:
-    """Relative L2 distance by sketches; None without sketches, for other sizes or zeros."""
+    """Relative L2 distance of two values by their sketches.
+
+    None if either has no sketch, they have other numbers of elements, or both are zero.
+    """
     if a.sketch is None or b.sketch is None or a.moments.numel != b.moments.numel:
         return None
     size = max(a.moments.squares, b.moments.squares) ** 0.5
@@ -313,7 +367,10 @@ def sketch_distance(a: Value, b: Value) -> float | None:
 
 
 def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
-    """Whether moments of at least 16 elements agree within `close`."""
+    """Whether the moments of two values of one size, of 16 elements at least, agree.
+
+    Extrema and means to `close` times the root mean square; mean squares to 2 `close`, relative to the larger.
+    """
     if one.numel != two.numel or one.numel < 16:
         return False
     size = (max(one.squares, two.squares) / one.numel) ** 0.5
@@ -326,9 +383,14 @@ def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
 
 
 def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
-    """By row of a, the nearest value of b that agrees.
+    """For each value of a that has one, by its row: the value of b that agrees and is nearest.
 
     Of equally near ones, the n-th is paired with the n-th: the third of five equal values with the third.
+
+    Args:
+        one: values of a, in order.
+        two: values of b, in order.
+        close: relative L2 distance up to which values agree.
     """
     sizes: dict[int, list[Value]] = defaultdict(list)
     for value in two:
@@ -347,10 +409,10 @@ def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> 
 
 
 class _Candidates:
-    """Values of one size, indexed by checksum and sketch."""
+    """Values of one number of elements, indexed by checksum and sketch."""
 
     def __init__(self, values: Sequence[Value]) -> None:
-        """Take values of one number of elements."""
+        """Build the index now; sketches are used only where every value has one."""
         self.values = values
         self.checksums: dict[int, list[Value]] = defaultdict(list)
         for value in values:
@@ -360,9 +422,10 @@ class _Candidates:
         self.squares = np.array([value.moments.squares for value in values])
 
     def near(self, value: Value, close: float) -> list[ValuePair]:
-        """Values that agree with `value`, nearest first.
+        """Pairs of `value` with each candidate that agrees, nearest first; [] for none.
 
-        All of equal checksum; without any, those within `close` by sketch; without any, those with equal moments.
+        All of equal checksum; if there are none, those at most `close` away by sketch; if there are none, those whose
+        moments agree.
         """
         equal = self.checksums.get(value.checksum)
         if equal:
@@ -386,9 +449,16 @@ _PORT_SHARE = 1 / 3
 
 
 def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed: bool = False) -> bool:
-    """Whether the runs share under a third of their names, and the comparison by name found only structure.
+    """Whether two runs are implementations of one model under other names.
 
-    A random state as first divergence counts as nothing found; so does a start value of another shape.
+    They share less than a third of the names of parameters and module values (of the run with fewer), and the first
+    divergence is only one of structure, of a random state, or a start value of another shape.
+
+    Args:
+        a: reader of run a's rank.
+        b: reader of run b's rank.
+        first: first divergence of comparing by name; None for none.
+        listed: whether a run is a list, for which the first divergence does not matter.
     """
     known = listed or first is None or first.reason == "structure" or first.site.kind is Kind.RNG
     named = None if known else first
@@ -451,7 +521,7 @@ class Flow(NamedTuple):
 
     @property
     def related(self) -> bool:
-        """Whether any parameter or module output is paired; batches alone do not count."""
+        """Whether anything is paired that tells that the runs are of one model: a parameter or a module's output."""
         shared = self.parameters.pairs or self.parameters.merges
         return bool(shared) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
 
@@ -459,7 +529,14 @@ class Flow(NamedTuple):
 def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
-    """Pair the values of one step of both runs."""
+    """Pair the values of one step of both runs; reads the step of both.
+
+    Args:
+        readers: of a rank of a and of b.
+        step: number of the step, in both.
+        close: relative L2 distance up to which values agree; of gradients, ten times that.
+        ordered: whether a's records, and b's, are in the order of computation.
+    """
     one, two = (distinctive_values(reader, step) for reader in readers)
     shared = parameters(parameters_of(one), parameters_of(two))
     forward = forward_of(one), forward_of(two)
@@ -482,14 +559,25 @@ def flow_of(
 
 
 def ends(values: Sequence[Value]) -> list[Value]:
-    """Outputs of the root module that ran last; of the last module where no root has any."""
+    """Outputs of the last call of the last root module; of the last call of any module where no root has outputs.
+
+    Args:
+        values: in order of recording.
+    """
     outputs = [value for value in values if value.site.kind is Kind.OUTPUT]
     roots = [value for value in outputs if "." not in value.site.fqn] or outputs
     return [root for root in roots if (root.site.fqn, root.site.call) == (roots[-1].site.fqn, roots[-1].site.call)]
 
 
 def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
-    """Modules whose parameters are all paired with one module's, with their outputs and inputs compared."""
+    """Pairs of outputs of modules whose parameters all have their partners in one module; inputs are compared too.
+
+    Args:
+        shared: which parameters are which.
+        one: values of a's forward pass, in order.
+        two: values of b's forward pass, in order.
+        close: relative L2 distance up to which values agree.
+    """
     partners: dict[str, str] = {}
     for first, second in shared.pairs:
         # A module whose parameters lie in several of the other run does what none of these does.
@@ -515,7 +603,7 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
 
 
 def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]]:
-    """Values by (kind, FQN, call)."""
+    """Values by (kind, FQN, call), each in the order given."""
     by_call: dict[tuple[Kind, str, int], list[Value]] = defaultdict(list)
     for value in values:
         by_call[value.site.kind, value.site.fqn, value.site.call].append(value)
@@ -525,7 +613,7 @@ def _by_call(values: Sequence[Value]) -> dict[tuple[Kind, str, int], list[Value]
 def _gradients(
     shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float
 ) -> list[tuple[Value, Value, bool]]:
-    """Gradients of paired parameters and whether they agree within ten times `close`, in sequence."""
+    """(gradient in a, gradient in b, whether they agree to ten times `close`) of paired parameters, in a's order."""
     sides = [{value.site.fqn: value for value in side if value.site.kind is Kind.GRAD} for side in (one, two)]
     pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
     both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]

@@ -22,17 +22,17 @@ import numpy as np
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn_one_sided_start
-from introspect_cli.compare.resumed import PLACE, Carried, lacks_start, resumed
+from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
     agreed_kinds,
+    has_updates,
+    is_training,
     nan_kinds,
     records_results,
     results_agree,
     results_known,
-    trains,
-    updates,
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
@@ -92,7 +92,7 @@ class Lead(NamedTuple):
 def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
-    """The record that leads the answer; None for the earliest of the step.
+    """The record that leads the answer; None where that is the earliest of the step.
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
@@ -134,7 +134,7 @@ def choose_lead(
 
 
 def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
-    """Whether a backward gradient of a module of both runs, or a backward operator, is among `before`."""
+    """Whether `before` has a backward gradient of a module that both runs have, or a result of a backward operator."""
     return any(
         (site.kind in FLOWING_BACK and all(site.fqn in tree for tree in step.modules))
         or (site.kind is Kind.OP_OUTPUT and site.phase is Phase.BACKWARD)
@@ -143,9 +143,16 @@ def _flows_in_one(step: Step, before: Iterable[Site]) -> bool:
 
 
 def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: Structure) -> bool:
-    """Whether a random state differs before a value, and something may have drawn from it since.
+    """Whether a random state differs before a value, and the value may come of drawing from it.
 
-    True if a draw differs, the script makes the value, start tensors differ, or not all draws were recorded.
+    It may if a draw in the step differs, the script itself makes the value, parameters or buffers differ as the step
+    begins, or not all draws were recorded.
+
+    Args:
+        step: the step.
+        effect: site of the value.
+        before: sites of the divergences before it.
+        earlier: what differed in structure in the steps before.
     """
     if not (earlier.random or any(site.kind is Kind.RNG for site in before)):
         return False
@@ -156,7 +163,7 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
 
 
 def is_drawn_from(step: Step, position: int) -> bool:
-    """Whether this is a start random state, and a later state of its generator differs in the step."""
+    """Whether the divergence is a random state at the start, and a later one of its generator differs in the step."""
     site = step.sites[position]
     if site.kind is not Kind.RNG or site.phase is not Phase.START:
         return False
@@ -167,9 +174,13 @@ def is_drawn_from(step: Step, position: int) -> bool:
 
 
 def has_new_values(causes: Table) -> bool:
-    """Whether a one-sided forward record has a checksum that the other run has nowhere.
+    """Whether any one-sided record before the backward pass brings a value that the other run does not have.
 
-    Also where a one-sided module has inputs but no recorded outputs. A wrapper or an identity brings none.
+    Outputs, results of operators, parameters and buffers bring one, by checksum; so does a one-sided module with inputs
+    but no outputs on record. A wrapper or an identity brings none.
+
+    Args:
+        causes: the step's table, with causes as its only diverging rows.
     """
     alignment = causes.alignment
     giving = [kind_code(kind) for kind in (Kind.OUTPUT, Kind.OP_OUTPUT, Kind.PARAM, Kind.BUFFER)]
@@ -203,10 +214,16 @@ _INDEPENDENT_REASONS = _LOCAL_REASONS | {"rng", "initial", "outside", "own_code"
 
 
 def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> list[tuple[int, Cause]]:
-    """Up to `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (loader, module class, reason).
+    """At most `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (`_cause_key`).
 
     Each is recorded by both runs, has the role ORIGIN for a reason in `_INDEPENDENT_REASONS`, evidence that is all
     EQUAL, and an effect. Later calls of a module do not count, nor start values where `first` is one.
+
+    Args:
+        step: the first diverging step.
+        positions: those of its divergences that are looked at, in order.
+        first: site of the first divergence.
+        cause: why that diverges.
     """
     seen = {_cause_key(step, first, cause)}
     others: list[tuple[int, Cause]] = []
@@ -233,14 +250,14 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
 
 
 def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
-    """The first `_MAX_JUDGED` positions, then as many of the optimizer phase."""
+    """The first `_MAX_JUDGED` of `positions`, then at most as many of the others that are in the optimizer phase."""
     yield from positions[:_MAX_JUDGED]
     left = [position for position in positions[_MAX_JUDGED:] if step.sites[position].phase is Phase.OPTIMIZER]
     yield from left[:_MAX_JUDGED]
 
 
 def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
-    """Key by which two origins have one cause: loader, class of module, or the reason alone."""
+    """What two origins with one cause have in common: the loader, the class of the module, or else the reason."""
     if cause.reason == "batch":
         return cause.reason, site.fqn
     if cause.reason in {"module", "own_code", "op", "buffer"}:
@@ -251,14 +268,21 @@ def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
 
 
 def _has_effect(step: Step, position: int, cause: Cause) -> bool:
-    """Whether an origin counts: a generator is drawn from, or an optimizer's hyper-parameters differ; else True."""
+    """Whether an origin counts: a random state if drawn from, an update if hyper-parameters differ, all else always."""
     if cause.reason == "rng":
         return is_drawn_from(step, position)
     return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.last_text))
 
 
 def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
-    """By position, a cause `resumed` for one divergence per lost part; {} but in a resumed run's first step."""
+    """By position, a cause with the reason `resumed`: for each part that a resumed run lost, one divergence of it.
+
+    Empty outside of a resumed run's first step.
+
+    Args:
+        step: the step.
+        resumption: what the resumed run restored; None where neither run is one.
+    """
     if resumption is None or not step.comparison.is_resume_step(step.number):
         return {}
     by_position = {}
@@ -271,7 +295,7 @@ def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
 
 
 def holds_part(site: Site, part: Part) -> bool:
-    """Whether a record holds this part of a checkpoint: its generator's start state, a batch, or optimizer state."""
+    """Whether a record is of this part of a checkpoint: its generator's start state, a batch, or an optimizer state."""
     if site.kind is Kind.RNG:
         return site.phase is Phase.START and part.generator == generator_of(site)
     if site.kind is Kind.BATCH:
@@ -283,14 +307,35 @@ def holds_part(site: Site, part: Part) -> bool:
 
 
 class Walk:
-    """State of the walk over one rank's differing steps."""
+    """Goes through one rank's differing steps and fills its `RankOutcome`; holds what is passed on from step to step.
+
+    Attributes:
+        counted: bool per union number, whether records of the site are counted.
+        structure: what differs in structure so far.
+        carried: what differs as the step after `last` begins.
+        resumed: whether the later run began with other values than the other had then.
+        last: number of the last step that was listed; None for none.
+        began: the first step in which only causes differed; None for none.
+        new_values: whether one of these causes brought a value that the other run has nowhere.
+        learned: what the steps so far have shown.
+        one_sided: (index, table) of the first step in which only causes differed and results do not agree; None for
+            none.
+    """
 
     def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
-        """Start at no step; `counted` masks the sites of a that count."""
+        """Prepare for the first step; opens none, but compares what both runs began with.
+
+        Sets the outcome's `structure`, and its `resumption` where everything is compared.
+
+        Args:
+            comparison: the rank of both runs.
+            outcome: is filled.
+            counted: mask of a's sites whose records are counted.
+        """
         self.counted = np.append(counted, np.zeros(comparison.alignment.size - len(counted), np.bool_))
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
         self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
-        self.carried = resumed(comparison, comparison.offset)
+        self.carried = carried_at_resume(comparison, comparison.offset)
         self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
         if self.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
@@ -303,16 +348,20 @@ class Walk:
             outcome.resumption = comparison.resumption
 
     def run(self, places: Sequence[int]) -> None:
-        """Walk the steps at these indices and fill the outcome.
+        """Open the steps at these indices one after the other, and fill the outcome.
 
-        Stops at the first divergence for training or evaluation alone; else after `options.later` records beyond it,
-        unless a map or all divergences are wanted.
+        Stops at the first divergence if only training or only evaluation is compared. Otherwise, unless a map or all
+        divergences are wanted, stops once more than `options.later` records were opened from the diverging step on; the
+        outcome then has only the steps up to there.
+
+        Args:
+            places: indices of common steps, in order.
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
         one, two = self.comparison.a, self.comparison.b
         for reader, rows in ((one, self.outcome.paired.rows_a), (two, self.outcome.paired.rows_b)):
             reader.prefetch(rows[list(places)].tolist())
-        for place, table in self._opened(places):
+        for place, table in self._opened_steps(places):
             if (table.diverging & table.chosen).any():
                 self._list_step(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
@@ -321,13 +370,16 @@ class Walk:
                 records = len(table.a) * len(one.readers) + len(table.b) * len(two.readers)
                 outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
-                    outcome.cut(place + 1)
+                    outcome.keep_first(place + 1)
                     break
         if outcome.first is None and self.one_sided is not None:
             self._list_step(*self.one_sided, structure=True)
 
-    def _opened(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
-        """(index, table) of each step in `places` after all passes; with noise runs all steps are learned from."""
+    def _opened_steps(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
+        """(index, table after all passes) of each step in `places`; also counts its records.
+
+        With noise runs all common steps are gone through, since they raise the floors.
+        """
         opened, floors = set(places), self.comparison.floors
         for place in range(len(self.outcome.paired)) if floors else places:
             entry_a, entry_b = self.outcome.paired[place]
@@ -340,14 +392,14 @@ class Walk:
                 yield place, table
 
     def _table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
-        """Table of a step after `pair` and all passes, and what was learned."""
+        """(table of a step after `pair` and all passes, what is known after it); changes nothing of this walk."""
         table, learned = pair(self.comparison, step_a, step_b), self.learned
         for step_pass in PASSES:
             table, learned = step_pass(table, learned, self.comparison)
         return table, learned
 
     def _raise_floors(self, entry_a: StepEntry) -> None:
-        """Raise each noise run's floor by this step, where its digest differs."""
+        """Raise the floor of each noise run that has this step with another digest than a; reads the step of both."""
         comparison = self.comparison
         for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
             if entry_a.step not in reader:
@@ -362,7 +414,10 @@ class Walk:
     # --- counts
 
     def _count_passed(self, table: Table) -> None:
-        """Add the step's agreeing, tolerated and unobserved records to the tally."""
+        """Add the step's equal, tolerated and unobserved records to the outcome's tally.
+
+        Also notes the first of the tolerated and of the unused ones, and a step in which only one run evaluates.
+        """
         comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
         both = self.counted[table.site] & ~table.one_sided
         equal = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum())
@@ -383,24 +438,27 @@ class Walk:
         self._count_unseen(table)
 
     def _narrow_results(self, table: Table) -> None:
-        """Narrow the kinds of results that agree in all steps.
+        """Narrow the outcome's `results` (kinds that agree in all steps) and `results_known` by this step.
 
-        Steps after the last training that hold no results, or no update, do not count. Kinds that are NaN throughout
-        from the first step on are `hidden`.
+        A step that trains nothing does not count, but for the first; one without an update does not narrow `results`.
+        `hidden` becomes the kinds that are NaN throughout in this step, until it was empty once.
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
             outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
-        if outcome.results is not None and not trains(table):
+        if outcome.results is not None and not is_training(table):
             return
-        if self.comparison.entire and outcome.results_known is not Known.DIFFERS:
+        if self.comparison.is_entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table) - outcome.hidden
-            if outcome.results is None or updates(table):
+            if outcome.results is None or has_updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
             outcome.results_known = worst_of((outcome.results_known, results_known(table)))
 
     def _count_unseen(self, table: Table) -> None:
-        """Add records NOT_SEEN to the tally: those listed elsewhere, and those unobserved in one run or both."""
+        """Add the step's NOT_SEEN records to the tally: what a list lacks, and what was unobserved in one run or both.
+
+        Notes the first that only one run could see in `blind_site`.
+        """
         unseen = table.chosen & (table.state == NOT_SEEN)
         lost = np.flatnonzero(unseen & (table.because == Because.LISTED))
         self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
@@ -418,16 +476,22 @@ class Walk:
     # --- divergences
 
     def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
-        """Count a diverging step and list its divergences up to the limit.
+        """Count a diverging step, and list its divergences as far as the limit goes.
 
-        A step in which only causes differ is skipped, unless `structure`.
+        Of the first such step also the divergence that leads and the other origins. A step in which only causes differ
+        is added to the structure alone.
+
+        Args:
+            place: index of the step among the common ones.
+            table: the step after all passes.
+            structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
-        chosen = table if comparison.entire else table.keeping(table.chosen)
-        if comparison.entire and outcome.agreed != frozenset():
+        chosen = table if comparison.is_entire else table.keeping(table.chosen)
+        if comparison.is_entire and outcome.agreed != frozenset():
             kinds = agreed_kinds(table) - outcome.hidden
             outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
-        if not structure and self._only_causes(place, chosen):  # else no result says that it changed nothing
+        if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
         self.outcome.tally.update(
             steps_diverged=1, diverged=chosen.diverged, only_a=len(chosen.only_a), only_b=len(chosen.only_b)
@@ -449,38 +513,47 @@ class Walk:
         if begins and comparison.causes is not None:
             lead = choose_lead(step, positions, self.structure, self.began, new_values=self.new_values)
             if lead is not None:
-                self._append(lead.step, lead.position)
+                self._append_divergence(lead.step, lead.position)
                 positions = [position for position in positions if position != lead.stands_for]
         lost = shown_losses(step, outcome.resumption) if begins else {}
         for position in positions:
             room = limit is None or len(outcome.listed) < limit or (begins and self.options.whole_step)
             if outcome.first is not None and not room:
                 break
-            self._append(step, position, lost.get(position) if outcome.first is not None else None)
+            self._append_divergence(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
             self._add_origins(step, positions)
-        self.carried, self.last = carried.after(table, comparison.ended), table.step
+        self.carried, self.last = carried.after(table, comparison.recorded_after_steps), table.step
 
     def _step_before(self, table: Table) -> tuple[Table | None, Carried]:
-        """(table of the previous step or None, differences that this step begins with)."""
+        """(table of the previous step, or None if either run lacks it; what differs as this step begins)."""
         comparison = self.comparison
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
-            return None, self.carried if self.last is None else self.carried.lasting(comparison.ended)
+            return None, self.carried if self.last is None else self.carried.lasting(comparison.recorded_after_steps)
         before, _ = self._table_at(step_a, step_b)
         if self.last == step_a:
             return before, self.carried
-        carried = self.carried.after(before, comparison.ended)
+        carried = self.carried.after(before, comparison.recorded_after_steps)
         carried.rng |= {name for name, step in self.structure.random.items() if step < table.step}
         return before, carried
 
-    def _only_causes(self, place: int, table: Table) -> bool:
-        """Add the step's causes to the structure; whether nothing but causes differs."""
+    def _add_causes(self, place: int, table: Table) -> bool:
+        """Add the step's causes to the structure; returns whether it has any and nothing but causes differs.
+
+        In that case also sets, as far as unset, `began` and `new_values`. Before the first divergence, where results do
+        not show that nothing changed, it sets `one_sided`, or without any results on record `unrecorded` of the
+        outcome.
+
+        Args:
+            place: index of the step among the common ones.
+            table: its table, with only what was selected diverging.
+        """
         causes = table.keeping(table.cause)
         if self.comparison.causes is None or not causes.diverged:
             return False
-        self.structure.see(causes, self.comparison.layouts)
+        self.structure.add_causes(causes, self.comparison.layouts)
         if causes.diverged < table.diverged:
             return False
         outcome = self.outcome
@@ -494,8 +567,17 @@ class Walk:
                 outcome.unrecorded = table.step
         return True
 
-    def _append(self, step: Step, position: int, cause: Cause | None = None) -> None:
-        """Append one divergence, judged unless `cause` is given; the first becomes the outcome's first."""
+    def _append_divergence(self, step: Step, position: int, cause: Cause | None = None) -> None:
+        """Add one divergence to the outcome's list, judged here unless `cause` is given.
+
+        If it is the first, also sets `first`, `cause` and `step` of the outcome, and `step.resumed` to False after
+        judging.
+
+        Args:
+            step: the step in which it lies.
+            position: its place among the step's divergences.
+            cause: its cause; None to judge it.
+        """
         outcome = self.outcome
         cause = cause or judge(step, position)
         divergence = divergence_at(step, position, cause)
@@ -505,7 +587,12 @@ class Walk:
         outcome.listed.append(divergence)
 
     def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
-        """Set the outcome's first shared divergence and the other origins of the step."""
+        """Set the outcome's `shared` and add to its `origins`, by divergences of the first diverging step.
+
+        Args:
+            step: that step.
+            positions: those of its divergences that are looked at, in order.
+        """
         first, cause = self.outcome.first, self.outcome.cause
         if first is None or cause is None:
             return
@@ -520,7 +607,7 @@ class Walk:
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:
-    """Compare one rank, or all as one, over all common steps."""
+    """Compare one rank, or all as one, over all common steps; the noise in `comparison.floors` is raised by that."""
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
     outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
     outcome.match, outcome.gathered = comparison.match, comparison.gathered
@@ -535,7 +622,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
     seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
-    if seeds and (measured := _measured(comparison, paired)):
+    if seeds and (measured := _count_measured(comparison, paired)):
         outcome.reach = Reach(tuple(seeds), measured, len(paired), outcome.learned.furthest, outcome.learned.left)
     outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
     records = paired.records  # ranks as one know it of what was read
@@ -556,15 +643,21 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     return outcome
 
 
-def _measured(comparison: Comparison, paired: Paired) -> int:
-    """Number of compared steps that any perturbed run has."""
+def _count_measured(comparison: Comparison, paired: Paired) -> int:
+    """Number of compared steps that at least one perturbed run has."""
     both = zip(comparison.noise, comparison.floors, strict=True)
     perturbed = [reader for (reader, _), floor in both if floor.seed is not None]
     return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
 def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:
-    """Whether a step has outputs, none observed, and neither loss nor gradient."""
+    """Whether a step has outputs but none that was observed, and neither a loss nor a parameter's gradient.
+
+    Args:
+        batch: records of the step.
+        sites: the run's sites.
+        counted: mask of sites whose outputs count.
+    """
     kinds, chosen = sites.kind[np.asarray(batch.site)], counted[np.asarray(batch.site)]
     outputs = chosen & (kinds == kind_code(Kind.OUTPUT))
     shows = (outputs & ~unseen(batch)) | of_kinds(kinds, (Kind.LOSS, Kind.GRAD))

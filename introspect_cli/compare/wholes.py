@@ -50,9 +50,13 @@ _Names = frozenset[tuple[str, str]]
 
 
 def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
-    """Whether each rank has its partner in the other run with the same parts of every tensor.
+    """Whether each rank has a partner in the other run with the same parts of every tensor that both runs have.
 
-    Tensors that one run alone has do not count.
+    Args:
+        a: run a.
+        b: run b.
+        pairs: readers of the ranks that both have.
+        work: runs tasks in other processes; None to look at all ranks here.
     """
     if a.world_size != b.world_size or bool(a.combined_ranks) != bool(b.combined_ranks):
         return False
@@ -78,7 +82,7 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
 
 
 def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether parameters and gradients of both runs are parts, or not, alike, in the first common step."""
+    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have."""
     if not (_parts(one) or _parts(two)):
         return True  # no step has to be read
     step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
@@ -87,7 +91,7 @@ def _cut_alike(one: RankReader, two: RankReader) -> bool:
 
 
 def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
-    """By (kind, FQN) of parameters and gradients, whether the rank has only a part."""
+    """By (kind, FQN) of the parameters and gradients of a step, whether the rank has only a part; reads the step."""
     batch, sites = reader.read(step), reader.sites
     return {
         (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
@@ -97,24 +101,32 @@ def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]
 
 
 def _states_of_task(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """`_states_of` for the ranks of a task."""
+    """`_states_of` the ranks of a task, whose runs it opens."""
     with task.opened() as [a, b]:
         return _states_of([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
 
 
 def _states_of(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """(whether each pair has equal sets of parts, pairs of names of parameters and optimizer states)."""
+    """(whether both readers of each pair have the same parts, names of parameters and states of each pair: (a, b)).
+
+    Stops at the first pair for which that is not so.
+    """
     states: set[tuple[_Names, _Names]] = set()
     names: dict[int, _Names] = {}
     for one, two in pairs:
         if _parts(one) != _parts(two):
             return False, states
-        states.add((_state(one.sites, names), _state(two.sites, names)))
+        states.add((_state_names(one.sites, names), _state_names(two.sites, names)))
     return True, states
 
 
-def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
-    """(FQN, kind) of parameters and optimizer states; cached by site table."""
+def _state_names(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
+    """(FQN, kind) of the parameters and optimizer states in a site table.
+
+    Args:
+        sites: the table.
+        kept: answers so far, by the table's `id`; is added to.
+    """
     if id(sites) not in kept:
         names = zip(sites.fqn, sites.kind, strict=True)
         kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATE_KINDS)
@@ -122,7 +134,7 @@ def _state(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
 
 
 def _parts(reader: Reader) -> frozenset[object]:
-    """(shape, part) of all layouts that are parts."""
+    """(shape, part) of each layout of a reader that is a part of a tensor."""
     return frozenset((layout.shape, layout.part) for layout in reader.layouts if layout.part is not None)
 
 
@@ -161,22 +173,22 @@ class Microbatches:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Samples of each microbatch of the first common step."""
+        """Samples of each microbatch of the first common step; () where these are not on record."""
         return tuple(micro.samples for micro in self.first)
 
     @property
     def elements(self) -> int:
-        """Total elements of the inputs in the first common step."""
+        """Elements of all inputs of the first common step together; 0 where these are not on record."""
         return sum(micro.elements for micro in self.first)
 
     @property
     def usual(self) -> int:
-        """Microbatches of the first common step, else the maximum of all steps."""
+        """How many microbatches the first common step has; where that is not on record, the most of any step."""
         return len(self.first) or self.number
 
     @property
     def words(self) -> str:
-        """`4 microbatches of 2 samples`, `8 samples at once`, `4 samples, one at a time`."""
+        """In words: `4 microbatches of 2 samples`, `8 samples at once`, `4 samples, one at a time`."""
         sizes = list(dict.fromkeys(self.sizes))
         if self.singly:
             return f"{len(self.sizes)} samples, one at a time"
@@ -190,13 +202,23 @@ class Microbatches:
 
 
 def microbatches_of(reader: RankReader, root: str, step: int | None, number: int) -> Microbatches:
-    """Microbatches of a rank in a step, by the inputs of module `root`."""
-    first = [] if step is None else _of_rank(reader, root, step)
+    """How a rank divides the batch of a step, by the calls of module `root`; reads the step.
+
+    Args:
+        reader: of the rank.
+        root: the module, by the run's own name.
+        step: the step; None for none, so that samples are unknown.
+        number: forward passes of a step, at most.
+    """
+    first = [] if step is None else _microbatches_of_rank(reader, root, step)
     return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
 def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
-    """`cut` with each microbatch as one sample, if `other` has fewer, with batches of such shapes; else unchanged."""
+    """`cut`, with each microbatch as a single sample if its shape is that of one sample of `other`; else unchanged.
+
+    Only where `other` has fewer microbatches.
+    """
     wholes = {micro.shape[1:] for micro in other.first}
     if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
         return cut
@@ -204,13 +226,23 @@ def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
 
 
 def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
-    """Microbatches of a step on each rank; with one sample each if `rule.singly`."""
-    ranks = [_of_rank(rank, root, step) for rank in reader.readers]
+    """Microbatches of a step on each rank; reads the step.
+
+    Args:
+        reader: of all ranks.
+        root: the module whose calls they are, by the run's own name.
+        step: number of the step.
+        rule: how the run takes a batch; with `singly` each microbatch is one sample.
+    """
+    ranks = [_microbatches_of_rank(rank, root, step) for rank in reader.readers]
     return [[micro._replace(samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
 
 
-def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
-    """One microbatch per call of `root`, by its first input or output, with tokens where all calls tell."""
+def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+    """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
+
+    Tokens are those of the first gradient at a module's output; 0 in all unless each call tells them.
+    """
     sites, batch = reader.sites, reader.read(step)
     given: dict[int, tuple[int, ...]] = {}
     tokens: dict[int, int] = {}
@@ -224,7 +256,7 @@ def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
         elif kind == Kind.GRAD_OUTPUT.value and len(shape) > 1 and "zeros" in batch.counts:
             last = last or fqn
             if fqn == last and call not in tokens:
-                tokens[call] = _counted(shape, int(batch.counts["zeros"][row]))
+                tokens[call] = _nonzero_rows(shape, int(batch.counts["zeros"][row]))
     exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
     return [
         Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0, shape)
@@ -232,14 +264,22 @@ def _of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     ]
 
 
-def _counted(shape: tuple[int, ...], zeros: int) -> int:
-    """Rows of a gradient that are not all zero; 0 where zeros do not fill whole rows."""
+def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
+    """Rows of a gradient of this shape that are not all zero, if all its zeros fill whole rows; else 0.
+
+    Args:
+        shape: of the gradient; the last dimension is a row.
+        zeros: number of its zeros; negative if unknown.
+    """
     rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
 def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
-    """Numbers (means) recorded at a site, per rank, in order of calls."""
+    """Numbers (means of tensors) recorded at a site in a step: a list per rank, in order of calls.
+
+    NaN without statistics.
+    """
     of_ranks = []
     for rank in reader.readers:
         sites, batch = rank.sites, rank.read(step)
@@ -253,7 +293,7 @@ def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
 
 
 def most_calls(reader: Reader, kinds: Collection[str]) -> int:
-    """Largest number of calls in a step of any site of these kinds."""
+    """Largest number of calls in a step, over all ranks, of any site of these kinds (values of `Kind`); 1 for none."""
     most = 0
     for rank in reader.readers:  # calls may be folded in a whole
         calls, kind_of = rank.sites.call, rank.sites.kind
@@ -262,7 +302,7 @@ def most_calls(reader: Reader, kinds: Collection[str]) -> int:
 
 
 def losses_of(reader: RankReader, step: int) -> int:
-    """Number of loss records in a step."""
+    """Number of records of losses that a rank has in a step."""
     return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())
 
 
@@ -298,12 +338,12 @@ class Splits:
 
     @property
     def assumed(self) -> bool:
-        """Whether sample counts are missing in either run, so that the number of losses decides."""
+        """Whether the samples of either run are not on record, so that numbers of losses decide."""
         return not (self.a.sizes and self.b.sizes)
 
     @property
     def folded(self) -> bool:
-        """Whether calls of either run are put together."""
+        """Whether calls are put together in either run."""
         return any(self.folds)
 
 
@@ -324,7 +364,18 @@ class Wholes(NamedTuple):
 def wholes_of(
     a: Run, b: Run, options: DiffOptions, work: Work | None = None, match: Correspondence | None = None
 ) -> Wholes | None:
-    """Both runs as wholes; None where ranks are alike and batches are cut alike (or `strict`)."""
+    """Both runs with ranks and calls put together; None where they can be compared rank by rank and call by call.
+
+    That is, each rank has its partner, and batches are cut alike or `strict` is given. The tolerance in `options` is
+    set for runs of different layouts, if none is given.
+
+    Args:
+        a: run a.
+        b: run b.
+        options: what counts.
+        work: runs tasks in other processes; None to do all here.
+        match: which name of a is which of b, if that was looked for.
+    """
     splits = _splits_of(a, b, work, match)
     if splits.alike and (options.strict or not splits.differ):
         return None
@@ -340,13 +391,13 @@ def wholes_of(
 
 
 def autocasts(run: Run) -> bool:
-    """Whether autocast to bfloat16 or float16 is among a run's settings."""
+    """Whether a run's settings have autocast to bfloat16 or float16."""
     words = str(run.settings.document("autocast").get("autocast", "")).replace(",", "").split()
     return not _COARSE.isdisjoint(words)
 
 
 def _in_tf32(run: Run, reader: Reader) -> bool:
-    """Whether TF32 is on for matrix products (or convolutions, if there are any), and a CUDA tensor is on record."""
+    """Whether a run with a tensor on a GPU allows TF32 for matrix products, or, if it has any, for convolutions."""
     switches = run.settings.document("runtime")
     convolves = any(module.module_class.startswith("Conv") for module in reader.modules)
     asked = switches.get("matmul_allow_tf32") or (convolves and switches.get("cudnn_allow_tf32"))
@@ -354,7 +405,14 @@ def _in_tf32(run: Run, reader: Reader) -> bool:
 
 
 def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence | None = None) -> Splits:
-    """How two runs are split, by their ranks' layouts and numbers of calls."""
+    """How two runs are split over ranks and microbatches, by their layouts and numbers of calls.
+
+    Args:
+        a: run a.
+        b: run b.
+        work: runs tasks in other processes; None to look at all ranks here.
+        match: which name of a is which of b, if that was looked for.
+    """
     pairs = [(a.rank(rank), b.rank(rank)) for rank in a.ranks if rank in b.ranks]
     every = [[run.rank(rank) for rank in run.ranks] for run in (a, b)]
     first_a, first_b = (run.rank(run.recorded[0]) for run in (a, b))
@@ -363,7 +421,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
         return Splits(Microbatches(1), Microbatches(1), ({}, {}), alike=True)  # the same calls of all that they call
     rename = (match.rename if match is not None else None) or str
     one, two = _MostCalls(every[0], a.stages, rename), _MostCalls(every[1], b.stages)
-    root = _root(one.modules, two.modules)
+    root = _common_root(one.modules, two.modules)
     numbers = (one.modules[root], two.modules[root]) if root else (one.losses or 1, two.losses or 1)
     of_a = {(key[0], one.its_name(key[1])): fold for key, fold in _folds(one, two, *numbers).items()}
     folds = of_a, _folds(two, one, *numbers[::-1])
@@ -378,11 +436,23 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
 
 
 class _MostCalls:
-    """Largest number of calls per step of everything a run calls."""
+    """Largest number of calls in a step of everything that a run calls, by name.
+
+    Attributes:
+        most: by (whether it is of evaluation, FQN under b's name), the number.
+        batches: those of these keys that are loaders.
+    """
 
     def __init__(
         self, readers: Iterable[RankReader], every: Mapping[int, Stages], rename: Callable[[str], str] = str
     ) -> None:
+        """Go through the sites of all ranks now; no step is read.
+
+        Args:
+            readers: of the run's ranks.
+            every: the pipeline stages of ranks that are some.
+            rename: changes the run's own names to b's.
+        """
         self._its_names: dict[str, str] = {}
         self.most: dict[tuple[bool, str], int] = {}
         self.batches: set[tuple[bool, str]] = set()
@@ -402,24 +472,31 @@ class _MostCalls:
                     self._modules[fqn] = self.most[key]
 
     def its_name(self, fqn: str) -> str:
-        """The run's own name of an FQN under b's name."""
+        """The run's own name for what b calls `fqn`; `fqn` itself where it has none."""
         return self._its_names.get(fqn, fqn)
 
     @cached_property
     def modules(self) -> dict[str, int]:
-        """Largest number of training calls by module."""
+        """By name of a module with a training forward pass, its largest number of training calls in a step."""
         return {name: self.most[False, name] for name in self._modules if (False, name) in self.most}
 
     @property
     def losses(self) -> int:
-        """Largest number of losses in a step."""
+        """Largest number of losses in a step of training; 0 for none."""
         return self.most.get((False, "loss"), 0)
 
 
 def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> dict[tuple[bool, str], int]:
-    """Calls per microbatch by (evaluation, FQN), for what is to be put together.
+    """How many calls in a row one microbatch makes, by (evaluation, FQN), of what is to be put together.
 
-    `number` and `others` are the microbatches of the two runs.
+    Left out is what both runs call equally often; batches and one-sided names if both runs have as many microbatches,
+    or of evaluation; and one-sided names that are called once.
+
+    Args:
+        called: calls of the run.
+        other: calls of the other run.
+        number: microbatches of the run.
+        others: microbatches of the other run.
     """
     folds: dict[tuple[bool, str], int] = {}
     for key, times in called.most.items():
@@ -436,8 +513,13 @@ def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> d
     return folds
 
 
-def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """The outermost module of both runs, preferably one called differently often; "" for none."""
+def _common_root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """The outermost module that both runs call, if possible one they call differently often; "" for none.
+
+    Args:
+        a: number of calls by module of a.
+        b: number of calls by module of b.
+    """
     both = [name for name in a if name in b]
     depth = min((name.count(".") for name in both), default=0)
     outer = [name for name in both if name.count(".") == depth]
@@ -447,8 +529,13 @@ def _root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
 def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -> bool:
     """Whether the runs cut the same batch into different microbatches.
 
-    In one layout: numbers differ and samples or elements add up equally; without inputs on record, numbers of losses
-    differ.
+    False if they make as many forward passes; else True if ranks have no partners. Else numbers of microbatches have to
+    differ, and samples or elements to add up equally; where these are not on record, numbers of losses have to differ.
+
+    Args:
+        readers: of the first rank of a and of b.
+        splits: what is known so far.
+        step: the first common step.
     """
     one, two = splits.a, splits.b
     if one.number == two.number:
@@ -468,7 +555,14 @@ def _cut_differently(readers: Iterable[RankReader], splits: Splits, step: int) -
 
 
 def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
-    """Note on what is compared across layouts, without its final stop."""
+    """Note on how runs of different layouts are compared, without its stop.
+
+    Args:
+        a: run a.
+        b: run b.
+        options: with the tolerance that is used.
+        splits: how both are split.
+    """
     folded = ", calls of a module are taken together" if splits.folded else ""
     sizes = [count(run.world_size, "rank") if run.world_size > 1 else "one process" for run in (a, b)]
     sizes = [f"{size}{' put together' * bool(run.combined_ranks)}" for size, run in zip(sizes, (a, b), strict=True)]

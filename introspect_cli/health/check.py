@@ -172,7 +172,7 @@ def _check_result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ran
         hits = [hit for several, _ in answers for hit in several]
         lacking = [need for _, needs in answers for need in needs] if answers else ["a rank with records"]
         if hits:
-            findings.append(folded(rule, hits))
+            findings.append(finding_of(rule, hits))
         if len(lacking) < len(answers):
             checked.append(rule.id)
         else:
@@ -197,7 +197,7 @@ def _apply_rule(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
     return hits if rule.over_ranks else [replace(hit, rank=subject.rank) for hit in hits], []
 
 
-def folded(rule: Rule, hits: list[Hit]) -> Finding:
+def finding_of(rule: Rule, hits: list[Hit]) -> Finding:
     """One finding of all hits of a rule: the earliest, with the other hits' sites in `also`."""
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.findings import Hit, Level, observed, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.records import Kind
 from introspect_cli.store.write.launch import IN_FLIGHT
 from introspect_cli.texts import clean, count
@@ -205,6 +205,6 @@ def collectives(ranks: Ranks) -> Iterator[Hit]:
     """
     collectives = ranks.of(Collectives)
     under_way = _find_under_way(list(ranks.readers.values()))
-    observed(collectives.seen or under_way, "collectives (capture --record default,collective)")
+    require(collectives.seen or under_way, "collectives (capture --record default,collective)")
     hits = chain(collectives.mismatched.values(), under_way)
     yield from sorted(hits, key=lambda hit: hit.step)

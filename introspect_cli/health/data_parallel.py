@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.equal import get_other_samples, is_data_parallel, passed_back
-from introspect_cli.health.findings import Hit, Level, observed, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress, uneven_ends
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count, rank_list
@@ -49,7 +49,7 @@ class RankInputs(Gathered):
         self.averaged: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare batches and inputs of each two ranks, and gradients with what the backward passes gave."""
+        """Compare batches and inputs of each two ranks, and gradients with what the backward passes gave; notes all."""
         inputs = [number for number in now.of(Kind.INPUT, Phase.FORWARD) if "." not in now.sites[number].fqn]
         for pairs, numbers in ((self.batches, now.of(Kind.BATCH, Phase.DATA)), (self.inputs, inputs)):
             for number in numbers:
@@ -119,7 +119,7 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     """
     given = ranks.of(RankInputs)
     drawn = given.batches or (given.inputs if ranks.groups else {})
-    observed(drawn and is_data_parallel(ranks), "data-parallel ranks and their batches")
+    require(drawn and is_data_parallel(ranks), "data-parallel ranks and their batches")
     # Of one batch, each rank may take its stretch: models that are not given the same.
     taking_shares = {pair for pair, (same, every, _) in given.inputs.items() if same < every}
     site, what, call = ("batch", "batch", "draw") if given.batches else ("input", "inputs", "call")
@@ -145,7 +145,7 @@ def uneven_batches(ranks: Ranks) -> Iterator[Hit]:
     ends = [replace(hit, evidence=f"{hit.evidence}: {why}") for hit in uneven_ends(ranks)] if is_used_up(ranks) else []
     yield from ends
     given = ranks.of(RankInputs)
-    observed(
+    require(
         (ends or given.batches or given.inputs) and is_data_parallel(ranks), "data-parallel ranks and their batches"
     )
     if given.sizes is not None:
@@ -188,7 +188,7 @@ def summed_gradients(ranks: Ranks) -> Iterator[Hit]:
     """
     given = ranks.of(RankInputs)
     needs = "gradients of biases or embeddings of data-parallel ranks, and of their modules' outputs"
-    observed(given.summed or given.averaged, f"{needs} (capture --record default)")
+    require(given.summed or given.averaged, f"{needs} (capture --record default)")
     mean = f"; that of {min(given.averaged)} is the mean" if given.averaged else ""
     for fqn, step in given.summed.items():
         evidence = (

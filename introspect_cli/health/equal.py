@@ -23,7 +23,7 @@ import numpy as np
 
 from introspect_cli.health.aligned import AlignedStep, Difference, Gathered, Ledger, Ranks
 from introspect_cli.health.collectives import Collectives
-from introspect_cli.health.findings import Hit, Level, observed, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
 from introspect_cli.store.format.batch import scale_between
@@ -124,7 +124,7 @@ class Equal(Gathered):
             NotObservedError: nothing was compared, and `needs`, which is the message, is not "".
         """
         ledger = self.ledgers[row]
-        observed(not needs or ledger.times[1], needs)
+        require(not needs or ledger.times[1], needs)
         return ledger
 
     @cached_property
@@ -510,9 +510,9 @@ def buffers_differ(ranks: Ranks) -> Iterator[Hit]:
         SyncBatchNorm, or DDP with broadcast_buffers
     """
     buffers = ranks.of(Equal).of("buffer")
-    observed(buffers.times[1] and is_data_parallel(ranks), "data-parallel ranks and their buffers")
+    require(buffers.times[1] and is_data_parallel(ranks), "data-parallel ranks and their buffers")
     said = [manifest.get("broadcasts_buffers", "") for manifest in ranks.run.manifests.values()]
-    observed("" not in said, "whether buffers are broadcast")
+    require("" not in said, "whether buffers are broadcast")
     who = "its wrapper broadcasts none" if False in said else "nobody broadcasts it"
     for fqn, found in buffers.since.items() if True not in said else ():
         evidence = f"{fqn} differs on {found.whose}{found.size} from step {found.step} to the last, and {who}"
@@ -568,7 +568,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
     hyperparameters = ranks.of(Equal).of("setting").first
     hits = [Hit(d.step, name, f"{name} differs{d.words}", d.rank) for name, d in hyperparameters.items()]
     hits += _attribute_hits(ranks)
-    observed(hits or ranks.run.manifests, "settings of each rank")
+    require(hits or ranks.run.manifests, "settings of each rank")
     yield from hits
     numbers = ranks.numbers if ranks.run.manifests else ()
     every = {rank: ranks.run.settings_of(rank) for rank in numbers}
@@ -584,7 +584,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
-    """(name, value) of the leaves of nested settings, without keys that may differ between ranks."""
+    """(name, value) of the leaves of nested settings, without None and keys that may differ between ranks."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if str(key) not in _RANK_LOCAL:
@@ -703,7 +703,7 @@ def shards(ranks: Ranks) -> Iterator[Hit]:
         same extrema and moments, to the last bit
     Cause: a checkpoint that was cut with another rank's offset, or ranks that each drew their part from one seed
     """
-    observed(ranks.has_parts, "parameters that are cut over ranks")
+    require(ranks.has_parts, "parameters that are cut over ranks")
     for fqn, wrong in ranks.of(Parts).wrong.items():
         yield Hit(ranks.steps[0], f"param {fqn}", f"of {fqn}, {wrong}", ranks.numbers[0])
 
@@ -715,7 +715,7 @@ def tied_weights(ranks: Ranks) -> Iterator[Hit]:
     When: parameters that begin equal on two ranks, under two names, differ after a step
     Cause: an embedding and a head on two stages whose gradients are not all-reduced
     """
-    untied = observed(ranks.of(Parts).untied, "parameters that begin equal under different names on two ranks")
+    untied = require(ranks.of(Parts).untied, "parameters that begin equal under different names on two ranks")
     for ((rank, one), (other, two)), step in untied.items():
         if step is not None:
             evidence = (

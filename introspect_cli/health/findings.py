@@ -30,7 +30,7 @@ class NotObservedError(Exception):
     """A rule could not be decided; its message says what it would have needed."""
 
 
-def observed(value: T, needs: str) -> T:
+def require(value: T, needs: str) -> T:
     """`value` itself, which is what a rule needs.
 
     Raises:

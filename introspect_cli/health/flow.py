@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, observed, rule
+from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.table import Table, first_rise, lasting
 from introspect_cli.records import Kind, Phase
 
@@ -111,7 +111,7 @@ def vanishing_gradients(table: Table) -> Iterator[Hit]:
         dimensions or more; lookups and normalisations do not count (Glorot and Bengio, 2010)
     Cause: a deep stack of squashing activations, a small initial scale, no residual connections or normalisation
     """
-    for depth in observed(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
+    for depth in require(_by_depth(table), f"gradients at the outputs of {LAYERS} or more layers of one model"):
         low = (depth.early * RATIO < depth.late) & (depth.early > 0)
         if low.mean() >= OFTEN and low[-1]:
             yield depth.first(low)
@@ -127,7 +127,7 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
     Cause: a large initial scale, a large learning rate, long recurrences; clip, normalise or warm up
     """
     depths, gradients = _by_depth(table), table.pick(Kind.GRAD)
-    observed(depths or gradients, "gradients of parameters")
+    require(depths or gradients, "gradients of parameters")
     for depth in depths:
         high = (depth.early > depth.late * RATIO) & (depth.late > 0)
         if high.mean() >= OFTEN:
@@ -151,7 +151,7 @@ def unbalanced_gradients(table: Table) -> Iterator[Hit]:
         2018)
     Cause: losses of different scale that are added up; weigh them
     """
-    for names in observed(_heads(table), "two modules with one input whose outputs the model returns"):
+    for names in require(_heads(table), "two modules with one input whose outputs the model returns"):
         grads = table.pick(Kind.GRAD)
         inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
         norms = {name: table.total_norm(sites) for name, sites in inside.items()}
@@ -203,7 +203,7 @@ def dead_units(table: Table) -> Iterator[Hit]:
         count, nor an output whose input has as many zeros
     Cause: a rectifier pushed below zero by a large step, a bad initialisation or a large negative bias
     """
-    for site in observed(_activations(table), "outputs of modules with statistics"):
+    for site in require(_activations(table), "outputs of modules with statistics"):
         steps, zeros = table.stat(site, "zeros")
         start = lasting(zeros >= DEAD, LASTING)
         if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _is_from_input(table, site)):
@@ -240,7 +240,7 @@ def saturated(table: Table) -> Iterator[Hit]:
     """
     outputs = table.tensors(Kind.OUTPUT, floats=False)
     squashing = [site for site in outputs if table.module_class[site] in ("Tanh", "Sigmoid")]
-    for site in observed(squashing, "a Tanh or Sigmoid module"):
+    for site in require(squashing, "a Tanh or Sigmoid module"):
         steps, (mean, var) = table.stats(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.health.check import folded
+from introspect_cli.health.check import finding_of
 from introspect_cli.health.equal import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind
@@ -46,13 +46,16 @@ _LACKING = "totals of each step, which a launch keeps since this version"
 
 
 def shares_of(task: Task) -> Array:
-    """Totals of copies in each step up to the last, as `_HELD`, of the task's ranks; none of ranks without totals."""
+    """What each rank of a task has, as `_HELD`: per share, one number for its totals in all steps up to `task.given`.
+
+    Nothing of ranks without totals.
+    """
     with task.opened() as [run]:
         return np.concatenate([np.zeros(0, _HELD), *(_totals_of(run.rank(rank), task.given) for rank in run.ranks)])
 
 
 def _totals_of(reader: RankReader, last: int) -> Array:
-    """Totals of copies of one rank up to step `last`, as `_HELD`."""
+    """What a rank has, as `_HELD`: per share of copies, one number for its totals in all steps up to `last`."""
     totals = reader.totals
     steps = reader.entries["step"]
     numbers_of: dict[bytes, int] = {}
@@ -97,7 +100,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     for share, rank, base, most in unequal:
         seen.setdefault(rank, []).extend(_differing_records(run, share, rank, base, most))
     ordered = ([hit for *_, hit in sorted(every, key=lambda one: one[:2])] for every in seen.values())
-    findings = [replace(folded(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
+    findings = [replace(finding_of(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
     shares, holders = np.unique(held["share"], return_counts=True)
     notes = (*run.endings, _scope(len(shares), int((holders == 1).sum()), undecided))

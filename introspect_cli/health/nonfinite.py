@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
+from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
 from introspect_cli.health.table import first_rise
 from introspect_cli.records import Kind, Phase
 
@@ -75,7 +75,7 @@ def nonfinite(table: Table) -> Iterator[Hit]:
         skipped-steps
     Cause: a division by zero, the log or root of something not positive, an overflow, or bad data
     """
-    observed(len(table.many.steps), "a step with records")
+    require(len(table.many.steps), "a step with records")
     if all(np.isnan(columns.floats["bad"]).all() for columns in (table.many, table.few)):
         raise NotObservedError("statistics (`--stats`)")
     skipped = table.moves.skipped
@@ -111,7 +111,7 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
         ({LARGEST[float16]:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled
     Cause: activations or a loss scale that grow; use bfloat16, normalise, or lower the scale
     """
-    observed(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
+    require(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
         layout = table.layout(site)
@@ -136,7 +136,7 @@ def skipped_steps(table: Table) -> Iterator[Hit]:
     When: gradients are not finite and no parameter changes in that step, as with a gradient scaler
     Cause: a gradient scaler that looks for its scale; usual in the first steps
     """
-    observed(table.moves.names, "parameters after optimizer steps")
+    require(table.moves.names, "parameters after optimizer steps")
     backward = {event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD}
     for step in sorted(backward & table.moves.skipped)[:1]:
         yield Hit(step, "gradients", f"not finite at step {step}, and no parameter was changed by that step")
@@ -152,7 +152,7 @@ def underflow(table: Table) -> Iterator[Hit]:
     """
     gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
     sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
-    for site in observed(sites, "float16 gradients"):
+    for site in require(sites, "float16 gradients"):
         above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
         steps, zeros = table.stat(site, "zeros")
         source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
@@ -164,7 +164,7 @@ def underflow(table: Table) -> Iterator[Hit]:
 
 
 STUCK_STEPS = 20
-"""Steps below which a loss may rest."""
+"""Fewest steps over which a loss can be called stuck."""
 
 STUCK = 0.002
 """Span of the loss over the whole run, relative to its median, below which it is stuck."""
@@ -187,7 +187,7 @@ ROBUST = 1.4826
 
 def _losses(table: Table) -> list[int]:
     """Sites of losses; NotObservedError where there are none."""
-    return observed(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
+    return require(table.pick(Kind.LOSS), "a loss (a backward pass that was recorded)")
 
 
 @rule(Level.ERROR)
@@ -214,7 +214,7 @@ def loss_stuck(table: Table) -> Iterator[Hit]:
     """
     curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
     curves = [(site, curve) for site, curve in curves if len(curve[0]) >= STUCK_STEPS]
-    for site, (steps, value) in observed(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
+    for site, (steps, value) in require(curves, f"{STUCK_STEPS} or more steps with a finite loss"):
         if np.ptp(value) < STUCK * abs(np.median(value)):
             text = f"stays between {value.min():.6g} and {value.max():.6g} over {len(value)} steps"
             yield table.hit(site, steps[0], text)
@@ -238,7 +238,7 @@ def loss_spike(table: Table) -> Iterator[Hit]:
 
     curves = [(site, table.stat(site, "mean")) for site in _losses(table)]
     long = any(len(steps) > SPIKE_HISTORY for _, (steps, _) in curves)
-    observed(long, f"more than {SPIKE_HISTORY} steps with a finite loss")
+    require(long, f"more than {SPIKE_HISTORY} steps with a finite loss")
     for site, (steps, value) in curves:
         at = first_rise(value, limit, SPIKE_HISTORY, RECENT)
         if at is not None:

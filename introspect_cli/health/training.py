@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.health.findings import Hit, Level, NotObservedError, observed, rule
+from introspect_cli.health.findings import Hit, Level, NotObservedError, require, rule
 from introspect_cli.records import SCALER, Kind, Layout, Phase
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def never_changes(table: Table) -> Iterator[Hit]:
         {LEAST} steps or more
     Cause: a learning rate of zero, an optimizer over copies of the parameters, or updates too small for the dtype
     """
-    observed(table.moves.names, "parameters after optimizer steps")
-    observed(table.pick(Kind.GRAD), "gradients of parameters")
+    require(table.moves.names, "parameters after optimizer steps")
+    require(table.pick(Kind.GRAD), "gradients of parameters")
     sizes, layouts = _gradient_sizes(table), _layouts(table)
     # A bias in front of a normalisation gets a gradient that is nothing but rounding.
     noise = ROUNDING * float(np.median(list(sizes.values()))) if sizes else np.inf
@@ -83,7 +83,7 @@ def no_gradient(table: Table) -> Iterator[Hit]:
     Cause: a layer that is frozen, not used or detached from the loss
     """
     seen = table.moves.names and table.pick(Kind.GRAD)
-    observed(seen, "gradients of parameters, and parameters after optimizer steps")
+    require(seen, "gradients of parameters, and parameters after optimizer steps")
     sizes, layouts = _gradient_sizes(table), _layouts(table)
     # where it is cut over ranks, others may have all of its elements
     elsewhere = {name for name, layout in layouts.items() if layout.part is not None and not layout.part.numel}
@@ -101,7 +101,7 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
         values of one that is trained is a copy of it and does not count
     Cause: frozen on purpose, or added after the optimizer was built
     """
-    trained = set(observed(table.moves.names, "parameters after optimizer steps"))
+    trained = set(require(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
     aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
     copied = _copied_modules(table, trained)
@@ -139,7 +139,7 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
         NotObservedError: there are no updates, or L-BFGS optimizers made all of them.
     """
     moves = table.moves
-    observed(moves.names, "parameters after optimizer steps")
+    require(moves.names, "parameters after optimizer steps")
     optimizers = {table.fqn[site] for site in table.pick(Kind.HYPERPARAMETER)} - {SCALER}
     if optimizers and all(name.startswith("LBFGS") for name in optimizers):
         raise NotObservedError("an optimizer that takes small steps (L-BFGS searches along a line)")
@@ -152,7 +152,7 @@ def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.floa
         rows = np.flatnonzero(~np.isnan(moves.relative[:, place]) & taken)
         if name in layouts and len(layouts[name].shape) > 1 and sizes.get(name) != 0 and len(rows) >= LEAST:
             updates.append((name, moves.steps[rows], moves.relative[rows, place].astype(np.float64)))
-    return observed(updates, f"{LEAST} or more updates of a weight of two dimensions")
+    return require(updates, f"{LEAST} or more updates of a weight of two dimensions")
 
 
 @rule(Level.WARNING)
@@ -192,7 +192,7 @@ def zero_learning_rate(table: Table) -> Iterator[Hit]:
     When: a learning rate is zero at {LEAST} steps or more
     Cause: a schedule that has ended, or one that is stepped too often
     """
-    for site in observed(table.rates(), "learning rates"):
+    for site in require(table.rates(), "learning rates"):
         steps, rate = table.stat(site, "mean")
         zero = np.flatnonzero(rate == 0)
         if len(zero) >= LEAST:
@@ -207,7 +207,11 @@ REST = 5
 
 
 def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
-    """By loader, (step, checksums, samples) of each batch in order; samples is the length of the largest tensor."""
+    """By loader, (step, checksums, samples) of each batch in order; samples is the length of the largest tensor.
+
+    Raises:
+        NotObservedError: no batch of a loader was observed.
+    """
     columns = table.few
     groups: dict[tuple[str, int], list[int]] = {}
     for site in table.pick(Kind.BATCH, phase=Phase.DATA):
@@ -220,7 +224,7 @@ def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
                 layouts = [table.layouts[int(columns.layout[row, place])] for place in seen]
                 samples, *_ = (*max(layouts, key=lambda layout: layout.numel).shape, 1)
                 batches.setdefault(loader, []).append((step, tuple(columns.checksum[row, seen].tolist()), samples))
-    return observed(batches, "batches of a DataLoader")
+    return require(batches, "batches of a DataLoader")
 
 
 @rule(Level.WARNING)
@@ -260,7 +264,7 @@ def batchnorm_frozen(table: Table) -> Iterator[Hit]:
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
     buffers = [site for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER) if "Norm" in table.module_class[site]]
     running = [site for site in buffers if table.fqn[site].endswith(".running_mean")]
-    for site in observed(running, "running statistics of a BatchNorm"):
+    for site in require(running, "running statistics of a BatchNorm"):
         column = table.column(site)
         rows = np.flatnonzero(column.layout >= 0)
         ran, bits = table.fqn[site].rpartition(".")[0] in called, set(column.checksum[rows].tolist())

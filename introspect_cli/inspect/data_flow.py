@@ -28,7 +28,7 @@ _NOT_COMPARED = ""
 
 @dataclass(frozen=True)
 class Node:
-    """One result of an operator, or a parameter that operators are given.
+    """One result of an operator.
 
     Attributes:
         number: the site's number in its run.
@@ -48,7 +48,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The operator with its output; of a parameter its FQN."""
+        """The operator with its output, such as `aten.mm`; of any other record the FQN."""
         site = self.record.site
         return site.path if site.kind is Kind.OP_OUTPUT else site.fqn
 
@@ -104,7 +104,7 @@ def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Grap
 
 
 def _read(reader: Any, step: int) -> Graph:
-    """The graph of one step: operators, parameters and the edges between them."""
+    """The graph of one step: the recorded results of operators, and the edges between them."""
     batch = reader.read(step)
     order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
     params: dict[int, Record] = {}

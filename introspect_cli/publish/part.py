@@ -132,7 +132,9 @@ class PartSender:
         self._number = max((int(piece[:6]) + 1 for piece in entries if piece[:6].isdecimal()), default=0)
 
     def send(self, every: float) -> None:
-        """Upload what is new as pieces, then the catalogue.
+        """Upload what is new as pieces, then the catalogue; sets `waiting` and `over`.
+
+        Nothing is uploaded once `over` is set and nothing is new.
 
         Args:
             every: within how many seconds this will be called again.

@@ -78,7 +78,10 @@ def _where(result: DiffResult, first: Divergence) -> str:
 
 
 def roundings(first: Divergence) -> str:
-    """The distance in units of the dtype's rounding, in words; "" where dtypes differ or it is unknown or 0."""
+    """The distance in units of the dtype's rounding, in words.
+
+    "" where it is unknown or 0, dtypes differ or do not round, or random states differ.
+    """
     if first.a is None or first.b is None or first.rel_l2 is None or first.site.kind is Kind.RNG:
         return ""
     dtype = first.a.layout.dtype
@@ -144,7 +147,7 @@ def rests_on(result: DiffResult) -> list[Block]:
 
 
 def first_table(first: Divergence) -> list[Block]:
-    """A table of both records at the first divergence; rows equal in both are only counted."""
+    """A table of both records at the first divergence, and the names of rows that are equal in both."""
 
     def sides(words: Callable[[Summary], str], absent: str = "") -> tuple[str, str]:
         """Both texts of a row; `absent` for a side without a record."""

@@ -45,7 +45,7 @@ def check_blocks(result: CheckResult) -> list[Block]:
 
 
 def summary(result: CheckResult) -> str:
-    """`1 error, 2 warnings (30 rules over 20 steps of RUN)`."""
+    """A check's result in a line: `1 error, 2 warnings (30 rules over 20 steps of RUN)`."""
     counts = [
         count(number, level.value if level is not Level.INFO else "remark")
         for level in LEVELS
@@ -76,7 +76,7 @@ def _finding(finding: Finding, since: str) -> list[Block]:
 
 
 def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
-    """Each rule with its level, what it looks for and when that counts, folded as help is, in a pipe too."""
+    """Each rule with its level, what it looks for and when that counts; wrapped at a readable width, even in a pipe."""
     blocks: list[Block] = []
     for rule in rules:
         blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))
@@ -124,7 +124,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
 
 
 def watch_line(look: Look) -> str:
-    """`running, step 12, 3.1 steps/s on average`."""
+    """How far a run is, in a line: `running, step 12, 3.1 steps/s on average`."""
     rate = f", {number(look.rate, 3)} steps/s on average" if look.rate is not None else ""
     where = "no step yet" if look.last is None else step_words(look.last, look.labels)
     return f"{look.state.value}, {where}{rate}"

@@ -103,7 +103,10 @@ class Screen:
             yield draw
 
     def _texts(self, line: Line) -> list[Text]:
-        """A line, styled, wrapped at blanks to at most 120 columns; longer words are not cut."""
+        """A line, styled and wrapped at blanks to the screen's width, 120 columns at most; longer words are not cut.
+
+        As one piece in a pipe, and where the line is not to be wrapped.
+        """
         text = _styled(line, self._encodable)
         width, hang = max(min(self.width, 120), 20), line.hang or (line.indent + 2 if line.indent else 0)
         if not line.wrap or len(text) <= width or self.width >= WIDEST:

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.clues import Nearness
-from introspect_cli.compare.terms.distance import shapeless, shapes_differ
+from introspect_cli.compare.terms.distance import is_shapeless, shapes_differ
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Size
 from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import (
@@ -109,7 +109,7 @@ def _one_record(summary: Summary | None) -> str:
 
 def _shape(summary: Summary) -> str:
     """The shape in words; only the number of elements where a record has no shape of its own."""
-    return f"{summary.layout.numel} elements" if shapeless(summary) else shape(summary.layout.shape)
+    return f"{summary.layout.numel} elements" if is_shapeless(summary) else shape(summary.layout.shape)
 
 
 def _statistic(a: Summary, b: Summary) -> tuple[str, str]:

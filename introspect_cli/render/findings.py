@@ -135,7 +135,7 @@ def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
 
 
 def _code_document(result: DiffResult) -> dict[str, Any] | None:
-    """Changed statements, the most likely cause first."""
+    """Changed statements as plain values, the most likely cause first; None where the sources are not known."""
     code = result.code
     if code is None:
         return None
@@ -202,7 +202,7 @@ def _setting(change: SettingChange) -> Line:
 
 
 def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """A line: how far b is from a relative to one rounding of the parameters (`--perturb`)."""
+    """A line: how far b is from a relative to one rounding of the parameters (`--perturb`); [] where unknown."""
     reach = result.reach
     if reach is None or reach.furthest is None:
         return []

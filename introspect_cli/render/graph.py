@@ -50,7 +50,7 @@ _STYLE = (
 )
 
 
-def marked(graph: Graph, result: DiffResult) -> Graph:
+def mark_ops(graph: Graph, result: DiffResult) -> Graph:
     """A copy of the graph with each operator's state: `equal`, `diverged`, `origin`, `only a`.
 
     Operators that b alone has are counted in a note. `result` must list all divergences of the step.

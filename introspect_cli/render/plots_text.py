@@ -67,7 +67,12 @@ def _map(divergence_map: DivergenceMap, width: int, most: int) -> list[Block]:
 
 
 def _shade(value: float, behind: float) -> tuple[str, str]:
-    """(character, style) of a cell by its distance; `-` where only the backward pass differs."""
+    """(character, style) of a cell of the map.
+
+    Args:
+        value: largest distance in the forward pass; NaN where nothing was compared.
+        behind: not 0 where the backward pass differs; gives `-` where `value` is 0.
+    """
     if math.isnan(value):
         return " ", ""
     if value == 0 and behind:

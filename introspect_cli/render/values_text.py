@@ -140,7 +140,10 @@ def _tables(difference: TensorDifference) -> list[Block]:
 
 
 def _picture_svg(picture: Picture) -> str:
-    """The grid as squares, darker where the difference is larger, from a sixth to 1 in a few shades of a log scale."""
+    """The grid as squares, more opaque where the difference is larger, blank where equal.
+
+    Opacity goes from a sixth for the smallest difference to 1 for the largest, by its logarithm, in `_STEPS` steps.
+    """
     finite = [cell for row in picture.cells for cell in row if 0 < cell < math.inf]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     told = f"|a-b| {number(low, 2)} to {number(high, 2)}, " if high else ""

@@ -106,7 +106,11 @@ class _Search:
     tried: list[tuple[str, Verdict]] = field(default_factory=list)
 
     def run(self, good: str, bad: str) -> Culprit:
-        """Capture both ends, then bisect; UsageError where the good commit fails or the two do not diverge."""
+        """Capture both ends, set `reference`, then bisect.
+
+        Raises:
+            UsageError: the good commit fails, or the bad one does not diverge from it.
+        """
         made = self._capture(good)
         if not made.usable or made.exit_code:
             raise UsageError(

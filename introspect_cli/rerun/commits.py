@@ -29,7 +29,7 @@ from introspect_cli.rerun.place import (
     Place,
     Surroundings,
     build_place,
-    locked,
+    hold_lock,
     scripts_of,
     signals_as_exits,
     survey_of_git,
@@ -40,7 +40,7 @@ from introspect_cli.rerun.variant import (
     capture,
     complete_run,
     log_of,
-    removed_on_error,
+    remove_on_error,
     run_logged,
     started_at,
     stop_options,
@@ -127,7 +127,7 @@ class Captures:
         Raises:
             UsageError: a file was imported from the user's work tree.
         """
-        with removed_on_error(run), self.place(revision) as place:
+        with remove_on_error(run), self.place(revision) as place:
             if place.large:
                 names = some([os.path.relpath(path, self.user.root) for path in place.large], _MAX_NAMED)
                 self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
@@ -192,7 +192,7 @@ class Captures:
         return done
 
     def name(self, revision: Revision, side: str, more: tuple[str, ...]) -> str:
-        """`<commit>-<hash>`, the hash over revision, files around, command, environment and installed packages."""
+        """Name of a run: `<commit>-<hash>`, the hash of all that goes in: code, files, command, variables, packages."""
         environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
         directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
         hashed: list[Any] = [
@@ -269,8 +269,10 @@ class Pair:
 def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple[str, str]:
     """Capture whichever of a and b is a revision, and return the paths of both runs; `tell` is shown a line for each.
 
+    Waits for another process that captures in this project; old captures are removed.
+
     Raises:
-        UsageError: there is no such revision, the script does not run there, or an option cannot be meant.
+        UsageError: there is no such revision, the script does not run there, or an option is one that is decided here.
         StoreError: a run cannot be written.
     """
     refused = next((word for word in command.options if word.partition("=")[0] in _REFUSED), None)
@@ -284,7 +286,7 @@ def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> t
         if run is not None and word != WORK_TREE and user.is_revision(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
-    with signals_as_exits(), locked(base, tell):
+    with signals_as_exits(), hold_lock(base, tell):
         revisions = [
             None if run else Revision.named(user, word) for word, run in zip(pair.words, pair.runs, strict=True)
         ]

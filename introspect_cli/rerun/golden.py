@@ -57,7 +57,10 @@ class Golden:
 
 
 def small_run_options(steps: int) -> list[str]:
-    """The options of `capture` that keep a run small: few kinds, no statistics, no settings but the machine's."""
+    """The options of `capture` that keep a run of `steps` steps small: few kinds, the first four, middle and last step.
+
+    No statistics, environment, packages or sources.
+    """
     schedule = f"0:4,{steps // 2},{steps - 1}" if steps > 4 else f"0:{steps}"
     small = ["--no-env", "--no-packages", "--no-source"]
     return ["--record", KINDS, "--stats", "none", "--steps", schedule, "--until-step", str(steps - 1), *small]

@@ -415,7 +415,7 @@ def signals_as_exits() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def hold_lock(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Make the directory `base` and hold a lock on it for the length of a block; it is removed afterwards if empty.
 
     Waits, and tells so in a line, while another process that captures revisions has the lock.

@@ -62,7 +62,10 @@ class Recipe:
         return (*self.options, *self.started, *self.arguments)
 
     def words_at(self, place: Place) -> tuple[str, ...]:
-        """Script and arguments for a place; paths are replaced where they would not lead to the rebuilt file."""
+        """Script and arguments for a place, with rebuilt paths in place of absolute ones.
+
+        A relative path to a .py file is replaced, too, where it would not lead to the rebuilt file.
+        """
         words = []
         for word in map(place.rebuilt_word, (*self.started, *self.arguments)):
             path = Path(os.path.realpath(self.directory / word))

@@ -255,7 +255,7 @@ def first_sentence(result: DiffResult) -> str:
 
 
 @contextlib.contextmanager
-def removed_on_error(run: Path) -> Iterator[None]:
+def remove_on_error(run: Path) -> Iterator[None]:
     """Where the block raises, remove the run, and its log unless it raises a UsageError: a log may show its reason."""
     try:
         yield

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.closeup import Closeup, closeup, comparable, is_outermost, worth_a_look
+from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
@@ -176,7 +176,7 @@ class _Rerun:
         globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
         zoomed = self._capture_both(steps, globs, first)
         without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
-        nearer = next(filter(comparable, without_tensors), None)
+        nearer = next(filter(is_comparable, without_tensors), None)
         if nearer is None:
             return zoomed
         self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")

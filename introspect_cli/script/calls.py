@@ -31,7 +31,10 @@ _phases: list[str] = [""]
 
 
 def step() -> None:
-    """End the current step of the capture under way; from the first call on, optimizer steps no longer end steps."""
+    """End the current step of the capture under way; nothing without a capture.
+
+    From the first call on, optimizer steps no longer end steps.
+    """
     if _listeners:
         for listener in tuple(_listeners):
             listener.end_step()

@@ -71,6 +71,9 @@ def raised_ending(error: BaseException) -> Ending:
 def leave(exit_code: int | None) -> NoReturn:
     """End the process as the script would have ended it.
 
+    Args:
+        exit_code: as in `Ending`; None ends with 0.
+
     Raises:
         SystemExit: for an exit code.
         KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.
@@ -214,7 +217,7 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to stderr, or to descriptor 2 where the script has removed it; errors are ignored."""
+    """Write to stderr and flush it, or to descriptor 2 where the script has removed it; errors are ignored."""
     with contextlib.suppress(BaseException):
         if sys.stderr is None:
             os.write(2, text.encode(errors="backslashreplace"))

@@ -24,7 +24,7 @@ _LOW: Final = 0xFFFFFFFF
 
 
 def _signed(value: int) -> int:
-    """An unsigned 64-bit integer as the int64 of the same bits."""
+    """The int64 with the same 64 bits as an unsigned integer from 0 to 2**64 - 1."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -126,12 +126,12 @@ def median_and_mode(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
 
 
 def row_of(tensor: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None = None) -> torch.Tensor:
-    """Summarise a strided tensor.
+    """Summarise a strided tensor by torch operations on its device, which are queued and not waited for.
 
     Args:
         tensor: any shape, strides, dtype and device; not quantized.
-        runs: the contiguous runs to summarise instead of the whole, each with the index of its first element in the
-            whole tensor: how a shard is keyed.
+        runs: contiguous runs, shape (n,), to summarise in place of the tensor, each with the index of its first element
+            in the whole tensor; None for all of the tensor.
 
     Returns:
         The row (see `rows`), int64, shape (32,), on the tensor's device. Float words are float64 bits, or float32 bits

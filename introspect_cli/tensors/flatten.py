@@ -108,14 +108,14 @@ def _registered_children(value: Any) -> list[tuple[str, Any]] | None:
 
 
 def _attribute_children(value: Any) -> list[tuple[str, Any]] | None:
-    """Path piece and value of each attribute that may hold a tensor; None, for a leaf, if `_holds_tensors` is False.
+    """Path piece and value of each attribute that may hold a tensor; None, for a leaf, if `_has_tensors` is False.
 
     Modules, classes, functions and objects without `__dict__` are leaves, too.
     """
     if issubclass(type(value), _CODE):
         return None
     held = _own_dict(value)
-    if held is None or not _holds_tensors(held):
+    if held is None or not _has_tensors(held):
         return None
     return [(f".{name}", item) for name, item in held.items() if _may_hold_tensors(item)]
 
@@ -159,7 +159,7 @@ def _may_hold_tensors(item: Any) -> bool:
     return _is_tensor(item) or (type(item) not in _ATOMS and not issubclass(type(item), _CODE))
 
 
-def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
+def _has_tensors(held: dict[str, Any], depth: int = 3) -> bool:
     """Whether any value of `held` is a tensor, or holds one at most `depth` levels inside.
 
     Of a list or tuple the first 64 items are looked at, of an object its `__dict__`.
@@ -177,7 +177,7 @@ def _holds_tensors(held: dict[str, Any], depth: int = 3) -> bool:
             inner = dict(enumerate(itertools.islice(walk(item), 64)))
         else:
             inner = _own_dict(item)
-        if inner is not None and _holds_tensors(inner, depth - 1):
+        if inner is not None and _has_tensors(inner, depth - 1):
             return True
     return False
 

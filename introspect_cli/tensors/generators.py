@@ -88,7 +88,7 @@ class Generators:
         self.moved = self._has_any_moved if self._devices else self._compiled.generators_moved
 
     def fingerprint(self, name: str, owner: object) -> Hashable:
-        """Fingerprint of a generator's state when `watch` or `take_moved` last read it: another one is another state.
+        """Fingerprint of a generator's state when `watch` or `take_moved` last read it; equal for equal states.
 
         Args:
             name: `torch`, `numpy` or `python`.

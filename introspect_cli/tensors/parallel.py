@@ -89,9 +89,10 @@ def single_threaded(tensor: torch.Tensor) -> Iterator[None]:
 
 
 def note_computation(tensors: Iterable[torch.Tensor]) -> None:
-    """Note, for this thread, that the script itself ran operations over these tensors.
+    """Note that the script itself ran operations over these tensors: sets `SCRIPT.threads` of the calling thread.
 
-    Only one that is large enough for all of torch's threads, plain and in CPU memory, says that these exist now.
+    It becomes torch's number of threads where that is 1, or where any of the tensors is so large that an operation on
+    it called them all (at least `SHARED_OUT` elements, plain, strided, in CPU memory). Else it stays.
     """
     threads = torch.get_num_threads()
     if threads == 1 or getattr(SCRIPT, "threads", 0) == threads:

@@ -31,7 +31,7 @@ def new_memory() -> Any:
 
 
 def fingerprint(tensor: torch.Tensor) -> tuple[int, int, int] | None:
-    """Version counter, address and `sampled_hash` of a tensor: another triple tells that it was written to or moved.
+    """Version counter, address and `sampled_hash` of a tensor; where any differs later, it was written to or moved.
 
     Returns:
         None where torch refuses to tell one of them, as for inference tensors and subclasses without storage.

@@ -41,7 +41,7 @@ _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Give all summarizers new locks, and take their threads from them: python calls it in a forked child."""
+    """Give all summarizers new locks and take their threads from them; python calls it in a forked child."""
     for summarizer in list(_LIVE):
         summarizer.abandon()
 
@@ -159,9 +159,9 @@ class Summarizer:
         return slots
 
     def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
-        """Fingerprint of each tensor, for comparing with `==`: another one tells that it was written to or moved.
+        """Fingerprint of each tensor; one that differs from an earlier one says that it was written to or moved.
 
-        A write past torch that changes none of the sampled bytes keeps it. None for a tensor without memory of its own.
+        A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory.
         """
         with self._lock:
             found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
@@ -244,7 +244,7 @@ class Summarizer:
             *wanted: columns, each with the slots of its records, in their order.
 
         Returns:
-            Rows whose columns are filled already, or, where devices compute some of them, when `finish` is called.
+            What fills the columns. It has done so already, but where devices compute some rows: then its `finish` does.
         """
         with self._lock:
             pending = self._devices.hand_over()

@@ -112,7 +112,7 @@ def _refusal_sentence(called: str, error: Exception) -> str:
 
 
 class _Converter:
-    """Converts loaded objects to plain data; bounds nodes, repetitions and depth."""
+    """Converts loaded objects to plain data; raises for too many values, repetitions or levels."""
 
     def __init__(self, called: str) -> None:
         """Start with nothing counted; `called` is what errors call the file."""
@@ -132,7 +132,8 @@ class _Converter:
             depth: how many containers it is in.
 
         Raises:
-            StoreError: more than 1,000,000 values, 10,000 containers met again or 64 levels, counted over all calls.
+            StoreError: in all calls together more than 1,000,000 values, or 10,000 times a dict or list seen before; or
+                `depth` above 64.
         """
         self._nodes += 1
         if isinstance(value, (dict, list)):
@@ -175,6 +176,7 @@ def _pieces_of_tensor(tensor: torch.Tensor) -> Pieces:
         )
 
     def read() -> Iterator[NDArray[Any]]:
+        """Copy the elements, row-major, one piece at a time."""
         with torch.no_grad():
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
             for start in range(0, flat.numel(), PIECE):

@@ -66,6 +66,7 @@ class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is 
     _entered: list[Any]
 
     def __enter__(self) -> None:
+        """Switch the modes off in this thread, autocast only if it is on; use each instance for one `with` only."""
         entered = self._entered = []  # nothing is off before; each instance is for one `with`
         try:
             for new in (*_MODES_OFF, *_AUTOCAST_OFF) if _autocasts() else _MODES_OFF:
@@ -77,6 +78,7 @@ class unobserved:  # noqa: N801 - stands in a `with` like the guards that it is 
             raise
 
     def __exit__(self, *raised: object) -> None:
+        """Switch the modes on again that `__enter__` switched off; nothing at a second call."""
         entered = self._entered
         while entered:
             entered.pop().__exit__(*raised)

@@ -19,7 +19,7 @@ from torch import nn
 import introspect_cli
 from introspect_cli.errors import UsageError
 from introspect_cli.health.check import RULES, check, choose
-from introspect_cli.health.findings import Hit, Level, Rule, observed
+from introspect_cli.health.findings import Hit, Level, Rule, require
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
@@ -162,7 +162,7 @@ def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):
 
 def test_a_rule_is_a_function_and_a_line_in_its_table(tmp_path):
     def wide(table):
-        for site in observed(table.pick(Kind.OUTPUT), "outputs"):
+        for site in require(table.pick(Kind.OUTPUT), "outputs"):
             if table.layout(site).numel > 4:
                 yield Hit(int(table.many.steps[0]), table.name(site), f"{table.layout(site).numel} elements")
 

@@ -14,7 +14,7 @@ from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import backward_of, graph_of, prune, without
 from introspect_cli.records import Phase
-from introspect_cli.render.graph import marked
+from introspect_cli.render.graph import mark_ops
 from introspect_cli.store.read.run import open_run
 
 
@@ -140,7 +140,7 @@ def test_taking_everything_out_leaves_nothing(graph):
 def test_a_comparison_marks_its_origin_and_pruning_keeps_it(runs):
     with open_run(runs[0]) as a, open_run(runs[1]) as b:
         result = compare_runs(a, b, DiffOptions(limit=None))
-        graph = prune(marked(graph_of(a), result))
+        graph = prune(mark_ops(graph_of(a), result))
     states = {(node.record.site.phase, node.record.site.fqn, node.name): node.state for node in graph.nodes}
     assert states[Phase.FORWARD, "Deep.layers.0", "aten.tanh.default"] == "equal"
     assert states[Phase.FORWARD, "Deep.layers.2.fc", "aten.addmm.default"] in {"origin", "diverged"}

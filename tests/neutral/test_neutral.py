@@ -1464,7 +1464,7 @@ def test_a_graph_of_a_models_modules_takes_none_of_their_names():
     net = Model()
     graph = torch.fx.GraphModule(net, torch.fx.Tracer().trace(net))
     names = Names(NameFilter((), (), None))
-    names.registered(net, "last", net.last)
-    names.registered(graph, "last", graph.last)
+    names.note_child(net, "last", net.last)
+    names.note_child(graph, "last", graph.last)
     assert graph.last is net.last
     assert names.state(net.last, None).fqn == "Model.last"

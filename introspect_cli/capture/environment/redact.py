@@ -177,10 +177,10 @@ def prose_without_credentials(text: str) -> str:
     Unlike `without_credentials` it leaves values after names, cookies and 40 hex digits, and in URLs and headers what
     has a brace or is letters only.
     """
-    return _PREFIXED_TOKENS.sub(REDACTED, _without_keys_and_logins(text, _is_value))
+    return _PREFIXED_TOKENS.sub(REDACTED, _without_keys_and_logins(text, _is_credential))
 
 
-def _is_value(match: re.Match[str]) -> bool:
+def _is_credential(match: re.Match[str]) -> bool:
     """Whether what a match of a URL or header would replace is a credential: it has no brace, and not letters only."""
     value = match[0][len(match[1]) :]
     return "{" not in value and not value.isalpha()

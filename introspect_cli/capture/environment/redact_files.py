@@ -96,15 +96,15 @@ def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> b
     name = before["name"]
     if _DEFAULT.search(name):  # add_argument("--password", default="...")
         line = around[: before.start()].rpartition("\n")[2] or around[: before.start()]
-        return is_strict_name(line) and not _names_a_setting(body)
+        return is_strict_name(line) and not _is_name_of_secret(body)
     if before["sign"] == "," and not around[: before.start("name")].endswith(("('", '("')):
         return False  # a list of names, or a call whose first argument is none
     if is_strict_name(name):
-        return not _names_a_setting(body)
+        return not _is_name_of_secret(body)
     return is_secret_name(name, patterns) and (not is_secret_name(name) or _DRAWN.fullmatch(body) is not None)
 
 
-def _names_a_setting(body: str) -> bool:
+def _is_name_of_secret(body: str) -> bool:
     """Whether a string is the name of a secret, not one itself: a word in capitals with `_`, or a strict name."""
     in_capitals = body.isupper() and "_" in body and not any(letter.isdigit() for letter in body)
     return _PLAIN_NAME.fullmatch(body) is not None and (in_capitals or is_strict_name(body))
@@ -137,7 +137,7 @@ def config(text: str, patterns: tuple[str, ...] = ()) -> str:
 
 
 def _redact_brackets(text: str, patterns: tuple[str, ...]) -> str:
-    """Replace each value in the brackets after a secret name, however deep: `"auth": {"user": "me"}`."""
+    """Text with each value in the brackets after a secret name replaced, however deep: `"auth": {"user": "me"}`."""
     pieces, done = [], 0
     for match in _BRACKETED.finditer(text):
         if match.start() < done or not is_secret_name(match["name"], patterns):
@@ -182,7 +182,7 @@ def _is_flag(value: str) -> bool:
 
 
 def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
-    """Replace values in lines indented below a secret name, and in all lines of a section (`[auth]`) of such a name."""
+    """Text with values replaced in lines indented below a secret name, and in sections (`[auth]`) of such a name."""
     lines, inside, section = text.split("\n"), -1, False
     for number, line in enumerate(lines):
         if not line.strip():
@@ -205,7 +205,7 @@ def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
 
 
 def _redacted_value(match: re.Match[str]) -> str:
-    """Replacement for a match of `_VALUE`, a line below a secret name; flags, and what is redacted, stay."""
+    """Replacement for a match of `_VALUE`, a line below a secret name; flags, and what is redacted already, stay."""
     value = match["value"]
     if _is_flag(value) or REDACTED in value:
         return match[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def runtime() -> dict[str, Any]:
-    """Versions of python, torch and its libraries; thread counts; flags that change numbers."""
+    """For `settings/runtime`: versions of python, torch and its libraries; thread counts; flags that change numbers."""
     backends = torch.backends
     return {
         "python": platform.python_version(),
@@ -43,7 +43,7 @@ def runtime() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Machine, system, CPU (name, count, vector capability) and, once CUDA is initialised, `gpus` by `devices`."""
+    """Machine, system, CPU (name, count, vector capability); once CUDA is initialised, `gpus`, as of `devices`."""
     facts: dict[str, Any] = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",

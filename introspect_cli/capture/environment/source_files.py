@@ -79,7 +79,7 @@ class SourceFiles:
         for name, path in _project_first(_unseen_imports(self._seen)):
             status, data = _read_regular(path)
             if data is not None and status is not None:
-                if status.st_mtime > self._began and name not in self.digests and not _matches_compiled(path, status):
+                if status.st_mtime > self._began and name not in self.digests and not _is_as_compiled(path, status):
                     self._younger.append(name)
                 self.add(name, data)
             elif os.path.isabs(path) and path.endswith(".py") and _is_or_was_file(path):  # noqa: PTH117 - text is at hand
@@ -148,7 +148,7 @@ def _decoded(data: bytes) -> tuple[str | None, str]:
 
 
 def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
-    """Status and bytes of a regular file of at most 8 MiB, never waiting; None for what is not known."""
+    """Status and bytes of a regular file of at most 8 MiB, never waiting; None for either that cannot be had."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -175,7 +175,7 @@ def _is_or_was_file(path: str) -> bool:
         return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120 - as above
 
 
-def _matches_compiled(path: str, status: os.stat_result) -> bool:
+def _is_as_compiled(path: str, status: os.stat_result) -> bool:
     """Whether python's `.pyc` of a file was compiled from it as it is now, by time of change and size."""
     from importlib.util import cache_from_source
 

@@ -177,7 +177,7 @@ def class_source(cls: type) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def calls_forward(path: str) -> bool:
+def has_forward_call(path: str) -> bool:
     """Whether a file of the user's contains `.forward` other than `super().forward`; False if unreadable. Cached."""
     try:
         return is_users(path) and re.search(rb"(?<!super\(\))\.forward\b", Path(path).read_bytes()) is not None

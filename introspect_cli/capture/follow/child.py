@@ -62,7 +62,7 @@ class Follower:
     """
 
     def __init__(self, text: str, folder: str, process: Process, *, everyone: bool) -> None:
-        """Only note these; `install` begins to wait."""
+        """Keep what it is given; `install` begins to wait for torch."""
         self._text = text
         self._folder = folder
         self._process = process

@@ -51,7 +51,7 @@ def modules_in(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def holders_in(root: nn.Module) -> list[nn.Module]:
-    """Modules with own parameters or buffers in a tree, each once, parents before children."""
+    """Modules of a tree that have parameters or buffers of their own, each once, parents before children."""
     return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
 
 
@@ -61,7 +61,12 @@ what is another where another module holds one of them, or under another name.""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """Parameters and buffers of modules, each tensor once; `kinds` selects PARAM, BUFFER or both."""
+    """Parameters and buffers of modules, each tensor once, in the order met.
+
+    Args:
+        holders: the modules; one that is gone is passed over.
+        kinds: PARAM, BUFFER or both.
+    """
     tensors: dict[int, torch.Tensor] = {}
     of: list[Kind] = []
     places: list[object] = []
@@ -78,27 +83,27 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
-    """Parameters of a module tree; a shared one comes again."""
+    """Parameters of a module and all below it; one that several modules share comes several times."""
     for module in modules_in(root):
         yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper, None for a module that wraps nothing."""
+    """The module that a wrapper (`WRAPPED_BY`) holds; None for a module of any other class."""
     attribute = WRAPPED_BY.get(type(module).__name__)
     inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
     return inner if isinstance(inner, nn.Module) else None
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The innermost module under any wrappers."""
+    """The module inside all wrappers; the module itself where it is no wrapper."""
     while (inner := wrapped(module)) is not None:
         module = inner
     return module
 
 
 def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether any top-level argument is a fake tensor: a call that computes nothing (export, shape tracing)."""
+    """Whether any argument itself (not nested) is a fake tensor, so that the call computes nothing (export, shapes)."""
     fake = private_api.FAKE_TENSOR
     for value in args:  # no generators: this runs for every call of every module
         if issubclass(type(value), fake):
@@ -107,7 +112,7 @@ def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def hides(module: nn.Module) -> bool:
-    """Whether calls inside a module are not seen: it is scripted or compiled."""
+    """Whether what runs inside a module's calls is not seen, as it is scripted or compiled."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
@@ -121,12 +126,15 @@ def is_unfinished(module: nn.Module) -> bool:
 
 
 def has_own_call(cls: type[nn.Module]) -> bool:
-    """Whether a class or a base below `nn.Module` defines `__call__`."""
+    """Whether a class, or a base of it other than `nn.Module`, defines `__call__`."""
     return next(base for base in cls.__mro__ if "__call__" in vars(base)) is not nn.Module
 
 
 def is_plain_call(module: nn.Module) -> bool:
-    """Whether calling a module is an ordinary call: no own `__call__`, wrapper, graph, script or compiled region."""
+    """Whether a call of a module is only that: no own `__call__`, wrapper, graph, script or compiled region.
+
+    False for a `TransformerEncoderLayer`, which torch may fuse, and for the list of a parametrization.
+    """
     if has_own_call(type(module)):
         return False
     special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
@@ -134,7 +142,7 @@ def is_plain_call(module: nn.Module) -> bool:
 
 
 def how_hidden(module: nn.Module) -> str:
-    """`fused`, `scripted` or `compiled`."""
+    """How a module hides what runs inside it: `fused`, `scripted`, else `compiled`."""
     if isinstance(module, nn.TransformerEncoderLayer):
         return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

@@ -27,7 +27,7 @@ class Keyed(weakref.ref[Thing]):
 
 
 def keyed(thing: Thing, forget: Callable[[Keyed[Thing]], None]) -> Keyed[Thing]:
-    """A weak reference keyed by `id(thing)`; `forget` is called with it when the object goes."""
+    """A weak reference to a thing with `key` set to its `id`; `forget(reference)` is called when the thing goes."""
     reference = Keyed(thing, cast("Callable[[weakref.ref[Thing]], None]", forget))
     reference.key = id(thing)
     return reference
@@ -37,6 +37,7 @@ class ById(Generic[Value]):
     """A dictionary keyed by the identity of live objects."""
 
     def __init__(self) -> None:
+        """Start with no object."""
         self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
         """Reference and value by `id`; the dict object stays the same."""
         entries = self.entries
@@ -49,16 +50,16 @@ class ById(Generic[Value]):
         self._forget = forget  # one for all: thousands of functions are work for the garbage collector
 
     def get(self, thing: object) -> Value | None:
-        """The object's value; None where there is none."""
+        """The object's value; None where it has none."""
         entry = self.entries.get(id(thing))
         return entry[1] if entry is not None and entry[0]() is thing else None
 
     def set(self, thing: object, value: Value) -> None:
-        """Set the object's value until the object goes."""
+        """Set the object's value; it is forgotten when the object goes."""
         self.entries[id(thing)] = (keyed(thing, self._forget), value)
 
     def made(self, thing: object, make: Callable[[], Value]) -> Value:
-        """The object's value; from `make()`, and kept, where there is none."""
+        """The object's value; without one, that of `make()`, which is set."""
         value = self.get(thing)
         if value is None:
             value = make()
@@ -71,7 +72,7 @@ class ById(Generic[Value]):
             del self.entries[id(thing)]
 
     def objects(self) -> list[Any]:
-        """Live objects that have a value, in the order of setting."""
+        """Live objects that have a value, in the order in which they first got one."""
         return [thing for reference, _ in list(self.entries.values()) if (thing := reference()) is not None]
 
     def clear(self) -> None:
@@ -90,6 +91,7 @@ class FreeNames:
     """
 
     def __init__(self) -> None:
+        """Start with all names free."""
         self._fresh: set[str] = set()
         self._taken: dict[str, weakref.ref[Any]] = {}
         self._names: ById[str] = ById()
@@ -105,17 +107,17 @@ class FreeNames:
             self._names.discard(thing)
             del self._taken[name]
 
-    def wake(self) -> None:
-        """Free the resting names, as a step ends."""
+    def free_resting(self) -> None:
+        """Free the names that `name(rests=True)` gave to objects gone by now; called as a step ends."""
         self._fresh.clear()
 
     def name(self, thing: object, base: str, *, rests: bool = False) -> str:
-        """The object's name: the one it has, else the first free one that begins with `base`.
+        """The object's name: the one it has, else the first free one of `base`, `base#2`, `base#3`, ...
 
         Args:
             thing: the object.
             base: its class.
-            rests: whether its name is free only after this step, should it go within it.
+            rests: True if the name is not free before `free_resting`, even if the object goes.
         """
         existing = self.find(thing)
         if existing is not None:

@@ -36,7 +36,7 @@ _PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
 
 
 def class_name(module: nn.Module) -> str:
-    """Name of the author's class, also for a scripted, traced or `fully_shard`ed module."""
+    """Name of the class as its author wrote it, also for a scripted, traced or `fully_shard`ed module."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     cls = type(module)
@@ -50,6 +50,13 @@ class NameFilter:
     """Predicate over FQNs: matches an include glob, if any, no exclude glob, and has at most `max_depth` dots."""
 
     def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
+        """Keep the options; names are matched when the filter is called.
+
+        Args:
+            include: globs, of which a name has to match any; () for every name.
+            exclude: globs, of which a name must match none.
+            max_depth: how many dots a name may have at most; None for any number.
+        """
         self._include = include
         self._exclude = exclude
         self._max_depth = max_depth
@@ -66,7 +73,7 @@ class NameFilter:
         return not selects(fqn, self._exclude)
 
     def unmatched(self) -> list[str]:
-        """A sentence for each glob that matched none of the names asked about; empty where none was asked."""
+        """A sentence for each glob that no name asked about matches; [] where no name was asked about."""
         names = sorted(self._asked)
         unmatched = [
             glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
@@ -78,6 +85,7 @@ class Names:
     """Gives every module and parameter its name, once."""
 
     def __init__(self, wanted: NameFilter) -> None:
+        """Start without names; `wanted` says of a name whether it is to be recorded."""
         self.wanted = wanted
         """Says whether what has a name is to be recorded."""
         self.states: dict[int, ModuleState] = {}
@@ -95,7 +103,7 @@ class Names:
         self.settled = False
         self.any_module = False
         """Whether any module was ever named, or called."""
-        self._module_gone = self._forgetting()
+        self._module_gone = self._new_forgetter()
         self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
         """Told of a module that no other one holds, when it is named in the forward that calls it."""
 
@@ -106,8 +114,11 @@ class Names:
             self._made.clear()
             self.parameters.clear()
 
-    def registered(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
-        """Note that a module was put into another (torch's registration hook); takes back the name of a former root."""
+    def note_child(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
+        """Note that a module was put into another; torch calls it (registration hook).
+
+        A module with a name of its own, as a root before training, loses that name.
+        """
         if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
         if isinstance(parent, torch.fx.GraphModule) and self._topmost(child) is not child:
@@ -115,10 +126,13 @@ class Names:
         self._parents.set(child, weakref.ref(parent))
         if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
             with self._lock:
-                self._forget(child)
+                self._unname_tree(child)
 
-    def parameter_registered(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
-        """Note that a module was given a parameter (torch's registration hook), so it may be a model by itself."""
+    def note_parameter(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+        """Note that a module was given a parameter, so that it may be a model by itself.
+
+        Torch calls it (registration hook).
+        """
         if not self.settled and self._holders.get(module) is None:
             self._holders.set(module, True)
 
@@ -128,12 +142,12 @@ class Names:
         return state if state is not None and state.reference() is module else None
 
     def state(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
-        """The state of a module that is being called, named now if it was not yet.
+        """The state of a module that is being called; names it now if it has no name, and with it all of its root.
 
         Args:
             module: the module called.
-            caller: the module in whose forward it is called; None for an outermost call.
-            suffix: what the name of an outermost module gets beside its class.
+            caller: state of the module in whose forward it is called; None for an outermost call.
+            suffix: what the name of a new root gets after its class.
         """
         state = self.find(module)
         if state is not None:
@@ -144,7 +158,7 @@ class Names:
             if top is module and caller is not None:
                 # Held in a plain list or built on the fly: no path leads to it but the call.
                 self._name_tree(module, f"{caller.fqn}.{class_name(unwrap(module))}")
-                self._count_on(module)
+                self._continue_count(module)
                 self.made_on_the_fly(module)
             else:
                 self._name_tree(top, class_name(unwrap(top)) + suffix)
@@ -154,8 +168,8 @@ class Names:
             assert named is not None
             return named
 
-    def _count_on(self, module: nn.Module) -> None:
-        """Continue the call count of the last module with the same name: each call may make a new one."""
+    def _continue_count(self, module: nn.Module) -> None:
+        """Go on counting calls where the last module of the same name stopped; each call may make a new one."""
         named = self.find(module)
         assert named is not None
         last = self._made.get(named.fqn)
@@ -164,13 +178,17 @@ class Names:
         self._made[named.fqn] = named
 
     def name_root(self, module: nn.Module, name: str) -> None:
-        """Name a module `name`, and all below it by path, before its first call."""
+        """Name a module `name`, or `name#2` if another has that, and all below it by path, before its first call."""
         with self._lock:
             self.any_module = True
             self._name_tree(module, name)
 
     def renumber(self, kept: int | None) -> None:
-        """Restart the count of steps: calls of step `kept` become those of step 0; None drops all."""
+        """Change the step of all counts of calls, as steps start from 0 again.
+
+        Args:
+            kept: the step that becomes step 0; counts of others are dropped. None drops all.
+        """
         for state in self.states.values():
             state.step = 0 if state.step == kept else -1
 
@@ -179,14 +197,17 @@ class Names:
         return [root for reference in self._roots if (root := reference()) is not None]
 
     def root_of(self, module: nn.Module) -> nn.Module:
-        """The root that holds a named module; the module itself where it is the root or its root has another name."""
+        """The root of a named module.
+
+        The module itself where it is a root, or has a name that is not below its root's.
+        """
         state = self.find(module)
         top = self._topmost(module)
         named = self.find(top)
         return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
 
     def name_holders_of(self, tensors: list[torch.Tensor]) -> None:
-        """Name the models that hold any of these tensors, among all modules seen while they were built.
+        """Name the models that hold any of these tensors, among all modules that were seen being built.
 
         A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state.
         And `functional_call` calls a model while it holds other tensors.
@@ -202,31 +223,31 @@ class Names:
                     self._name_tree(top, class_name(unwrap(top)))
 
     def new_modules(self) -> list[ModuleInfo]:
-        """Rows of the modules named since the last call."""
+        """Rows of modules that were named since the last call, which takes them."""
         with self._lock:
             trees, self._trees = self._trees, []
             return trees
 
     def refresh(self, root: nn.Module) -> None:
-        """Name modules and tensors added below a root since it was named (adapters, lazy parameters)."""
+        """Name modules and tensors that were put below a named root since (adapters, lazy parameters)."""
         state = self.find(root)
         if state is not None:
             with self._lock:
-                self._walk(root, state.fqn)
+                self._name_below(root, state.fqn)
 
-    def step_over(self) -> None:
-        """Free the names of models that are gone, as a step ends."""
-        self._free.wake()
+    def free_gone_names(self) -> None:
+        """As a step ends, free the names of models that are gone."""
+        self._free.free_resting()
 
     def _topmost(self, module: nn.Module) -> nn.Module:
-        """The outermost holder of a module; itself where none holds it."""
+        """The outermost module that holds a module, directly or not; the module itself where none does."""
         top = module
         for holder in self.holders_of(module):
             top = holder
         return top
 
     def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
-        """Modules that hold a module, the nearest first."""
+        """Modules that hold a module, the nearest first, by what was registered and still holds."""
         seen = {id(module)}
         while (entry := self._parents.get(module)) is not None:
             parent = entry()
@@ -237,7 +258,12 @@ class Names:
             seen.add(id(module))
 
     def _name_tree(self, root: nn.Module, base: str) -> None:
-        """Make a module a root and name its tree, under its present name if it has one, else a free one from `base`."""
+        """Make a module a root, and name all below it.
+
+        Args:
+            root: keeps its name if it, or what it wraps, has one.
+            base: else the first free name of `base`, `base#2`, ...
+        """
         state = self.find(root) or self.find(unwrap(root))
         if state is not None:
             fqn = state.fqn
@@ -245,14 +271,14 @@ class Names:
             trains = next(parameters_in(root), None) is not None
             fqn = self._free.name(root, base, rests=trains)
             if trains and fqn not in self._variables:
-                self._variables[fqn] = _variable(root)
+                self._variables[fqn] = _variable_name(root)
         if not any(reference() is root for reference in self._roots):
             self._roots = [reference for reference in self._roots if reference() is not None]
             self._roots.append(weakref.ref(root))
-        self._walk(root, fqn)
+        self._name_below(root, fqn)
 
-    def _forget(self, root: nn.Module) -> None:
-        """Take back the names below a former root that is now part of another module."""
+    def _unname_tree(self, root: nn.Module) -> None:
+        """Take back all names below a former root, which is now part of another module."""
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
@@ -262,8 +288,13 @@ class Names:
             self.parameters.take_back(module, fqn)
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
-    def _walk(self, root: nn.Module, fqn: str) -> None:
-        """Name each module, parameter and buffer below a root that has no name yet."""
+    def _name_below(self, root: nn.Module, fqn: str) -> None:
+        """Name each module, parameter and buffer of a tree that has no name; new modules get a row.
+
+        Args:
+            root: of the tree.
+            fqn: its name.
+        """
         wrappers = []
         gathered: list[torch_distributed.Unsharded] = []
         for module, name, inner in _tree(root, fqn):
@@ -281,15 +312,15 @@ class Names:
             state.inner = self.find(inner)
 
     def _new_state(self, module: nn.Module, name: str) -> ModuleState:
-        """Make and keep the state of a module."""
+        """Make the state of a module, which is kept until the module goes."""
         forget = self._module_gone
         reference = keyed(module, forget)
         state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
         self.states[id(module)] = state
         return state
 
-    def _forgetting(self) -> Callable[[Keyed[nn.Module]], None]:
-        """A callback, shared by all modules, that drops a module's state and the names of tensors gone with it."""
+    def _new_forgetter(self) -> Callable[[Keyed[nn.Module]], None]:
+        """A callback for weak references to modules: drops a module's state and names of tensors gone with it."""
         states, names = self.states, self.parameters
 
         def forget(reference: Keyed[nn.Module]) -> None:
@@ -304,7 +335,7 @@ class Names:
         return forget
 
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
-        """A module's row of the tree, without its attributes."""
+        """A module's row of the tree, without attributes; it is not written here."""
         return ModuleInfo(
             fqn=state.fqn,
             module_class=state.module_class,
@@ -316,15 +347,25 @@ class Names:
         )
 
 
-def _variable(root: nn.Module) -> str:
-    """The script's variable for a model, from its outermost frames; "" where none holds it."""
+def _variable_name(root: nn.Module) -> str:
+    """Name by which the script's outermost frame holds a model or what it wraps: `net`, `cfg['net']`; "" for none.
+
+    Cut to 80 characters.
+    """
     inner = unwrap(root)
     names = variable_names({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
     return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
 
 
 def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
-    """Each module once with its FQN and the module that it wraps, if any; a wrapper's inner module has the same FQN."""
+    """Each module of a tree once: the module, its FQN, and the module that it wraps, None for none.
+
+    A wrapped module has the FQN of its wrapper.
+
+    Args:
+        root: of the tree.
+        fqn: its name.
+    """
     seen: set[int] = set()
     waiting = [(root, fqn)]
     while waiting:

@@ -27,7 +27,13 @@ class Named:
     __slots__ = ("fqn", "module_class", "sites", "watched")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Set the name; for a parameter, `module_class` is the class of the module that owns it."""
+        """Set the name; no site yet.
+
+        Args:
+            fqn: the name.
+            module_class: class of the module, or of the module that owns the parameter.
+            watched: whether it is recorded.
+        """
         self.fqn = fqn
         self.module_class = module_class
         self.watched = watched
@@ -52,6 +58,7 @@ class ModuleState(Named):
     )
 
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start with no call counted; `reference` is to the module."""
         super().__init__(fqn, module_class, watched=watched)
         self.reference = reference
         self.plain: type[nn.Module] | None = None
@@ -69,28 +76,28 @@ class ModuleState(Named):
         self.tensors: dict[int, ParameterName] = {}
 
     def next_call(self, step: int, phase: Phase) -> int:
-        """Number of the call that begins, from 0 in each step and phase."""
-        self._be_in(step)
+        """Number of the call that begins, from 0 in each step and phase; counts it."""
+        self._enter_step(step)
         number = self.calls.get(phase, 0)
         self.calls[phase] = number + 1
         return number
 
-    def counted(self, step: int, phase: Phase) -> int:
-        """Calls so far in that step and phase."""
+    def calls_so_far(self, step: int, phase: Phase) -> int:
+        """Number of calls counted in that step and phase; 0 where the last call was in another step."""
         return self.calls.get(phase, 0) if self.step == step else 0
 
-    def seen(self, step: int, phase: Phase, call: int) -> None:
-        """Raise the count to include a call that was counted elsewhere."""
-        self._be_in(step)
+    def include_call(self, step: int, phase: Phase, call: int) -> None:
+        """Have the next call get a number above `call`, which was counted elsewhere."""
+        self._enter_step(step)
         self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
 
     def count_from(self, step: int, phase: Phase, number: int) -> None:
-        """Set the number of the next call of a step and phase."""
-        self._be_in(step)
+        """Have the next call of a step and phase get this number."""
+        self._enter_step(step)
         self.calls[phase] = number
 
-    def _be_in(self, step: int) -> None:
-        """Clear the counts where the step is another."""
+    def _enter_step(self, step: int) -> None:
+        """Forget the counts of another step."""
         if self.step != step:
             self.step = step
             self.calls.clear()
@@ -106,30 +113,41 @@ class ParameterName(Named):
     __slots__ = ("_holders", "makeshift")
 
     def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
+        """Set the name; nothing holds the tensor yet, so call `add_holder` next.
+
+        Args:
+            fqn: the name.
+            module_class: class of the module that owns it, or of the optimizer.
+            watched: whether it is recorded.
+            makeshift: whether no module is known to hold the tensor.
+        """
         super().__init__(fqn, module_class, watched=watched)
         self.makeshift = makeshift
         """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
         self._holders: list[Holder] = []
 
-    def held_by(self, holder: Holder) -> None:
-        """Add a holder of the tensor; drops dead ones and the same owner's last one."""
+    def add_holder(self, holder: Holder) -> None:
+        """Add a holder of the tensor.
+
+        It takes the place of one of the same owner, and holders that are gone are dropped.
+        """
         self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
         self._holders.append(holder)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether any holder still holds this very tensor."""
+        """Whether any holder still has this very tensor where it had it."""
         for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
             if holder.holds(tensor):
                 return True
         return False
 
     def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
-        """The module that holds the tensor, and its attribute; None where no module does."""
+        """A weak reference to the module that holds the tensor, and the attribute; None where no module does."""
         return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the owner of any holder is alive."""
+        """Whether any holder's owner is alive."""
         return any(holder.is_alive for holder in self._holders)
 
 
@@ -142,18 +160,23 @@ class Holder:
     __slots__ = ("_owner", "_place")
 
     def __init__(self, owner: nn.Module | torch.optim.Optimizer, place: str | tuple[int, int]) -> None:
-        """Keep no reference to the owner but a weak one."""
+        """Refer to the owner weakly.
+
+        Args:
+            owner: a module or an optimizer.
+            place: a module's attribute, or group and position of an optimizer's parameter.
+        """
         self._owner = weakref.ref(owner)
         self._place = place
 
     @property
     def is_alive(self) -> bool:
-        """Whether the owner is."""
+        """Whether the owner is alive."""
         return self._owner() is not None
 
     @property
     def place(self) -> tuple[weakref.ref[Any], str] | None:
-        """The module and the attribute; None where the owner is an optimizer."""
+        """A weak reference to the module, and the attribute; None where the owner is an optimizer."""
         return (self._owner, self._place) if isinstance(self._place, str) else None
 
     def same_owner(self, other: Holder) -> bool:
@@ -188,11 +211,11 @@ class Keeper(Holder):
     __slots__ = ()
 
     def __init__(self, owner: Any) -> None:
-        """Keep no reference to the owner but a weak one."""
+        """Refer weakly to what keeps the shard, `owner.sharded_param`."""
         super().__init__(owner, "sharded_param")
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the shard is still that tensor."""
+        """Whether the shard that is kept is this very tensor."""
         return getattr(self._owner(), "sharded_param", None) is tensor
 
 
@@ -221,45 +244,57 @@ class ParameterNames(dict[int, ParameterName]):
         super().__delitem__(tensor)
 
     def name_of(self, tensor: torch.Tensor) -> ParameterName | None:
-        """The name of a parameter or buffer; None where no known holder has it."""
+        """The name of a parameter or buffer; None where it has none, or its holders no longer hold it."""
         name = self.get(id(tensor))
         return name if name is not None and name.is_of(tensor) else None
 
     def name_alone(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
-        """Name a tensor that no module holds; the caller then adds its holder."""
+        """Give a makeshift name to a tensor that no module holds; the caller adds a holder to what is returned."""
         name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
         self[id(tensor)] = name
         return name
 
     def name_in(self, module: nn.Module, state: ModuleState) -> None:
-        """Name a module's own parameters and buffers that have no name from another module."""
+        """Name a module's own parameters and buffers `<fqn>.<attribute>`; not those that another module has named."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
             for name, tensor in group.items():
                 if tensor is not None and self._is_free(tensor):
                     self._name(tensor, state, name, Holder(module, name))
 
     def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
-        """Name the shards of parameters that are gathered now: the optimizer has them, and they come back."""
+        """Name this rank's shards of gathered parameters as the modules have these, since the optimizer has the shards.
+
+        Args:
+            gathered: the parameters.
+            find: the state of a module; None for one without a name.
+        """
         for holder, name, _, keeper in gathered:
             shard, state = keeper.sharded_param, find(holder)
             if state is not None and self._is_free(shard):
                 self._name(shard, state, name, Keeper(keeper), Holder(holder, name))  # the last: once it is there again
 
     def _is_free(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has no name, or a makeshift one."""
+        """Whether a tensor has no name yet, or only a makeshift one."""
         name = self.name_of(tensor)
         return name is None or name.makeshift
 
     def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
-        """Name a tensor `<module>.<attribute>` with these holders."""
+        """Name a tensor `<fqn of state>.<attribute>`, in place of any earlier name.
+
+        Args:
+            tensor: to name.
+            state: of the module.
+            attribute: of the module.
+            holders: who holds the tensor.
+        """
         self.replaced += self.name_of(tensor) is not None
         name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
         for holder in holders:
-            name.held_by(holder)
+            name.add_holder(holder)
         self[id(tensor)] = state.tensors[id(tensor)] = name
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
-        """Drop the names `<fqn>.<attribute>` of a module's own tensors."""
+        """Drop the names `<fqn>.<attribute>` of a module's own tensors; other names of them stay."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
             for attribute, tensor in group.items():
                 name = None if tensor is None else self.name_of(tensor)
@@ -267,7 +302,7 @@ class ParameterNames(dict[int, ParameterName]):
                     del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
-        """`attribute=name` for each parameter of a module that has its name from another place."""
+        """`attribute=name` for each parameter of a module whose name is another than `<fqn>.<attribute>`."""
         aliases = []
         for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
             name = None if tensor is None else self.name_of(tensor)
@@ -276,7 +311,12 @@ class ParameterNames(dict[int, ParameterName]):
         return aliases
 
     def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
-        """Drop the names of tensors (by `id`) when this optimizer goes, unless another holder is alive."""
+        """Have tensors' names dropped when an optimizer goes, unless another holder is alive then.
+
+        Args:
+            optimizer: only the last call for it counts.
+            tensors: `id` of each.
+        """
         key, names, watched = id(optimizer), self, self._optimizers
 
         def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:

@@ -100,12 +100,12 @@ class Calls:
     def __init__(
         self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
     ) -> None:
-        """Know the step, the module and the optimizer that are running, and the lines of the script.
+        """Count nothing yet.
 
         Args:
             context: the recorder and the names.
             modules: knows the module that is running.
-            optimizers: knows whether an optimizer step is.
+            optimizers: knows whether an optimizer step is running.
             places: judges frames.
             into_compiled: whether compiled regions run as python, so that what they run is recorded too.
         """
@@ -164,7 +164,11 @@ class Calls:
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
                 self._hide_node()
                 return None
-        if not self._into_compiled and (entries := private_api.compiled_entries()) and in_compiled_call(frame, entries):
+        if (
+            not self._into_compiled
+            and (entries := private_api.compiled_entries())
+            and is_in_compiled_call(frame, entries)
+        ):
             self._hide_node()
             return None
         repeated = self._repeated(scope, facts)
@@ -191,7 +195,7 @@ class Calls:
         return repeated
 
     def _hide_node(self) -> None:
-        """Note that the autograd node made last is of no recorded operator, so that its backward is not recorded."""
+        """Note, if nothing is noted yet, that the last autograd node is of no recorded operator, nor its backward."""
         self.by_node.setdefault(private_api.next_node() - 1, None)
 
     def known_forward_call(self, node: Any) -> OpCall | None:
@@ -243,7 +247,7 @@ class Calls:
 _DEEPEST = 200
 
 
-def in_compiled_call(frame: FrameType | None, entries: frozenset[int]) -> bool:
+def is_in_compiled_call(frame: FrameType | None, entries: frozenset[int]) -> bool:
     """Whether a frame was called by a region that `torch.compile` made; 200 frames upwards are looked at, itself first.
 
     Args:

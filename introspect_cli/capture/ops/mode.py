@@ -21,7 +21,7 @@ class Watching(Protocol):
 
     @property
     def record_results(self) -> Callable[..., None]:
-        """Called with each operator that has run."""
+        """Function to call with each operator that has run: operator, arguments, result, frame."""
 
 
 class OpMode(TorchDispatchMode):

@@ -99,7 +99,7 @@ class OpProbe(GuardedProbe):
         self._mode.enter_stack()
 
     def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pop the mode before an optimizer step without a closure: its operators are not recorded."""
+        """Pop the mode before an optimizer step without a closure, whose operators are not recorded."""
         with self._guarded:
             if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
                 self._mode.leave_stack()
@@ -111,11 +111,14 @@ class OpProbe(GuardedProbe):
                 self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
-        """Count operators outside of modules as the loss from now on, since a root has been called."""
+        """Record operators outside of modules in the loss phase from now on, since a root has been called."""
         self.calls.between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """Stop recording until the next step begins, and forget the step's nodes and writers."""
+        """Stop recording until the next step begins, and forget the step's nodes and writers.
+
+        Pops the mode too if the recorder does not want what comes next.
+        """
         self.calls.clear()
         self._writers.clear()
         self.live = False  # until the next step begins

@@ -186,7 +186,7 @@ class CaptureOptions:
 
     @property
     def measures(self) -> bool:
-        """Whether any statistic beyond shape and dtype is kept."""
+        """Whether any statistic other than shape and dtype is kept."""
         return any(name not in LAYOUT_STATS for name in self.stats)
 
     @property
@@ -195,25 +195,28 @@ class CaptureOptions:
         return tuple(name for name, statistic in STATISTICS.items() if statistic.on_request and name in self.stats)
 
     def to_dict(self) -> dict[str, Any]:
-        """Options as plain values for the manifest, without those that say nothing of the run's content.
-
-        Left out are `output`, `force`, `quiet` and the like, and names of secrets.
-        """
+        """Options by name as plain values for the manifest, without those whose `Option.in_manifest` is False."""
         return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.in_manifest}
 
     def narrowing(self) -> dict[str, Any]:
-        """Options that decide how much of a training is observed, as plain values, defaults included."""
+        """Options that decide how much of a training is observed (`Option.narrows`), by name as plain values."""
         return {name: plain(getattr(self, name)) for name, facts in described(type(self)) if facts.narrows}
 
 
 def described(options: type[CaptureOptions] | None = None) -> list[tuple[str, Option]]:
-    """Name of the field and its `Option`, for every option in the order of the help."""
+    """Pairs of field name and `Option` for every option, in the order of the help.
+
+    `options` None for `CaptureOptions`.
+    """
     every = fields(options or CaptureOptions)
     return [(item.name, item.metadata["option"].named(item.name, item.default)) for item in every]
 
 
 def plain(value: object) -> Any:
-    """An option's value as plain data: kinds and tuples as lists, a schedule as text, a path as it is."""
+    """An option's value for a YAML file: kinds in the order of `Kind`, tuples as lists, a schedule as text.
+
+    Any other value is returned as it is.
+    """
     if isinstance(value, frozenset):
         return [kind.value for kind in Kind if kind in value]
     if isinstance(value, tuple):

@@ -87,7 +87,14 @@ class Option:
     most: int | None = None
 
     def named(self, name: str, default: object) -> Option:
-        """A copy with the flag from the field's name, and `repeated` where the default is a tuple or frozenset."""
+        """A copy with the flag made from the field's name, and `repeated` set from its default.
+
+        A default of True makes `--x/--no-x`; a flag with a slash among `flags` is used in place of the made one.
+
+        Args:
+            name: the field's name.
+            default: the field's default; a tuple or frozenset means that the option may be repeated.
+        """
         flags = self.flags
         if not any("/" in flag for flag in flags):
             flag = f"--{name.replace('_', '-')}"
@@ -98,7 +105,15 @@ class Option:
 
 
 def option(heading: str, default: object, text: str, *flags: str, **details: Any) -> Any:
-    """A field of `CaptureOptions`: its default, and an `Option` as its metadata."""
+    """A dataclass field with this default, and an `Option` in its metadata.
+
+    Args:
+        heading: of the help.
+        default: the value where the option is not given.
+        text: the help.
+        flags: further names on the command line.
+        details: other fields of `Option`, such as `metavar`.
+    """
     return field(default=default, metadata={"option": Option(heading, flags, text, **details)})
 
 

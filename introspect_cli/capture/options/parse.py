@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
-    """Checked capture options from their names, of the command line or of a call.
+    """Checked capture options from their names, as given on the command line or in a call.
 
     Args:
-        given: `steps` is a schedule's text; what may be given several times is a text with commas or several texts;
-            what is missing or empty has its default.
+        given: values by name of the option. `steps` is a schedule's text, `first` and `last` are numbers; an option
+            that may be repeated is one text with commas, or several texts; one that is missing or empty has its
+            default.
 
     Raises:
-        UsageError: an option, a kind or a statistic is unknown, a bad schedule.
+        UsageError: an option, kind or statistic is unknown, a schedule cannot be read, options contradict each other,
+            or the run of `against` does not exist.
     """
     known = dict(described())
     names = [*known, *SHORT]
@@ -45,10 +47,10 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
             values[name] = _CHOSEN[name](texts) if values[name] else getattr(CaptureOptions, name)
         else:
             values[name] = words(texts) if known[name].commas else texts
-    values["steps"] = _steps(values)
+    values["steps"] = _pop_schedule(values)
     options = CaptureOptions(**values)
     if options.against is not None:
-        options = replace(options, against=_located(options.against), noise=tuple(map(_located, options.noise)))
+        options = replace(options, against=_absolute(options.against), noise=tuple(map(_absolute, options.noise)))
         if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
             raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
     comparing = options.rtol or options.noise or options.diff or options.stop
@@ -68,8 +70,12 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options
 
 
-def _located(run: str) -> str:
-    """The path or URL of a run, absolute so that it holds when the script changes directory."""
+def _absolute(run: str) -> str:
+    """The absolute path of a run, or its URL unchanged, so that it holds after the script changes its directory.
+
+    Raises:
+        UsageError: there is no such directory.
+    """
     from introspect_cli.store.remote.objects import is_remote
     from introspect_cli.store.remote.pack import from_anywhere
 
@@ -78,8 +84,11 @@ def _located(run: str) -> str:
     return from_anywhere(run)
 
 
-def _steps(values: dict[str, Any]) -> Schedule | Rule:
-    """The schedule of `steps`, `first` and `last` together; pops the three from `values`."""
+def _pop_schedule(values: dict[str, Any]) -> Schedule | Rule:
+    """The schedule that `steps`, `first` and `last` make together: a step is wanted if any of the three wants it.
+
+    Takes the three out of `values`. Without any, all steps.
+    """
     steps, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
     base = None if steps is None else parse_rule(str(steps))
     rules = [f"{name}({number})" for name, number in zip(SHORT, ends, strict=True) if number is not None]
@@ -91,10 +100,10 @@ def _steps(values: dict[str, Any]) -> Schedule | Rule:
 
 
 def _check_rule(options: CaptureOptions) -> None:
-    """Check that the kinds and statistics that conditions need are recorded.
+    """Check that what `--steps`, `--until-nan` and `--keep-around` look at is recorded.
 
     Raises:
-        UsageError: a condition asks for what is not recorded.
+        UsageError: a condition names a value whose kind is not recorded, or no statistics are recorded.
     """
     for name in sorted(options.steps.names & _NEEDED.keys()):
         if _NEEDED[name] not in options.record:
@@ -134,10 +143,10 @@ class ValueName:
 
     @classmethod
     def parse(cls, text: str) -> ValueName:
-        """The name from its text.
+        """The value that a text names; without a path, an output's path is "" and an input's `[0]`.
 
         Raises:
-            UsageError: it names no module.
+            UsageError: the module's name is missing, or what follows `/` is neither `input` nor `output`.
         """
         name, bracket, rest = text.strip().partition("[")
         fqn, _, side = name.partition("/")
@@ -148,7 +157,7 @@ class ValueName:
         return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
 
     def fits(self, fqn: str, kind: Kind, path: str) -> bool:
-        """Whether kind and path are equal and the module's name is, with or without its root."""
+        """Whether a value is the one named: equal kind and path, and equal FQN, with or without its root."""
         return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
 
 
@@ -170,7 +179,7 @@ class Pair:
 
 
 def parse_pairs(products: Iterable[str], norms: Iterable[str]) -> tuple[Pair, ...]:
-    """The pairs of `--vjp` and of `--jacobian-norm`.
+    """The pairs of all `--vjp` texts, then of all `--jacobian-norm` texts; a text is `OUTPUT:INPUT`.
 
     Raises:
         UsageError: a text does not name two values.

@@ -59,7 +59,7 @@ class AttributeSnapshot(NamedTuple):
     """Snapshot of a module's attributes, quicker to compare than to read again.
 
     Attributes:
-        module: which.
+        module: that it is of, referred to weakly.
         length: how many attributes it has.
         plain: those that are plain, by name.
         sizes: how many hooks and children it has.
@@ -71,7 +71,7 @@ class AttributeSnapshot(NamedTuple):
     sizes: dict[str, int]
 
     def holds(self) -> bool:
-        """Whether the module is alive with as many attributes, hooks and children, and the same plain objects."""
+        """Whether the module is alive, has as many attributes, hooks and children, and the same plain objects."""
         module = self.module()
         if module is None:
             return False
@@ -90,6 +90,14 @@ class AttributeProbe(GuardedProbe):
     lost = "attributes of modules are"
 
     def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
+        """Record nothing before `install`.
+
+        Args:
+            context: shared by all probes.
+            modules: says in which phase the outermost call is.
+            rank: the writer of rows of modules.
+            secret: globs over names whose values are redacted.
+        """
         self._watched: dict[str, list[AttributeSnapshot]] = {}
         super().__init__(context, then=self._watched.clear)
         self._modules = modules
@@ -99,18 +107,21 @@ class AttributeProbe(GuardedProbe):
         self._changes: dict[tuple[str, str], int] = {}
 
     def install(self) -> None:
-        """Listen for roots, and for modules that are below none."""
+        """Listen for outermost calls, and for modules that are made in the forward that calls them."""
         self._context.names.made_on_the_fly = self._made_on_the_fly
         super().install()
 
     def remove(self) -> None:
-        """Stop, and drop the snapshots."""
+        """Stop listening, and drop the snapshots."""
         super().remove()
         self._watched.clear()
         self._context.names.made_on_the_fly = lambda _module: None
 
     def on_root(self, root: nn.Module) -> None:
-        """Write rows for a root's modules unless every snapshot still holds; not in evaluation."""
+        """Write rows for a root's modules unless no attribute has changed since the last time.
+
+        Nothing in evaluation.
+        """
         state = None if self._modules.stack.phase is Phase.EVAL else self._context.names.find(root)
         if state is not None:
             seen = self._watched.get(state.fqn)
@@ -118,7 +129,7 @@ class AttributeProbe(GuardedProbe):
                 self._write_changed(root, state.fqn)
 
     def _made_on_the_fly(self, module: nn.Module) -> None:
-        """Write the row of a module below no root when it is named, at each call where each makes it anew."""
+        """Write the row of a module that no other holds, when it gets its name; nothing in evaluation."""
         if self._guarded.on and self._modules.stack.phase is not Phase.EVAL:
             with self._guarded:
                 state = self._context.names.find(module)
@@ -126,7 +137,14 @@ class AttributeProbe(GuardedProbe):
                     self._write_changed(module, state.fqn)
 
     def _write_changed(self, root: nn.Module, root_name: str) -> None:
-        """Write rows of the modules below a root whose attributes have changed."""
+        """Write rows of new modules, and of those below a root whose attributes have changed.
+
+        Take new snapshots of all.
+
+        Args:
+            root: the outermost module.
+            root_name: its FQN.
+        """
         names, step = self._context.names, self._context.recorder.step
         held: list[AttributeSnapshot] = []
         new = {info.fqn: info for info in names.new_modules()}
@@ -155,7 +173,7 @@ class AttributeProbe(GuardedProbe):
             self._rank.modules(rows)
 
     def _snapshot(self, module: nn.Module) -> AttributeSnapshot:
-        """A snapshot of the module; without attributes that have changed 8 times."""
+        """A snapshot of the module's plain attributes; those that have changed 8 times are left out."""
         held = vars(module)
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
@@ -171,7 +189,12 @@ class AttributeProbe(GuardedProbe):
         return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
-        """Name and text of each plain attribute, and `hooks`; `(changes often)` from the 8th change on."""
+        """Name and text of each plain attribute, and of `hooks` if there are any.
+
+        Counts the attributes that have changed.
+
+        From the 8th change on, the text is `(changes often)`.
+        """
         info = self._recorded.get(fqn)
         before = {} if info is None else dict(info.attributes)
         held = vars(module)
@@ -179,7 +202,7 @@ class AttributeProbe(GuardedProbe):
             text = _text(value)
             if not text:
                 continue
-            text = self._shown(name, value, text)
+            text = self._redacted(name, value, text)
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
@@ -190,13 +213,16 @@ class AttributeProbe(GuardedProbe):
         if hooks:
             yield "hooks", ", ".join(hooks)[:MAX_TEXT]
 
-    def _shown(self, name: str, value: object, text: str) -> str:
-        """The text, redacted where name or looks are a secret's, 200 characters at most; None and booleans stay."""
+    def _redacted(self, name: str, value: object, text: str) -> str:
+        """The text, cut to 200 characters, redacted where its name or looks are a secret's.
+
+        None and booleans never are.
+        """
         return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:MAX_TEXT]
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all below it, each once; not the inside of a scripted one."""
+    """A module and all below it, each once; nothing below a scripted one."""
     waiting, seen = [root], {id(root)}
     while waiting:
         module = waiting.pop()
@@ -211,7 +237,10 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
-    """Names and values of a module's `__dict__` without torch's own and, for torch's classes, private ones."""
+    """Names and values in a module's `__dict__`, without what every module has.
+
+    For torch's classes without private ones.
+    """
     attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _ATTRIBUTES_OF_TORCH]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
         return [item for item in attributes if not item[0].startswith("_")]
@@ -237,7 +266,11 @@ def _text(value: object) -> str:
 
 
 def _hooks(registry: Any) -> list[Any]:
-    """Hooks in a registry of a module that are not introspect's."""
+    """Hooks in a registry of a module, without introspect's; [] for what is no registry.
+
+    Args:
+        registry: such as `module._forward_hooks`; may be None.
+    """
     if registry is None or not hasattr(registry, "values"):
         return []
     return [hook for hook in registry.values() if not called(hook, in_full=True).startswith(_PACKAGE)]

@@ -21,8 +21,7 @@ class GuardedProbe:
 
     The rows of the table whose section is the probe's name are in place while it is installed. A method that is called
     like a list of `Moments` (`on_root`, `on_tick`) hears of that moment while the probe is installed and has not
-    failed; of the ends of steps and of steps that are counted anew also after it has, so that it lets go of what it
-    held.
+    failed; `on_tick` and `on_restart` are called also after a failure, so that the probe lets go of what it held.
 
     Attributes:
         name: as the manifest and messages call it.
@@ -38,7 +37,7 @@ class GuardedProbe:
     first = False
 
     def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
-        """Watch nothing yet; `then` is called once the probe has failed."""
+        """Watch nothing before `install`; `then()` is called when the probe has failed."""
         self._context = context
         self._recorder = context.recorder
         self._guarded = context.guard.around(self.name, self.lost, then)
@@ -46,7 +45,10 @@ class GuardedProbe:
         self._listening: list[tuple[list[Any], Any]] = []
 
     def install(self) -> None:
-        """Put the probe's rows in place, and start to listen."""
+        """Put the probe's rows in place, listen to its moments, and switch its guard on.
+
+        Where its kind is not recorded, only the guard is switched on.
+        """
         if self.kind is None or self.kind in self._context.kinds:
             self._put(self.name)
             for moment, listeners in vars(self._context.clock).items():
@@ -57,11 +59,11 @@ class GuardedProbe:
         self._guarded.on = True
 
     def _put(self, section: str) -> None:
-        """Put a section of the table in place until the probe is removed."""
+        """Put a section of the table `EVENTS` in place until the probe is removed."""
         self._patches.put(section, self, self._guarded)
 
     def _listener(self, method: Callable[..., None], *, always: bool) -> Callable[..., None]:
-        """The method inside the probe's guard; after a failure it is called only if `always`."""
+        """The method inside the probe's guard; while the guard is off it is called only if `always`."""
         guarded = self._guarded
 
         def heard(*given: Any) -> None:
@@ -72,7 +74,7 @@ class GuardedProbe:
         return heard
 
     def remove(self) -> None:
-        """Restore what was replaced, and stop listening."""
+        """Switch the guard off, restore what was replaced, and stop listening."""
         self._guarded.on = False
         self._patches.remove()
         while self._listening:

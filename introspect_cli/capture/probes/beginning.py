@@ -60,7 +60,7 @@ class BeginningProbe(GuardedProbe):
     lost = "draws before the first step are"
 
     def __init__(self, context: Context, modules: ModuleProbe) -> None:
-        """Watch nothing yet; `modules` makes the calls of modules."""
+        """Watch nothing before `install`; calls of `modules` are watched, too."""
         super().__init__(context, then=self.remove)
         self._modules = modules
         self._calls = _EarlyCalls()
@@ -73,7 +73,7 @@ class BeginningProbe(GuardedProbe):
         self._generators_made: list[str] = []
 
     def install(self) -> None:
-        """Watch `torch.load`; watch draws too, if random states are recorded."""
+        """Watch `torch.load`, and, if random states are recorded, what draws from generators."""
         if Kind.RNG in self._context.kinds:
             self._generators = Generators()
             self._generators.watch(())
@@ -81,19 +81,19 @@ class BeginningProbe(GuardedProbe):
         super().install()
 
     def _watch_draws(self) -> None:
-        """Watch initialisers, tensor methods that draw, new generators, registrations and module calls."""
+        """Watch initialisers, tensor methods that draw, new generators, registrations and calls of modules."""
         self._put("early draws")
         self._methods.put("early methods", self, self._guarded)
         self._is_watching = True
-        self._modules.surround(self._around)
+        self._modules.surround(self._with_looks)
 
     def remove(self) -> None:
-        """Restore the replaced functions."""
+        """Stop, and put back what was replaced."""
         super().remove()
         self._put_back()
 
     def _put_back(self) -> None:
-        """Restore the replaced functions."""
+        """Put back what was replaced, and watch calls of modules no more; the guard stays as it is."""
         self._methods.remove()
         self._patches.remove()
         if self._is_watching:
@@ -101,7 +101,10 @@ class BeginningProbe(GuardedProbe):
             self._modules.surround(None)
 
     def document(self) -> dict[str, object]:
-        """Events as lines of words, files read, and the script's generators. Call once the model has names."""
+        """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
+
+        Names are looked up now, so call it once the model has names.
+        """
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._files)}
         return {
@@ -111,7 +114,10 @@ class BeginningProbe(GuardedProbe):
         }
 
     def on_begin(self) -> None:
-        """Stop watching as the first step begins; a draw not noted yet is."""
+        """Stop watching draws as a step begins.
+
+        Note a last draw, the script's generators, and have the document written.
+        """
         self._put_back()
         self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
         made = script_generators() if self._generators is not None else {}
@@ -120,14 +126,18 @@ class BeginningProbe(GuardedProbe):
             self._context.facts["beginning"] = self.document
 
     def on_tick(self) -> None:
-        """Switch off as the first step ends, unless steps are counted anew."""
+        """Switch off as a step ends, unless `on_restart` has switched on since the last step ended."""
         if not self._watches_on:
             self._guarded.on = False
             self._put_back()
         self._watches_on = False
 
     def on_restart(self, first: int | None) -> None:
-        """Watch on where all that ran was an evaluation (`first` None); else nothing."""
+        """Watch draws again if all that ran so far was an evaluation.
+
+        Args:
+            first: the step that becomes step 0, and then nothing is done; None where no step is kept.
+        """
         if first is None and self._generators is not None:
             self._guarded.on = self._watches_on = True  # the clock says next that the steps so far are over
             with self._guarded:
@@ -135,8 +145,8 @@ class BeginningProbe(GuardedProbe):
                 self._watch_draws()
                 self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
 
-    def _around(self, original: Called) -> Called:
-        """A call of a module with a look at the generators before and after."""
+    def _with_looks(self, original: Called) -> Called:
+        """A call of a module with a look at the generators before it and after it, as long as draws are watched."""
         calls = self._calls
 
         @uncounted
@@ -162,38 +172,44 @@ class BeginningProbe(GuardedProbe):
 
         return called
 
-    def _registered(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
-        """Note a draw, as a parameter is registered."""
+    def _note_registration(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+        """Note a draw that nothing else has noted, as a parameter is registered."""
         generators = self._generators
         if generators is not None and DRAWS not in self._guarded.inside and generators.moved():
             self._note_draws(sys._getframe(1))  # noqa: SLF001 - as python documents it
 
-    def _reading(self, call: Call) -> None:
-        """Note the file that `torch.load` reads, 100 at most."""
+    def _note_read_file(self, call: Call) -> None:
+        """Note the file that `torch.load` reads; the first 100 alone."""
         if len(self._files) < MAX_FILES:
             self._files[_file_name(call.first)] = None
 
-    def is_seeded_early(self, frame: FrameType) -> bool:
-        """Note draws before a generator is seeded or set; whether this is before training."""
+    def note_draws_before_seeding(self, frame: FrameType) -> bool:
+        """Note draws so far, before a generator is seeded or set; returns whether this is before training.
+
+        Not before training, nothing is noted.
+        """
         if self._guarded.on and self._is_watching:
             self._note_draws(frame)
             return True
         return False
 
-    def seeded(self, event: Event) -> None:
-        """Note an early seeding."""
-        self._moved_generators()
+    def note_seeding(self, event: Event) -> None:
+        """Note a seeding once it is done; the move of the generator that it made counts as no draw."""
+        self._take_moved()
         self._events.note(event)
 
-    def _made(self, call: Call) -> Callable[[object], None]:
-        """Note a generator that the script has made, by what, from which seed, at which line."""
+    def _watch_new_generator(self, call: Call) -> Callable[[object], None]:
+        """Called before a generator is seeded in its constructor.
+
+        Returns what notes seed and line, if the user's code made it.
+        """
         frame: FrameType | None = call.frame
         is_pythons = isinstance(call.args[0] if call.args else None, random.Random)
         if is_pythons and call.frame.f_code is random.Random.__init__.__code__:
             frame = call.frame.f_back
 
         def made(_: object) -> None:
-            """Note the seed, if code of the user's has made the generator."""
+            """Note the seed and the line, if code of the user's has made the generator."""
             if frame is not None and is_users(frame.f_code.co_filename):
                 by = "random.Random" if is_pythons else "numpy.random.default_rng"
                 seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)
@@ -202,14 +218,17 @@ class BeginningProbe(GuardedProbe):
 
         return made
 
-    def _filling(self, call: Call) -> Callable[[object], None]:
-        """Note draws before a call that fills a tensor; returns what notes the call's own draws."""
+    def _watch_fill(self, call: Call) -> Callable[[object], None]:
+        """Called before a function that fills a tensor: notes draws so far.
+
+        Returns what notes the function's own draws.
+        """
         self._note_draws(call.frame)
         before = state_of(call.kwargs.get("generator"))
 
         def filled(_: object) -> None:
             """Note each generator that the call drew from."""
-            drawn = self._moved_generators() + ([("own", before)] if before else [])
+            drawn = self._take_moved() + ([("own", before)] if before else [])
             if drawn:
                 tensor = tensor_key(call.first)
                 line, by = self._places.line(call.frame), call.name + arguments_word(call.args, call.kwargs)
@@ -219,8 +238,13 @@ class BeginningProbe(GuardedProbe):
         return filled
 
     def _note_draws(self, frame: FrameType | None, *, whole: bool = False) -> None:
-        """Note draws since the last look, by the innermost module under way, else by the line."""
-        drawn = self._moved_generators(whole=whole)
+        """Note draws since the last look, under the innermost module under way, else under the line.
+
+        Args:
+            frame: where they were noticed; its line is noted outside of modules.
+            whole: True to compare the generators' states in full.
+        """
+        drawn = self._take_moved(whole=whole)
         if drawn:
             by, subject, line = "", None, ""
             if self._calls.modules:
@@ -232,8 +256,12 @@ class BeginningProbe(GuardedProbe):
             for generator, state in drawn:
                 self._events.note(Event("draw", by, generator, state, subject, line))
 
-    def _moved_generators(self, *, whole: bool = False) -> list[tuple[str, int]]:
-        """Name and state before the draw of each generator that has moved; `whole` compares all states in full."""
+    def _take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
+        """Name, and state before the draw, of each generator that has moved since the last look; the look is taken now.
+
+        Args:
+            whole: True to compare all states in full, not only those that seem to have moved.
+        """
         generators = self._generators
         if generators is None or not (whole or generators.moved()):
             return []
@@ -244,12 +272,16 @@ class _EarlyCalls(threading.local):
     """Stack of module calls in one thread, and the line of the outermost."""
 
     def __init__(self) -> None:
+        """Start outside every module, in each thread anew."""
         self.modules: list[nn.Module] = []
         self.line = ""
 
 
 def _file_name(source: object) -> str:
-    """A checkpoint's file with its directory: `checkpoint-4/optimizer.pt`; the class of a source without a name."""
+    """A checkpoint's file with the directory it is in: `checkpoint-4/optimizer.pt`.
+
+    The class of a source without a name.
+    """
     if isinstance(source, (str, os.PathLike)):
         return clean("/".join(Path(os.fsdecode(source)).parts[-2:]), 200)
     named = getattr(source, "name", None)

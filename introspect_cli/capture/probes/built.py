@@ -52,6 +52,7 @@ class BuiltProbe(GuardedProbe):
     lost = "what loaders and schedulers are built with is"
 
     def __init__(self, context: Context) -> None:
+        """Note nothing before `install`; the document `autocast` is new at once, and says `off`."""
         super().__init__(context)
         self._autocast: dict[str, None] = {}
         context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
@@ -63,8 +64,11 @@ class BuiltProbe(GuardedProbe):
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
         self._count = 0
 
-    def _entering(self, call: Call) -> Callable[[Any], None]:
-        """Note `device dtype`, such as `cuda bfloat16`, once autocast is entered and enabled."""
+    def _watch_autocast(self, call: Call) -> Callable[[Any], None]:
+        """Called before autocast is entered.
+
+        Returns what notes `device dtype`, such as `cuda bfloat16`, if it is enabled.
+        """
 
         def entered(_result: object) -> None:
             """Note the dtype, each once."""
@@ -77,12 +81,15 @@ class BuiltProbe(GuardedProbe):
 
         return entered
 
-    def _making(self, call: Call) -> Callable[[Any], None]:
-        """Note the object and the caller's line once its constructor returns."""
-        return lambda _: self._made(call.first, self._places.line(call.frame))
+    def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
+        """Called before a constructor; returns what notes the new object and the caller's line."""
+        return lambda _: self._note_object(call.first, self._places.line(call.frame))
 
-    def _made(self, thing: object, line: str) -> None:
-        """Note a new object by name, 64 in all; a loader's line only, since `describe` is called when it is used."""
+    def _note_object(self, thing: object, line: str) -> None:
+        """Note a new scheduler or scaler for `document`, 64 in all.
+
+        Of a loader only the line, as `describe` comes later.
+        """
         if isinstance(thing, DataLoader):
             self._lines.set(thing, line)
             return
@@ -98,7 +105,10 @@ class BuiltProbe(GuardedProbe):
         self._context.facts["built"] = self.document
 
     def document(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Settings by kind (`loaders`, `schedulers`, `scalers`) and name, new objects included."""
+        """The document `settings/built`: settings by kind (`loaders`, `schedulers`, `scalers`) and name.
+
+        Describes the objects that are new since the last call.
+        """
         waiting, self._waiting = self._waiting, []
         with self._guarded, unobserved():
             for kind, name, reference in waiting:
@@ -115,7 +125,10 @@ class BuiltProbe(GuardedProbe):
         return {**({"loaders": loaders} if loaders else {}), **self._described}
 
     def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Settings of a loader with its line; empty after 64 loaders."""
+        """Settings of a loader with the line that made it.
+
+        {} from the 65th loader on, or where describing it failed.
+        """
         self._count += 1
         settings: dict[str, Any] = {}
         if self._count > MAX_DESCRIBED:
@@ -131,15 +144,21 @@ class BuiltProbe(GuardedProbe):
             settings = _with_line(self._lines.get(loader), settings)
         return settings  # noqa: RET504 - nothing where describing it failed
 
-    def loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
-        """Add a loader's settings under its name and phase, as it gives its first batch; equal ones once."""
+    def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
+        """Add a loader's settings under name and phase, unless equal ones are there.
+
+        Called at its first batch in a phase.
+        """
         variants = self._loaders.setdefault((phase, name), [])
         if settings and settings not in variants:
             variants.append(settings)
             self._context.facts["built"] = self.document
 
-    def renamed(self, names: dict[str, str]) -> None:
-        """Rename training's loaders, old name to new, as steps are counted anew; drop those without a new name."""
+    def rename_loaders(self, names: dict[str, str]) -> None:
+        """Rename training's loaders by old name, and drop those without a new one.
+
+        Called when steps start from 0 again.
+        """
         before = {key: settings for key, settings in self._loaders.items() if key[0] is Phase.DATA}
         self._loaders = {key: settings for key, settings in self._loaders.items() if key[0] is not Phase.DATA}
         for (_, name), settings in before.items():
@@ -147,12 +166,12 @@ class BuiltProbe(GuardedProbe):
                 self._loaders[Phase.DATA, names[name]] = settings
         self._context.facts["built"] = self.document
 
-    def moved(self, name: str) -> None:
-        """Drop a loader from training: it feeds evaluation."""
+    def drop_loader(self, name: str) -> None:
+        """Drop a loader from training, since what it gave turned out to be for evaluation."""
         self._loaders.pop((Phase.DATA, name), None)
         self._context.facts["built"] = self.document
 
 
 def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings flattened to scalars, with `line` first where it is known."""
+    """Settings as pairs of dotted name and scalar, with `line` first; without it where the line is unknown."""
     return {**({"line": line} if line else {}), **dict(flat("", settings))}

@@ -37,6 +37,7 @@ class ChildrenProbe(GuardedProbe):
     lost = "processes that the script starts are"
 
     def __init__(self, context: Context, *, followed: bool) -> None:
+        """Watch nothing before `install`; `followed` says whether child processes are recorded (`--children all`)."""
         super().__init__(context)
         self._followed = followed
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
@@ -44,28 +45,32 @@ class ChildrenProbe(GuardedProbe):
         """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
-        """Watch the functions that start processes."""
+        """Watch `Process.start`; `mp.spawn`, too, if child processes are recorded."""
         if self._followed:
             self._put("spawned")
         super().install()
 
-    def _starting(self, call: Call) -> Callable[[None], None]:
-        """Number a spawned process, and note its function once it has started, if it is not recorded."""
+    def _watch_start(self, call: Call) -> Callable[[None], None]:
+        """Called before a process starts; returns what notes it afterwards, if it is not recorded.
+
+        A process of `mp.spawn` is told its rank first.
+        """
         process = call.first
         work = work_of(process)  # starting a process forgets what it runs
-        self._number(process)
+        self._announce_rank(process)
 
         def started(_: None) -> None:
+            """Note the process's function once it runs, unless it is recorded."""
             if self._spawning is not None:
                 forget_spawned()
             is_fork = getattr(getattr(process, "_popen", None), "method", "fork") == "fork"
             if work and (is_fork or not self._followed):
-                self._started(work, "" if is_fork else " (--children all records it)")
+                self._note_unrecorded(work, "" if is_fork else " (--children all records it)")
 
         return started
 
-    def _spawning_all(self, call: Call) -> Callable[[object], None]:
-        """Note the number of processes of one `spawn` call, for as long as it starts them."""
+    def _watch_spawn(self, call: Call) -> Callable[[object], None]:
+        """Called before `start_processes`: keeps the number of its processes until it has returned, for their ranks."""
         before, start = self._spawning, sys.modules[_SPAWN].start_processes
         given = inspect.signature(start).bind(*call.args, **call.kwargs).arguments
         number = given.get("nprocs", 1)
@@ -79,8 +84,11 @@ class ChildrenProbe(GuardedProbe):
 
         return started
 
-    def _number(self, process: BaseProcess) -> None:
-        """Set rank and world size in the environment of a process that `spawn` starts."""
+    def _announce_rank(self, process: BaseProcess) -> None:
+        """Put INTROSPECT_SPAWN_RANK and _SIZE into the environment, for the child of `mp.spawn` that starts next.
+
+        Nothing for other processes.
+        """
         target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
         if self._spawning is None or getattr(target, "__module__", "") != _SPAWN or len(args) < 2:
             return
@@ -88,8 +96,13 @@ class ChildrenProbe(GuardedProbe):
         if type(args[1]) is int:
             os.environ.update(spawn_variables(args[1], number, name))
 
-    def _started(self, work: str, remedy: str) -> None:
-        """Note a function that runs in a child process and is not recorded, each once."""
+    def _note_unrecorded(self, work: str, remedy: str) -> None:
+        """Note, each function once, that a child process runs it and is not recorded.
+
+        Args:
+            work: name of the function.
+            remedy: what follows the sentence; "" for nothing.
+        """
         if self._guarded.on and work not in self.started:
             self.started.append(work)
             self._context.guard.note(
@@ -98,7 +111,10 @@ class ChildrenProbe(GuardedProbe):
 
 
 def work_of(process: BaseProcess) -> str:
-    """Qualified name of the function or class that a process runs; "" for helpers of torch and the standard library."""
+    """Qualified name of the function or class that a process runs.
+
+    "" for helpers of torch, joblib and python itself.
+    """
     target, args = getattr(process, "_target", None), getattr(process, "_args", ())
     if target is None:
         cls = type(process)

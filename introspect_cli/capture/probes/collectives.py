@@ -80,6 +80,7 @@ class CollectiveProbe(GuardedProbe):
     lost = "collectives are"
 
     def __init__(self, context: Context, folder: Path) -> None:
+        """Watch nothing before `install`; `folder` is this rank's part of the run."""
         super().__init__(context)
         self._folder = folder
         self._places = Places()
@@ -91,7 +92,10 @@ class CollectiveProbe(GuardedProbe):
         self._notes = -1
 
     def install(self) -> None:
-        """Register kernels before `c10d::*`; watch groups and functional collectives. Nothing without ranks."""
+        """Put kernels before `c10d::*`, watch groups and functional collectives, and open the file of those in flight.
+
+        Nothing where torch was built without `torch.distributed`.
+        """
         if not torch.distributed.is_available():
             return
         self._notes = os.open(self._folder / IN_FLIGHT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
@@ -100,24 +104,27 @@ class CollectiveProbe(GuardedProbe):
         for name, facts in FACTS.items():
             operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if operator is not None:
-                self._library.impl(name, self._watching(operator, facts), "Autograd", with_keyset=True)
-        group, asking = torch.distributed.ProcessGroup, Event("", "torch.distributed", (), "_asking", "", raised=True)
+                self._library.impl(name, self._new_kernel(operator, facts), "Autograd", with_keyset=True)
+        group, asking = (
+            torch.distributed.ProcessGroup,
+            Event("", "torch.distributed", (), "_watch_method", "", raised=True),
+        )
         for name in METHODS & vars(group).keys():
-            self._patches.watch(group, name, self._guarded, self._asking, asking)
+            self._patches.watch(group, name, self._guarded, self._watch_method, asking)
         functions = importlib.import_module(_FUNCTIONS)
-        functional = Event("", _FUNCTIONS, (), "_functional", "", compilers=True, group=_FUNCTIONAL, raised=True)
+        functional = Event("", _FUNCTIONS, (), "_watch_functional", "", compilers=True, group=_FUNCTIONAL, raised=True)
         for name, original in list(vars(functions).items()):
             word = next((word for word in FUNCTIONAL if name.startswith(word)), None)
             if word is None or name.endswith("_inplace") or not inspect.isfunction(original):
                 continue
             signature = inspect.signature(original)
             if "group" in signature.parameters:
-                handler = functools.partial(self._functional, signature, word)
+                handler = functools.partial(self._watch_functional, signature, word)
                 self._patches.watch(functions, name, self._guarded, handler, functional)
         super().install()
 
     def remove(self) -> None:
-        """Unregister the kernels, and remove the file of collectives in flight."""
+        """Take the kernels out, forget results not waited for, and remove the file of collectives in flight."""
         super().remove()
         if self._library is not None:
             private_api.take_out(self._library)
@@ -130,22 +137,27 @@ class CollectiveProbe(GuardedProbe):
                 (self._folder / IN_FLIGHT).unlink()
 
     def on_tick(self) -> None:
-        """Reset the results that nobody waited for, and the file of collectives in flight."""
+        """As a step ends, forget results that nobody waited for, and empty the file of collectives in flight."""
         self._pending.clear()
         if self._notes >= 0:
             os.ftruncate(self._notes, 0)
 
-    def _watching(self, operator: Any, facts: Facts) -> Callable[..., Any]:
-        """A kernel that records one operator's inputs, runs it, and notes its outputs for the handle."""
+    def _new_kernel(self, operator: Any, facts: Facts) -> Callable[..., Any]:
+        """A kernel that records an operator's inputs, runs it, and remembers its outputs until they are waited for.
+
+        Args:
+            operator: the operator, whose own kernels are run.
+            facts: which of its arguments are what.
+        """
 
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            """Record what goes in, run the operator, and expect what comes out."""
+            """Record the inputs, run the operator, and remember what it will fill."""
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
             if self._guarded.on and self._recorder.wanted and _FUNCTIONAL not in self._guarded.inside:
                 frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
                 with self._guarded, unobserved():
-                    sites, outputs = self._begins(facts, args, frame)
+                    sites, outputs = self._record_begun(facts, args, frame)
             result = private_api.handed_on(operator, keys, args, kwargs)
             asked = self._asked.results
             if outputs and asked is not None and self._guarded.on:
@@ -156,13 +168,17 @@ class CollectiveProbe(GuardedProbe):
 
         return run
 
-    def _asking(self, call: Call) -> Callable[[Any], None]:
-        """Collect the results of a group's method, and tie them to the handle that it returns."""
+    def _watch_method(self, call: Call) -> Callable[[Any], None]:
+        """Called before a group's method.
+
+        Returns what ties the results of the operators in it to the handle it returns.
+        """
         mine = self._asked
         outer, mine.results = mine.results, []
         mine.reduction = torch_distributed.reduction_asked((*call.args, *call.kwargs.values()))
 
         def asked(work: Any) -> None:
+            """Remember the results by the handle; nothing without a handle or after an error."""
             results = mine.results
             mine.results, mine.reduction = outer, ""
             if results and work is not None and work is not RAISED:
@@ -171,7 +187,12 @@ class CollectiveProbe(GuardedProbe):
         return asked
 
     def _expect(self, work: Any, results: list[_Result]) -> None:
-        """Keep results by their handle until it is waited for or goes."""
+        """Remember results until the handle is waited for, is gone, or the step ends.
+
+        Args:
+            work: the handle; referred to weakly.
+            results: what it will have filled.
+        """
         key, pending = id(work), self._pending
 
         def forget(_: object) -> None:
@@ -179,8 +200,16 @@ class CollectiveProbe(GuardedProbe):
 
         pending[key] = weakref.ref(work, forget), results
 
-    def _functional(self, signature: inspect.Signature, word: str, call: Call) -> Callable[[object], None] | None:
-        """Record a functional collective's inputs; those inside it are not recorded again."""
+    def _watch_functional(self, signature: inspect.Signature, word: str, call: Call) -> Callable[[object], None] | None:
+        """Record a functional collective's inputs before it runs, None in an unrecorded step.
+
+        Operators in it are not recorded.
+
+        Args:
+            signature: of the function.
+            word: what it does, such as `all_reduce`.
+            call: its call.
+        """
         if not self._recorder.wanted:
             return None
         with unobserved():
@@ -190,11 +219,19 @@ class CollectiveProbe(GuardedProbe):
             peer = f" from rank {given['src']}" if "src" in given else ""
             tensors = list(_tensors((given[next(iter(signature.parameters))],), 0))
             if group is not None:
-                self._write(word, reduction, peer, group, (tensors, tensors, []), call.frame)
+                self._record_collective(word, reduction, peer, group, (tensors, tensors, []), call.frame)
         return lambda _: None
 
-    def _begins(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
-        """Record a collective and its inputs; returns sites and tensors of its outputs."""
+    def _record_begun(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
+        """Record an operator and its inputs.
+
+        Returns sites and tensors of its outputs, which are recorded after the wait.
+
+        Args:
+            facts: which arguments are what.
+            args: the operator's.
+            frame: of the caller.
+        """
         given = list(_tensors(args, facts.given))
         results = list(_tensors(args, facts.gives))
         group = torch_distributed.group_of(args[facts.group])
@@ -216,12 +253,21 @@ class CollectiveProbe(GuardedProbe):
         reduction = ""
         if facts.reduces >= 0:  # a group's method may have been told what the operator does not say
             reduction = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
-        return self._write(facts.word, reduction, peer, group, (shown, given, results), frame), results
+        return self._record_collective(facts.word, reduction, peer, group, (shown, given, results), frame), results
 
-    def _write(
+    def _record_collective(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
     ) -> list[int]:
-        """Record a collective from its tensors (shown, given, results); returns the sites of the results."""
+        """Record what a collective is and its inputs, and note it as in flight; returns a site for each of its results.
+
+        Args:
+            word: what it does.
+            reduction: `sum` and so on; "" for none.
+            peer: ` to rank 1`, ` from rank 0`; "" for none.
+            group: its process group.
+            tensors: three lists: those whose shapes are told, the inputs, and the results.
+            frame: of the caller.
+        """
         shown, given, results = tensors
         label = self._label(group)
         what = f"{word} {reduction}".rstrip() + peer
@@ -265,8 +311,14 @@ class CollectiveProbe(GuardedProbe):
             existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return existing
 
-    def _waiting(self, call: Call) -> Callable[[object], None] | None:
-        """Record a handle's results after the wait; a gap for one that was written to before it."""
+    def _watch_wait(self, call: Call) -> Callable[[object], None] | None:
+        """Called before a handle is waited for.
+
+        Returns what records its results afterwards, None for an unknown handle.
+
+        A result that was written to since the collective began is recorded as not observed, unless torch's own code
+        waits.
+        """
         if id(call.first) not in self._pending:
             return None
         # a call that waits itself lets no code of the script come between
@@ -289,7 +341,10 @@ class CollectiveProbe(GuardedProbe):
 
 
 def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
-    """Tensors of the argument at a position: one, a list, or nested lists; none for a position outside."""
+    """Tensors of the argument at a position: itself, or those in nested lists and tuples.
+
+    None for a position outside.
+    """
     if not 0 <= position < len(args):
         return
     stack = [args[position]]
@@ -302,7 +357,7 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:
-    """`float32 [16, 16]` of the first tensor, and ` and 3 more` where there are others."""
+    """Dtype and shape of the first tensor, `float32 [16, 16]`, followed by ` and 3 more` if there are others."""
     first = tensors[0]
     text = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
     return text if len(tensors) == 1 else f"{text} and {len(tensors) - 1} more"

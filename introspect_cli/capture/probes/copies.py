@@ -55,6 +55,7 @@ class CopiesProbe(GuardedProbe):
     kind = Kind.PRODUCT
 
     def __init__(self, context: Context) -> None:
+        """Look for nothing before the first step ends."""
         super().__init__(context)
         self._due = 1
         self._seen: dict[ObjectPath, Hashable] = {}
@@ -63,20 +64,23 @@ class CopiesProbe(GuardedProbe):
         self._recorded = -1
 
     def on_after_optimizer(self) -> None:
-        """Search after 1, 2, 16, 128, ... steps, and record the copies found so far."""
+        """Record the copies found so far; after 1, 2, 16, 128, ... steps look for more first."""
         if self._context.clock.ticks >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
             self._find_copies()
         self._record()
 
     def on_look(self) -> None:
-        """Record the copies once the script is over; not when it saves, since it may update them afterwards."""
+        """Record the copies once the script is over.
+
+        Nothing while it runs, when a save may come before their update.
+        """
         if self._recorder.wanted and next(script_frames(), None) is None:
             with unobserved():
                 self._record()
 
     def _record(self) -> None:
-        """Record all copies, once in a step; those that are gone or have become called modules are skipped."""
+        """Record all copies, at most once in a step; one that is gone, or is now a module with a name, is skipped."""
         if self._recorded == self._recorder.step or not self._moving:
             return
         self._recorded = self._recorder.step
@@ -93,7 +97,10 @@ class CopiesProbe(GuardedProbe):
             self._recorder.emit_many(self._sites[path][1], tensors)
 
     def _find_copies(self) -> None:
-        """Search for objects with a trained model's shapes; one that has changed since the last search is a copy."""
+        """Look for objects with a trained model's shapes.
+
+        One that has changed since the last look is a copy from now on.
+        """
         clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
         shapes = [_shapes({id(one): one for one in parameters_in(root) if one.requires_grad}) for root in trained]
@@ -106,7 +113,7 @@ class CopiesProbe(GuardedProbe):
         held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
         fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + MAX_ITEMS
         before, self._seen = self._seen, {}
-        for path, found in _objects(fewest, most):
+        for path, found in _candidates(fewest, most):
             if path in self._moving or self._is_named(found):
                 continue
             tensors = [tensor for _, tensor in tensors_of(found)]
@@ -122,23 +129,26 @@ class CopiesProbe(GuardedProbe):
                 self._moving[path] = _name(path)
 
     def _is_named(self, found: Any) -> bool:
-        """Whether an object is a module with a name, which is recorded when it is called."""
+        """Whether an object is a module that has a name, so that it is recorded when it is called."""
         return issubclass(type(found), nn.Module) and self._context.names.find(found) is not None
 
 
 def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
-    """Number of tensors of each shape."""
+    """Number of tensors of each shape, in a dict of tensors by `id`."""
     return Counter(tuple(tensor.shape) for tensor in tensors.values())
 
 
 def _name(path: ObjectPath) -> str:
-    """Python expression of a path: `ema['weights'].shadow`, 80 characters at most."""
+    """A path as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
     text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
     return clean(text[1:], 80)
 
 
 def _scopes() -> dict[CodeType | str, Any]:
-    """Globals by module name and frames by code object, `__main__` first, then the outermost frame to the innermost."""
+    """Where variables are: by module name its globals, by code object the frame that runs it.
+
+    `__main__` comes first, then the script's frames from the outermost to the innermost.
+    """
     scopes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
         scopes[str(frame.f_globals.get("__name__"))] = frame.f_globals
@@ -148,7 +158,10 @@ def _scopes() -> dict[CodeType | str, Any]:
 
 
 def _parts_of(value: object) -> dict[Any, Any]:
-    """Objects held by attribute, or by `(key,)` in a container; empty for one of more than 100 items."""
+    """Objects inside a value: by name for attributes, by `(key,)` for items.
+
+    {} for a container of more than 100 items.
+    """
     cls = type(value)
     if cls in _CONTAINERS:
         items: Any = value
@@ -159,8 +172,15 @@ def _parts_of(value: object) -> dict[Any, Any]:
     return {} if issubclass(cls, _NO_PLACE) else attributes_of(value)
 
 
-def _objects(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
-    """Paths and objects, breadth first: modules, and containers of `fewest` to `most` tensors."""
+def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
+    """Paths and objects that may be copies, breadth first from the script's variables.
+
+    2000 objects are visited at most.
+
+    Args:
+        fewest: a list, tuple or dict of tensors is given only if it has as many or more; modules always are.
+        most: and as many or fewer.
+    """
     seen: set[int] = set()
     waiting = deque(
         (ObjectPath(scope, (name,)), value)
@@ -189,7 +209,12 @@ def _objects(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
 
 
 def _object_at(path: ObjectPath, scopes: dict[CodeType | str, Any]) -> object:
-    """The object at a path now; None where there is none."""
+    """The object that a path leads to now; None where it leads to nothing.
+
+    Args:
+        path: to it.
+        scopes: as `_scopes` gives them.
+    """
     scope = scopes.get(path.scope)
     value: Any = scope if scope is None or type(scope) is dict else variables_of(scope)
     for number, key in enumerate(path.keys):

@@ -29,7 +29,7 @@ class _Source:
     __slots__ = ("__weakref__", "class_name", "number", "settings")
 
     def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
-        """Set the loader's number, class and settings."""
+        """Keep what is told of a loader: its number, its class and its settings."""
         self.number = number
         self.class_name = class_name
         self.settings = settings
@@ -42,6 +42,7 @@ class DataProbe(GuardedProbe):
     lost = "batches are"
 
     def __init__(self, context: Context, built: BuiltProbe) -> None:
+        """Watch nothing before `install`; `built` takes the loaders' settings."""
         super().__init__(context)
         self._built = built
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
@@ -53,7 +54,7 @@ class DataProbe(GuardedProbe):
         self._last: weakref.ref[_Source] | None = None
 
     def install(self) -> None:
-        """Watch `DataLoader.__iter__`, and `__next__` of its iterators where batches are recorded."""
+        """Watch `DataLoader.__iter__`, and, if batches are recorded, `__next__` of the iterators that it gives."""
         if Kind.BATCH in self._context.kinds:
             if private_api.LOADER_ITERATOR is None:
                 self._context.guard.note("batches are not observed: this torch has no known loader iterator")
@@ -61,11 +62,14 @@ class DataProbe(GuardedProbe):
                 self._put("batches")
         super().install()
 
-    def _asked(self, call: Call) -> Callable[[Any], None]:
-        """Begin the step before a batch is drawn with gradients on, and record the batch after."""
+    def _watch_next(self, call: Call) -> Callable[[Any], None]:
+        """Called before a batch is drawn: may end a step, and begins one if gradients are on.
+
+        Returns what records the batch.
+        """
         with unobserved():
             clock, began = self._context.clock, False
-            clock.batch_asked()
+            clock.end_step_before_batch()
             start = self._recorder.rows
             if torch.is_grad_enabled():
                 began = not clock.begun
@@ -73,16 +77,19 @@ class DataProbe(GuardedProbe):
 
         def drew(batch: object) -> None:
             with unobserved():
-                self._drew(call.first, batch, start, began=began)
+                self._record_drawn(call.first, batch, start, began=began)
 
         return drew
 
     def on_tick(self) -> None:
-        """Forget who gave this step's batches."""
+        """As a step ends, forget which loaders gave its batches."""
         self._drawn.clear()
 
-    def _begun(self, call: Call) -> Callable[[Any], None]:
-        """Note which loader an iterator belongs to, once it is made."""
+    def _watch_iter(self, call: Call) -> Callable[[Any], None]:
+        """Called before a loader makes an iterator.
+
+        Returns what ties the iterator to the loader, and numbers a new loader.
+        """
 
         def begun(iterator: object) -> None:
             """Number the loader at its first iterator, and tie the iterator to it."""
@@ -99,11 +106,20 @@ class DataProbe(GuardedProbe):
 
         return begun
 
-    def _drew(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
-        """Record a batch in phase `data`, or `eval` if gradients are off and something is trained."""
+    def _record_drawn(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
+        """Record a batch in phase `data`.
+
+        In `eval` if gradients are off and something was trained, and only if that is wanted.
+
+        Args:
+            iterator: what gave it.
+            batch: any nested value.
+            start: how many rows the step had before.
+            began: whether the step began with this batch.
+        """
         source = self._source_of.get(iterator)
         evaluation = self._context.clock.evaluation
-        evaluation.drew(-1 if source is None else source.number, start=start, began=began)
+        evaluation.note_batch(-1 if source is None else source.number, start=start, began=began)
         self._last = None if source is None else weakref.ref(source)
         if self._last is not None and self._last not in self._drawn:
             self._drawn.append(self._last)
@@ -113,17 +129,23 @@ class DataProbe(GuardedProbe):
             self._record(batch, *self._next_call(source, phase))
 
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
-        """Name of a loader in a phase, the phase, and the number of batches it gave before in this step."""
+        """Name of a loader, the phase, and the number of batches it gave in them before in this step; counts one more.
+
+        The first time, the loader gets its name and its settings are noted.
+        """
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         if source is not None and (source.number, phase) not in self._noted:
             self._noted.add((source.number, phase))
-            self._built.loader(phase, name, source.settings)
+            self._built.add_loader(phase, name, source.settings)
         return name, phase, self._context.count(self, name, phase)
 
     def on_restart(self, kept: int | None) -> None:
-        """Give loaders new names as steps are counted anew; those of step `kept` also in its records.
+        """Give training's loaders new names as steps start from 0 again, in the records of the kept step as well.
 
         Loaders that fed an evaluation before training began take no name from those of training.
+
+        Args:
+            kept: the step that becomes step 0; None where none does.
         """
         if Kind.BATCH not in self._context.kinds:
             return
@@ -139,13 +161,21 @@ class DataProbe(GuardedProbe):
                 counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
         rows, of_site = self._recorder.step_rows, {old: {"fqn": new} for old, new in renamed.items()}
         rows.put(
-            rows.moved(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
+            rows.moved_rows(
+                rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {}
+            )
         )
-        self._built.renamed(renamed)
+        self._built.rename_loaders(renamed)
         self._noted.clear()
 
     def on_evaluation(self, taken: list[Row]) -> None:
-        """Record rows taken back as batches of evaluation, and free the loader's name in training if it feeds none."""
+        """Record batches that were taken out of a step as those of an evaluation, if wanted.
+
+        Free the loader's name in training, if it feeds none.
+
+        Args:
+            taken: the rows that were taken out.
+        """
         source = self._last() if self._last is not None else None
         if source is None:
             return
@@ -153,15 +183,22 @@ class DataProbe(GuardedProbe):
         if name is not None and source.number not in self._context.clock.evaluation.feeding:
             self._context.counts.pop((self, name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
-            self._built.moved(name)
+            self._built.drop_loader(name)
             self._noted.discard((source.number, Phase.DATA))
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
             batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder.step_rows
-            rows.put(rows.moved(taken, lambda site: batch if site.kind is Kind.BATCH else None))
+            rows.put(rows.moved_rows(taken, lambda site: batch if site.kind is Kind.BATCH else None))
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
-        """Emit a record for each leaf of a batch; a gap if the batch cannot be flattened."""
+        """Record each leaf of a batch; a gap if the batch cannot be looked into.
+
+        Args:
+            batch: any nested value.
+            loader: its name.
+            phase: DATA or EVAL.
+            call: number of the batch in this step.
+        """
         if self._context.draws.moved():
             self._context.draws.note(phase, loader, call, before=True)
         info = SiteInfo(loader.partition("#")[0], source=self._context.line())
@@ -172,11 +209,11 @@ class DataProbe(GuardedProbe):
             self._recorder.gap(site, f"{type(batch).__name__} cannot be looked into: {type(error).__name__}")
             return
         sites = [self._recorder.site(Site(phase, Kind.BATCH, loader, call, path), info) for path, _ in leaves]
-        self._recorder.emit_many(sites, [_shown(leaf) for _, leaf in leaves])
+        self._recorder.emit_many(sites, [_recordable(leaf) for _, leaf in leaves])
 
 
-def _shown(leaf: object) -> object:
-    """A tensor or value of python's, numpy's or torch's; of another object its class, as repr is the script's code."""
+def _recordable(leaf: object) -> object:
+    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else the name of its class."""
     cls = type(leaf)
     if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
         return leaf

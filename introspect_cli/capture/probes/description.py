@@ -50,12 +50,20 @@ class Description:
     """
 
     def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
+        """Start with no part described; one instance is for one object."""
         self._left_out = left_out
         self._nodes = 0
         self._seen: set[int] = set()
 
     def describe(self, value: Any, depth: int = 0) -> Any:
-        """A value as plain data: number, text of up to 200 characters, list, dict, or a class's name."""
+        """A value as plain data: a number, text cut to 200 characters, list, dict.
+
+        For other objects class and attributes.
+
+        Args:
+            value: any object; nothing of the script's is run.
+            depth: how many objects it is inside of; from 4 on, containers and objects are told by class and size.
+        """
         self._nodes += 1
         kind = type(value)
         if kind is int and value.bit_length() > MAX_BITS:
@@ -95,7 +103,14 @@ class Description:
         return self._object(value, depth)
 
     def attributes(self, value: object, depth: int = 0) -> dict[str, Any]:
-        """An object's attributes by name, without leading underscores; for torch's objects only plain private ones."""
+        """An object's attributes by name, without leading underscores; the first 64 alone.
+
+        Left out are names in `left_out`, those with two underscores, and private ones of torch's objects unless plain.
+
+        Args:
+            value: any object; {} for one without a `__dict__`.
+            depth: of the object, as in `describe`.
+        """
         try:
             held = object.__getattribute__(value, "__dict__")
         except (AttributeError, TypeError):
@@ -113,7 +128,7 @@ class Description:
         return attributes
 
     def _object(self, value: object, depth: int) -> Any:
-        """Class, `length` if known, and attributes; the class's name alone without any."""
+        """A dict of class, `length` if known, and attributes; only the class's name where there is neither."""
         name, attributes = called(type(value)), self.attributes(value, depth)
         length = length_of(value)
         if length is not None:
@@ -121,7 +136,10 @@ class Description:
         return {"class": name, **attributes} if attributes else name
 
     def _function(self, value: Any, depth: int) -> Any:
-        """Name of a function; for the user's, with plain globals and closure values: `lambda s: min(1, s / warmup)`."""
+        """Name of a function.
+
+        Of a user's, a dict with the plain values of globals and closure variables that it uses.
+        """
         name = called(value)
         function = value.__func__ if type(value) is MethodType else value
         if type(function) is not FunctionType or depth >= MAX_DEPTH or not is_users(function.__code__.co_filename):
@@ -141,13 +159,18 @@ class Description:
 
 
 def _is_pythons(kind: type) -> bool:
-    """Whether a class is in the standard library, other than `partial` and namespaces."""
+    """Whether a class is of the standard library; False for `partial` and namespaces, which are looked into."""
     home = kind.__module__ if type(kind.__module__) is str else ""
     return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Pairs of name and scalar from `Description`: `sampler`, `sampler.replacement`, `transforms[0].padding`."""
+    """Pairs of dotted name and scalar from what `Description` gives: `sampler`, `transforms[0].padding`.
+
+    Args:
+        name: what all names begin with; "" for nothing.
+        value: plain data; a dict's `class` or `function` is the value of the dict's own name.
+    """
     if type(value) is dict:
         head = next((value[key] for key in ("class", "function") if key in value), None)
         if head is not None and name:
@@ -163,9 +186,11 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def called(value: Any, *, in_full: bool = False) -> str:
-    """Qualified name of a class or function, or of an object's class.
+    """Qualified name of a class or function, or of an object's class; with its module unless that is known.
 
-    With its module, unless that is `__main__`, builtins or torch and the name is not wanted in full.
+    Args:
+        value: any object.
+        in_full: False leaves the module out for `__main__`, builtins and torch; True never leaves it out.
     """
     if type(value) is MethodType:
         value = value.__func__
@@ -183,7 +208,10 @@ def _is_plain(value: object) -> bool:
 
 
 def length_of(value: object) -> int | None:
-    """Number of samples in a torch, torchvision or `datasets` data set; None where the script's `__len__` would run."""
+    """Number of samples in a torch, torchvision or `datasets` data set.
+
+    None for others, so that no script's code runs.
+    """
     asked = next((vars(cls)["__len__"] for cls in type(value).__mro__ if "__len__" in vars(cls)), None)
     home = f"{asked.__module__}." if type(asked) is FunctionType else ""
     held = object.__getattribute__(value, "__dict__") if home else {}

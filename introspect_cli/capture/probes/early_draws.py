@@ -64,38 +64,43 @@ class Events:
     """The first 2200 events, in order."""
 
     def __init__(self) -> None:
+        """Start with no event."""
         self._events: list[Event] = []
         self._left_out = 0
 
     def note(self, event: Event) -> None:
-        """Add an event."""
+        """Add an event; from the 2201st on only their number is counted."""
         if len(self._events) < MAX_EVENTS:
             self._events.append(event)
         else:
             self._left_out += 1
 
     def lines(self, names: Names) -> dict[str, object]:
-        """Events as lines of words, and how many more there were. Call once the model has names."""
+        """The first 2200 events as lines of words, and under `left_out` how many more there were.
+
+        Names are looked up now, so call it once the model has names.
+        """
         finder = _NameFinder(names)
         return {"events": [_line(event, finder) for event in self._events], "left_out": self._left_out}
 
 
 def seed_word(seed: object) -> object:
-    """The number that a generator was seeded with, `none`, or the class of another object."""
+    """The number that a generator was seeded with; `none` for None, else the class of the object."""
     return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
 
 
 def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Arguments of an initialiser that are numbers or texts: `(0.0,std=0.02)`."""
+    """A call's arguments that are numbers or texts, others left out: `(0.0,std=0.02)`."""
     every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
     given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
 
 
 def _line(event: Event, finder: _NameFinder) -> str:
-    """`seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`.
+    """A line of words for an event; `-` for what is unknown.
 
-    A module that drew when it was called in evaluation mode: `draw torch d46858fc895baa5f eval GPT.drop train.py:20`.
+    `seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`; of a
+    module that drew when called in evaluation mode, `draw torch d46858fc895baa5f eval GPT.drop train.py:20`.
     """
     if event.what == "seed":
         return f"seed {event.by} {event.of} {event.line or '-'}"
@@ -120,6 +125,7 @@ class _NameFinder:
     """Names of the parameters that modules hold now, by identity and by address, each with the shape."""
 
     def __init__(self, names: Names) -> None:
+        """Look at all parameters that named modules hold now."""
         self._by_id: dict[tuple[int, tuple[int, ...]], str] = {}
         self._by_address: dict[tuple[int, tuple[int, ...]], str] = {}
         self._named = names
@@ -135,7 +141,10 @@ class _NameFinder:
                         self._by_address.setdefault((key.address, key.shape), fqn)
 
     def name_of(self, subject: TensorKey | ModuleKey | None) -> str:
-        """Name of a tensor ("" where no module holds it), or of a module (its class where it has none)."""
+        """FQN of the tensor or module that a key is of.
+
+        "" for None and for a tensor that no module holds; the class for a module without a name.
+        """
         if subject is None:
             return ""
         if isinstance(subject, ModuleKey):

@@ -27,8 +27,8 @@ class Fingerprints:
         # Of those recorded last, who are asked for next as a rule.
         self._last: tuple[list[int], list[Hashable]] = ([], [])
 
-    def recorded(self, tensors: list[torch.Tensor]) -> None:
-        """Keep the fingerprints of tensors that have just been recorded."""
+    def remember(self, tensors: list[torch.Tensor]) -> None:
+        """Keep the fingerprints that tensors have now, as they have just been recorded."""
         if not tensors:
             return
         identities = list(map(id, tensors))
@@ -36,8 +36,8 @@ class Fingerprints:
             self._keep_last()
         self._last = identities, self._summarizer.marks(tensors)
 
-    def since(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors whose fingerprint is not that of their record, or that have none."""
+    def rewritten(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of the tensors whose fingerprint is not the one that `remember` kept, or that have none."""
         identities, now = list(map(id, tensors)), self._summarizer.marks(tensors)
         if self._last == (identities, now):
             return []
@@ -46,7 +46,7 @@ class Fingerprints:
         return [tensor for tensor, one, other in zip(tensors, before, now, strict=True) if one != other]
 
     def _keep_last(self) -> None:
-        """Move the fingerprints of the last batch into the dictionary."""
+        """Move the fingerprints that were taken last from their lists to the dictionary."""
         for identity, mark in zip(*self._last, strict=True):
             if mark is None:
                 self._by_identity.pop(identity, None)
@@ -59,12 +59,16 @@ class UnheldParameters:
     """Parameters that an optimizer holds and no module."""
 
     def __init__(self, context: Context) -> None:
+        """Look for nothing before `tensors`."""
         self._context = context
         self._as_of = -1
         self._references: list[weakref.ref[torch.Tensor]] = []
 
     def tensors(self) -> list[torch.Tensor]:
-        """Live parameters of this sort; empty where parameters are not recorded or lie in flat tensors."""
+        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
+
+        [] also where parameters lie in flat tensors. Cached until a name changes.
+        """
         names = self._context.names.parameters
         if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
             return []

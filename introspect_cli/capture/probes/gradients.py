@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
-    """Whether the hook is registered on this leaf tensor."""
+    """Whether a leaf tensor has this very hook; looked up by the number it was registered under."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
 
@@ -41,7 +41,7 @@ class GradientProbe(GuardedProbe):
     lost = "gradients of module inputs and outputs are"
 
     def __init__(self, context: Context) -> None:
-        """Start without hooks; hooks on tensors that outlive the capture do nothing."""
+        """Start without hooks."""
         super().__init__(context)
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
@@ -49,14 +49,18 @@ class GradientProbe(GuardedProbe):
         self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
 
     def remove(self) -> None:
-        """Stop, and drop the step's tensors."""
+        """Stop, forget this step's tensors and remove the hooks on leaves; other hooks that are left do nothing."""
         super().remove()
         self.on_tick()
 
     def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
-        """Record the tensor's gradient at `site` when it comes; one hook serves all sites of a tensor.
+        """Have a tensor's gradient recorded at `site` when it comes; several sites share one hook and one summary.
 
-        A recomputed forward may be given the very tensors of the first one, whose gradients have their sites.
+        Args:
+            tensor: requires a gradient; one whose graph autograd has given up gets no hook.
+            site: where.
+            recomputed: True in a recomputed forward, which may be given the first one's tensors; these have their
+                sites.
         """
         key = id(tensor)
         try:
@@ -84,10 +88,12 @@ class GradientProbe(GuardedProbe):
         self._leaf_handles.append(handle)
 
     def watch_share(self, tensor: torch.Tensor, site: int, shape: tuple[int, ...], part: Part) -> None:
-        """Record the gradient of a tensor from `to_local`, with its part in the whole.
+        """Have the gradient of a tensor from `to_local` recorded as the part of the whole that it is.
+
+        A gradient that is not of that part's size is recorded as it is.
 
         Args:
-            tensor: not a leaf.
+            tensor: not a leaf; a leaf gets no hook.
             site: where.
             shape: of the whole.
             part: which part of the whole the tensor is, and so its gradient.
@@ -98,7 +104,10 @@ class GradientProbe(GuardedProbe):
             return
 
         def recorded(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            """Record the gradient as the part that it is, or whole where its size is not that of the part."""
+            """Record the gradient as the part that it is.
+
+            As a tensor of its own where its size is not that of the part.
+            """
             gradient = gradients[at]
             if self._guarded.on and self._recorder.wanted and gradient is not None:
                 with self._guarded:
@@ -108,13 +117,16 @@ class GradientProbe(GuardedProbe):
         node.register_prehook(recorded)
 
     def record(self, sites: list[int], gradient: torch.Tensor | None) -> None:
-        """Record one gradient at several sites; nothing for None."""
+        """Record one gradient at several sites; nothing for None, in an unrecorded step, or after a failure."""
         if self._guarded.on and self._recorder.wanted and gradient is not None:
             with self._guarded:
                 self._recorder.emit_at(sites, gradient)
 
     def on_tick(self) -> None:
-        """Drop the step's tensors and the hooks on leaves; graphs still alive keep theirs."""
+        """As a step ends, forget its tensors and remove the hooks on leaves.
+
+        Graphs that are still alive keep their hooks.
+        """
         self._watched.clear()
         handles, self._leaf_handles = self._leaf_handles, []
         for handle in handles:

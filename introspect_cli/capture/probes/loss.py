@@ -34,18 +34,22 @@ class LossProbe(GuardedProbe):
     lost = "losses are"
 
     def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
         self._leaves = Leaves(context)
 
     def on_look(self) -> None:
-        """Record the leaves as the script leaves them."""
+        """Record the leaves of the last backward pass once more, where a script has no optimizer."""
         with unobserved():
-            self._leaves.look_again()
+            self._leaves.record_again()
 
-    def _starting(self, begun: Call) -> Callable[[Any], None] | None:
-        """Record the roots of a backward pass; returns a recorder of gradients, None where none are wanted.
+    def _watch_backward(self, begun: Call) -> Callable[[Any], None] | None:
+        """Called before a backward pass: tells the clock, and records losses and leaves.
 
-        A backward pass shows that something is trained, so it is watched even where no loss is recorded.
+        Returns:
+            what records the leaves' gradients afterwards; None where there are none to record. Passes of checkpointing,
+                of
+            compilers and of pipeline stages before the last are not the script's and count as none.
         """
         if private_api.graph_task() != -1:
             return None  # a backward inside a backward: checkpointing, not the script
@@ -56,7 +60,7 @@ class LossProbe(GuardedProbe):
             return None  # what a stage goes back from is what it gave to the next
         roots = begun.given(0, "tensors") if begun.name == "backward" else begun.given(0, "outputs")
         with unobserved():
-            self._context.clock.backward_begins()
+            self._context.clock.note_backward()
             if not self._recorder.wanted:
                 return None
             call = self._context.count(self)
@@ -65,31 +69,41 @@ class LossProbe(GuardedProbe):
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it
-            leaves = self._leaves.before(roots) if self._leaves.wanted else []
+            leaves = self._leaves.record_before(roots) if self._leaves.wanted else []
             self._record(roots, call)
             if not leaves:
                 return None
             inputs = begun.given(1, "inputs")
 
             def after(result: object) -> None:
+                """Record the leaves' gradients once the pass has returned."""
                 with unobserved():
                     if begun.name == "backward":
-                        self._leaves.after([(leaf, tensor.grad) for leaf, tensor in leaves], call)
+                        self._leaves.record_gradients([(leaf, tensor.grad) for leaf, tensor in leaves], call)
                     else:
-                        self._given(inputs, result, call)
+                        self._record_returned(inputs, result, call)
 
             return after
 
-    def _given(self, inputs: Any, result: Any, call: int) -> None:
-        """Record gradients that `torch.autograd.grad` returned, for named inputs."""
+    def _record_returned(self, inputs: Any, result: Any, call: int) -> None:
+        """Record gradients that `torch.autograd.grad` has returned, for those inputs that are leaves with a name.
+
+        Args:
+            inputs: as the script gave them.
+            result: as torch returned them.
+            call: number of the backward pass in the step.
+        """
         inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
         if isinstance(inputs, (list, tuple)) and isinstance(result, tuple):
             pairs = zip(inputs, result, strict=False)
             named = [(self._leaves.names.get(id(tensor)), gradient) for tensor, gradient in pairs]
-            self._leaves.after([(name, gradient) for name, gradient in named if name is not None], call)
+            self._leaves.record_gradients([(name, gradient) for name, gradient in named if name is not None], call)
 
     def _record(self, roots: Sequence[Any], call: int) -> None:
-        """Record each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`."""
+        """Record each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`.
+
+        Random draws before them first.
+        """
         if self._context.draws.moved():
             self._context.draws.note(Phase.LOSS, "loss", call, before=True)
         if Kind.LOSS not in self._context.kinds:
@@ -109,6 +123,7 @@ class Leaves:
     """Records the leaf tensors of a script that has called no module."""
 
     def __init__(self, context: Context) -> None:
+        """Start with no leaf."""
         self._context = context
         self._recorder = context.recorder
         self._seen: set[str] = set()
@@ -117,11 +132,20 @@ class Leaves:
 
     @property
     def wanted(self) -> bool:
-        """Whether the script has called no module so far."""
+        """Whether no module was named or called so far; only then are leaves recorded."""
         return not self._context.names.any_module
 
-    def before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
-        """Record the leaves of a graph before its backward pass; pairs of name and leaf, in order of first use."""
+    def record_before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
+        """Name the leaves of a graph before its backward pass, and record their values.
+
+        Values are recorded in each step if the script has no optimizer, else at their first step and after a gap.
+
+        Args:
+            roots: what the backward pass starts from.
+
+        Returns:
+            pairs of name and leaf in the order met; [] where modules hold all leaves without a variable.
+        """
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), MAX_FRAMES)
         given = variable_names({id(leaf) for leaf in leaves}, torch.Tensor, frames)
@@ -143,15 +167,18 @@ class Leaves:
         return named
 
     def _are_held(self, unnamed: list[torch.Tensor]) -> bool:
-        """Whether modules hold all leaves without a variable: a model ran unseen, so its leaves are parameters."""
+        """Whether modules hold all leaves without a variable: then a model ran unseen, and these are its parameters.
+
+        Names these modules, and sets `any_module` of the names.
+        """
         names = self._context.names
         if unnamed:
             names.name_holders_of(unnamed)
             names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
         return names.any_module
 
-    def look_again(self) -> None:
-        """Record the last leaves as call 1 at the end of the script, after an update by hand in this step."""
+    def record_again(self) -> None:
+        """Record the last leaves as call 1, at the end of the script; only in the step of the last backward pass."""
         step, named = self._last
         self._last = -1, []
         if step == self._recorder.step and self._recorder.wanted and self.wanted:
@@ -159,21 +186,21 @@ class Leaves:
                 if (leaf := reference()) is not None:
                     self._record(Phase.START, Kind.PARAM, name, 1, leaf)
 
-    def after(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
-        """Record gradients of leaves; nothing where the script has an optimizer, whose probe records them."""
+    def record_gradients(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
+        """Record gradients of leaves by name; nothing where an optimizer exists, since its probe records them."""
         if Kind.GRAD in self._context.kinds and not self._context.clock.has_optimizer:
             for name, gradient in leaves:
                 if gradient is not None:
                     self._record(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
 
     def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
-        """Record a leaf or its gradient, if its name is one of those that are wanted."""
+        """Record a leaf or its gradient under its name, unless the options leave that name out."""
         if self._context.names.wanted(name):
             self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)
 
 
 def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
-    """Leaf tensors of a graph in the order met; at most 20,000 nodes are visited."""
+    """Leaf tensors that a graph ends at, in the order met; at most 20,000 nodes are visited."""
     leaves: dict[int, torch.Tensor] = {}
     seen: set[Any] = set()
     waiting = [node for node in nodes if node is not None]

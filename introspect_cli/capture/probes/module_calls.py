@@ -38,7 +38,7 @@ class Stack(threading.local):
     """Running module calls of one thread; None for one that is not recorded, nor anything inside it."""
 
     def __init__(self) -> None:
-        """Start outside every module."""
+        """Start outside every module, in each thread anew."""
         self.calls: list[ModuleState | None] = []
         self.phase = Phase.FORWARD
         self.outer = Phase.FORWARD
@@ -56,7 +56,13 @@ class ModuleCalls:
     """
 
     def __init__(self, context: Context, gradients: GradientProbe, guarded: Guarded) -> None:
-        """Start outside every module; `guarded` is the probe's."""
+        """Start outside every module.
+
+        Args:
+            context: shared by all probes.
+            gradients: records the gradients of inputs and outputs.
+            guarded: the probe's.
+        """
         self.stack = Stack()
         self.values = ModuleValues(context, gradients)
         self._context = context
@@ -66,10 +72,10 @@ class ModuleCalls:
         self._guarded = guarded
 
     @uncounted
-    def recorded(
+    def record_call(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call the original, and record inputs and outputs of the module."""
+        """Call `original(module, *args, **kwargs)`, and record inputs before and outputs after; returns its result."""
         calls, own = self.stack.calls, self.stack.own
         state: ModuleState | None = None
         call = -1
@@ -94,11 +100,12 @@ class ModuleCalls:
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ModuleState | None, int]:
-        """Decide whether a call is recorded, and record its inputs.
+        """Decide whether a call is recorded, and if so count it and record its inputs.
 
         Returns:
-            the module's state, None where the call and all in it stay unrecorded; and the index of the call, -1
-            where only what is inside is recorded (wrappers).
+            the module's state, None where neither the call nor anything inside it is recorded; and the number of the
+                call,
+            -1 where only what is inside is recorded (wrappers).
         """
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
@@ -107,21 +114,34 @@ class ModuleCalls:
         state = self._names.states.get(id(module))
         is_plain = state is not None and state.plain is type(module) and state.reference() is module
         if not is_plain or caller is None or caller is state:
-            state, is_recorded = self._met(module, caller, args, kwargs)
+            state, is_recorded = self._enter_special(module, caller, args, kwargs)
             if not is_recorded:
                 return state, -1
         assert state is not None
         call = state.next_call(self._recorder.step, stack.phase)
         if self._draws.moved():
-            self._drew(state, call, before=True)
+            self._note_draws(state, call, before=True)
         if self.values.inputs and state.watched:
-            self.values.arguments(state, stack.phase, call, args, kwargs)
+            self.values.record_arguments(state, stack.phase, call, args, kwargs)
         return state, call
 
-    def _met(
+    def _enter_special(
         self, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ModuleState | None, bool]:
-        """As `_enter`, for a call that may be special: outermost, wrapper, compiled, with its own `__call__`."""
+        """Decide whether a call is recorded that may be outermost, of a wrapper, compiled or of an own `__call__`.
+
+        Names the module where it has no name, and for an outermost call sets the phase and tells the clock.
+
+        Args:
+            module: what is called.
+            caller: the module in whose call this is; None for an outermost call.
+            args: its arguments.
+            kwargs: those by name.
+
+        Returns:
+            the state under which calls inside this one are made, None where they are not recorded;
+            and whether this call is recorded.
+        """
         stack = self.stack
         if is_unfinished(module):
             return None, False
@@ -145,7 +165,7 @@ class ModuleCalls:
             state = self._names.state(module, None, EVALUATED if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
-                self._context.clock.root_called(module)
+                self._context.clock.tell_root(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
                 return None, False
@@ -169,11 +189,11 @@ class ModuleCalls:
         return state, True
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
-        """Record the outputs of a call, and mark the modules that it hides."""
+        """Record a call's outputs, tell the clock of an outermost one, and record gaps for modules hidden in it."""
         if self._draws.moved():
-            self._drew(state, call, before=False)
+            self._note_draws(state, call, before=False)
         if self.values.outputs and state.watched:
-            self.values.value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
+            self.values.record_value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
         if not self.stack.calls and self.stack.phase is Phase.FORWARD:
             clock = self._context.clock
             clock.tell(clock.on_root_left, module)
@@ -184,22 +204,27 @@ class ModuleCalls:
             attention = self._names.find(module.self_attn)
             is_fused = attention is not None and not attention.called(self._recorder.step)
         if is_fused or hides(module):
-            self._hidden(module, state, call)
+            self._record_hidden(module, state, call)
 
     def _phase(self) -> Phase:
-        """`RECOMPUTE` inside a backward pass, else the phase of the outermost call."""
+        """`RECOMPUTE` inside a backward pass, else the phase that the clock gave the outermost call."""
         return Phase.RECOMPUTE if private_api.graph_task() != -1 else self.stack.outer
 
-    def _drew(self, state: ModuleState, call: int, *, before: bool) -> None:
-        """Record the generators' states that the module drew from, or, with `before`, what ran before it.
+    def _note_draws(self, state: ModuleState, call: int, *, before: bool) -> None:
+        """Record the states that generators which have moved had, under this call.
 
-        A recomputed forward draws from a state that is put back afterwards.
+        Nothing in a recomputed forward, which draws from a state that is put back afterwards.
+
+        Args:
+            state: of the module.
+            call: number of its call.
+            before: True as the call begins, for draws of what ran before it; False at its end, for its own.
         """
         if state.watched and self.stack.phase is not Phase.RECOMPUTE:
             self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
 
-    def _hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
-        """Record a gap for each module inside a compiled or scripted one, at its first call in a step."""
+    def _record_hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
+        """Record a gap for each module inside a compiled, scripted or fused one; at its first call of a step alone."""
         if call or Kind.OUTPUT not in self.values.kinds:
             return
         for child in modules_in(module):

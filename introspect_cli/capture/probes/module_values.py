@@ -59,23 +59,45 @@ class ModuleValues:
         self.nested = NestedClasses(context.facts)
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
-        """Call the listener with every tensor that is a module's input or output, recorded or not."""
+        """Call the listener with every tensor that is a module's input or output, recorded or not.
+
+        There is one listener.
+        """
         self.on_value = listener
         self.inputs = self.outputs = True
 
-    def arguments(
+    def record_arguments(
         self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Record a call's arguments at `[0]`, `[1]`, ... and `['name']`."""
-        for path, value in zip(_POSITIONS, args, strict=False):
-            self.value(state, phase, Kind.INPUT, call, path, value)
-        for position in range(len(_POSITIONS), len(args)):
-            self.value(state, phase, Kind.INPUT, call, f"[{position}]", args[position])
-        for name, value in kwargs.items():
-            self.value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
+        """Record a call's arguments, positional ones at `[0]`, `[1]`, ..., those by name at `['name']`.
 
-    def value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        """Record one input or output: a tensor or plain value at `prefix`, leaves of a nested one at their paths."""
+        Args:
+            state: of the module.
+            phase: of the call.
+            call: its number.
+            args: positional arguments.
+            kwargs: those by name.
+        """
+        for path, value in zip(_POSITIONS, args, strict=False):
+            self.record_value(state, phase, Kind.INPUT, call, path, value)
+        for position in range(len(_POSITIONS), len(args)):
+            self.record_value(state, phase, Kind.INPUT, call, f"[{position}]", args[position])
+        for name, value in kwargs.items():
+            self.record_value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
+
+    def record_value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
+        """Record one input or output, and watch the gradients of its tensors.
+
+        A tensor or plain value is recorded at `prefix`, each leaf of a nested one at `prefix` and its path.
+
+        Args:
+            state: of the module.
+            phase: of the call.
+            kind: INPUT or OUTPUT.
+            call: number of the call.
+            prefix: where among inputs or outputs the value is; "" for the output itself.
+            value: None is not recorded.
+        """
         cls = type(value)
         if cls is torch.Tensor or issubclass(cls, torch.Tensor):
             placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
@@ -110,7 +132,7 @@ class ModuleValues:
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
-        """Tensor parallel styles that apply: the module's for an input, those for outputs without gradients."""
+        """Tensor parallel styles that place a value: the module's for an input, and for an output without gradients."""
         if kind is Kind.INPUT:
             return state.styles or ()
         return state.gives if not value.requires_grad else ()
@@ -125,7 +147,17 @@ class ModuleValues:
         value: torch.Tensor,
         placed: Placed | None = None,
     ) -> None:
-        """Watch a tensor's gradient, and call the listener with the tensor."""
+        """Have a tensor's gradient recorded, where wanted and required, and call the listener with the tensor.
+
+        Args:
+            state: of the module.
+            phase: of the call.
+            kind: INPUT or OUTPUT.
+            call: number of the call.
+            path: where among inputs or outputs the tensor is.
+            value: the tensor.
+            placed: the same as one rank's share of a whole; None for a whole tensor.
+        """
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
             site = state.sites.get((Phase.BACKWARD, gradient, path, call))
@@ -141,7 +173,15 @@ class ModuleValues:
 
 
 def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether inputs or outputs of a module may be one rank's share of a DTensor; decided in its first call."""
+    """Whether inputs or outputs of a module may be one rank's share of a DTensor; found out at its first call.
+
+    Sets `styles`, `gives` and `tagged` of the state then.
+
+    Args:
+        state: of the module.
+        module: that is called.
+        args: of the call, looked at for tensors from `to_local`.
+    """
     if state.styles is None:
         state.styles = []
         if launchers.is_grouped():  # else there can be no DTensor
@@ -166,7 +206,10 @@ class NestedClasses:
         self._count = 0
 
     def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
-        """Note the containers of a value, once for each module, kind and path; 20,000 in all."""
+        """Note the class of each container in a value, at the first value of a module, kind and path alone.
+
+        About 20,000 containers in all; then nothing more is noted.
+        """
         key = (fqn, kind, prefix)
         if key in self._seen or self._count > MAX_CONTAINERS:
             return

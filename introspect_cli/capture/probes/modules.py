@@ -39,7 +39,7 @@ class ModuleProbe(GuardedProbe):
     lost = "module inputs and outputs are"
 
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
-        """Start outside every module; `gradients` watches the gradients of inputs and outputs."""
+        """Watch nothing before `install`; `gradients` records the gradients of inputs and outputs."""
         super().__init__(context)
         self._calls = ModuleCalls(context, gradients, self._guarded)
         self.stack = self._calls.stack
@@ -47,28 +47,35 @@ class ModuleProbe(GuardedProbe):
         self.values = self._calls.values
         """Recorder of inputs and outputs."""
         self._names = context.names
-        self._own_calls = OwnCalls(self._guarded, self._patches, self._own, self._by_name)
+        self._own_calls = OwnCalls(self._guarded, self._patches, self._record_own_call, self._record_by_name)
         self.unseen = Unseen(context, self._own_calls.see_forward)
         """Methods that ran unseen."""
         self._around: Callable[[Called], Called] | None = None
         self._set_called: Callable[[], None] = lambda: None
 
     def surround(self, around: Callable[[Called], Called] | None) -> None:
-        """Have every call, recorded or not, pass through what `around` makes of it; None to leave that again."""
+        """Have every call, recorded or not, run through `around(call)` from now on; None ends that."""
         self._around = around
         self._set_called()
 
     def _surrounded(self, called: Called) -> Called:
+        """What `surround` makes of a call; the call itself where nothing surrounds calls."""
         return called if self._around is None else self._around(called)
 
     def phase(self) -> Phase | None:
-        """Phase of the running calls of this thread; None outside of calls or in an unrecorded one."""
+        """Phase of the innermost running call of this thread.
+
+        None outside of calls, or where that call is not recorded.
+        """
         calls = self.stack.calls
         return self.stack.phase if calls and calls[-1] is not None else None
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The replacement of `nn.Module.__call__`."""
-        guarded, calls = self._guarded, functools.partial(self._called, original)
+        """A replacement of `nn.Module.__call__` that records.
+
+        It calls only the original while compiled, exported or off.
+        """
+        guarded, calls = self._guarded, functools.partial(self._record_or_pass, original)
         called: Called = calls
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
@@ -88,27 +95,34 @@ class ModuleProbe(GuardedProbe):
         return __call__
 
     @uncounted
-    def _own(
+    def _record_own_call(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record a call that does not go through `nn.Module.__call__`."""
-        return self._surrounded(functools.partial(self._called, original))(module, args, kwargs)
+        """Run a call that does not go through `nn.Module.__call__`, and record it if it is to be."""
+        return self._surrounded(functools.partial(self._record_or_pass, original))(module, args, kwargs)
 
     @uncounted
-    def _by_name(
+    def _record_by_name(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record a call of `forward`, unless the module's own `__call__` is under way."""
+        """Run a call of `forward` by its name, and record it.
+
+        Not where it belongs to the call of the module under way.
+        """
         calls = self.stack.calls
         if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
             return original(module, *args, **kwargs)
-        return self._own(original, module, args, kwargs)
+        return self._record_own_call(original, module, args, kwargs)
 
     @uncounted
-    def _called(
+    def _record_or_pass(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Record a call, or pass it through: in stages' shape inference, unrecorded steps, unfinished modules."""
+        """Run a call of a module, and record it in a recorded step; tells the clock before an outermost call.
+
+        Not recorded: shape inference of pipeline stages, modules that are not initialised, and calls inside unrecorded
+        ones.
+        """
         stack = self.stack
         calls = stack.calls
         in_backward = private_api.graph_task() != -1
@@ -118,36 +132,39 @@ class ModuleProbe(GuardedProbe):
             stage = torch_distributed.in_stage()
             if stage is not None and stage.what == "inference":
                 self._context.pipelines.note_stage(stage.stage, module)
-                return self._passed(original, module, args, kwargs)
+                return self._run_unrecorded(original, module, args, kwargs)
             with self._guarded:
-                self._outermost(module, args, kwargs)
+                self._tell_clock(module, args, kwargs)
                 if stage is not None and stage.what == "forward" and stage.chunk >= 0:
-                    self._of_microbatch(stage, module)
+                    self._number_by_microbatch(stage, module)
             if not self._guarded.on:  # that failed: what the call is for is not known
                 return original(module, *args, **kwargs)
         if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
         if not self._recorder.wanted:
-            return self._passed(original, module, args, kwargs)
+            return self._run_unrecorded(original, module, args, kwargs)
         if not in_backward:
-            result = self._calls.recorded(original, module, args, kwargs)
+            result = self._calls.record_call(original, module, args, kwargs)
             if not calls:
                 with self._guarded:
                     self.unseen.note_callers(module, stack.outer)
                 with self._guarded, unobserved():
-                    self._context.clock.forward_left(result)
+                    self._context.clock.mark_graph(result)
             return result
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
-            return self._calls.recorded(original, module, args, kwargs)
+            return self._calls.record_call(original, module, args, kwargs)
         finally:
             stack.phase = phase
 
     @uncounted
-    def _passed(
+    def _run_unrecorded(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an outermost call that is not recorded, and name its module, so that a schedule changes no names."""
+        """Run an outermost call without recording it or anything inside.
+
+        Names its module, so that names are the same as ever.
+        """
         calls = self.stack.calls
         evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
@@ -164,8 +181,11 @@ class ModuleProbe(GuardedProbe):
         """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
         self.unseen.note_uncalled()
 
-    def _outermost(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell the clock of an outermost call, which may begin or end a step; not of one that only traces shapes."""
+    def _tell_clock(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Tell the clock of an outermost call, and keep its phase; nothing for a call that only traces shapes.
+
+        The clock may end a step before the call, and begin one.
+        """
         if (
             isinstance(module, ParametrizationList)
             or private_api.tracing_state() is not None
@@ -175,8 +195,15 @@ class ModuleProbe(GuardedProbe):
         with unobserved():
             self.stack.outer = self._context.clock.outermost_forward(module)
 
-    def _of_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
-        """Number the calls in a pipeline stage by the schedule's microbatch."""
+    def _number_by_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
+        """Give the calls in a pipeline stage the numbers that its microbatch has, in recorded training.
+
+        Else only note the stage.
+
+        Args:
+            found: what the stage is doing.
+            module: of the stage.
+        """
         pipelines, trains = self._context.pipelines, self.stack.outer is not Phase.EVAL
         if trains and self._recorder.wanted:
             pipelines.number_forward(found.stage, found.chunk, module, self._recorder.step)

@@ -40,7 +40,12 @@ class ParameterSites:
     """Names of an optimizer's parameters, and sites of their gradients and state."""
 
     def __init__(self, names: list[ParameterName], replaced: int = 0) -> None:
-        """Set the names in the order of the parameters, and `ParameterNames.replaced` at the time."""
+        """Keep the names; sites are looked up later.
+
+        Args:
+            names: in the order of the parameters.
+            replaced: `ParameterNames.replaced` at the time; where that has changed, these names are out of date.
+        """
         self.names = names
         self.replaced = replaced
         self._gradients: dict[int, Sequence[int]] = {}
@@ -50,7 +55,10 @@ class ParameterSites:
         """Plan of the last recording in each phase."""
 
     def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Parameters of `parallel.SHARED_OUT` elements or more, whose operations torch shares out among threads."""
+        """Those parameters whose operations torch shares out among threads (`parallel.SHARED_OUT` elements or more).
+
+        Found at the first call, by position; later calls look up the same positions.
+        """
         if self._large is None:
             self._large = [
                 at
@@ -60,7 +68,12 @@ class ParameterSites:
         return [parameters[at] for at in self._large]
 
     def gradient_sites(self, context: Context, call: int) -> Sequence[int]:
-        """Site of each parameter's gradient; -1 where the parameter is not recorded."""
+        """Site of each parameter's gradient, -1 for a parameter that is not recorded; cached for each `call`.
+
+        Args:
+            context: gives sites.
+            call: how often a closure has computed gradients in this step before.
+        """
         sites = self._gradients.get(call)
         if sites is None:
             sites = self._gradients[call] = numbers_of(
@@ -69,7 +82,10 @@ class ParameterSites:
         return sites
 
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
-        """Positions of recorded parameters with state, and the state dict of each."""
+        """Positions of those recorded parameters that have state, and the state dict of each.
+
+        Adds nothing to the script's optimizer. One without state of its own is asked for that of the optimizers in it.
+        """
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
         parameters, kept = list(map(id, parameters_of(optimizer))), optimizer.state
@@ -77,7 +93,7 @@ class ParameterSites:
             states = list(kept.values())
         else:
             by_id: dict[int, Any] = {}
-            for holder in [optimizer] if kept else [optimizer, *_made_of(optimizer)]:
+            for holder in [optimizer] if kept else [optimizer, *_inner_optimizers(optimizer)]:
                 by_id |= zip(map(id, holder.state.keys()), holder.state.values(), strict=True)
             states = list(map(by_id.get, parameters))
         if self.all_watched and all(states):
@@ -91,10 +107,10 @@ class Stepping:
     """An optimizer during one step.
 
     Attributes:
-        optimizer: it.
+        optimizer: that steps.
         parameters: what it was given, group after group.
         turn: which of its groups these are.
-        key: what is known of them is kept by it: the optimizer, or one of the tensors that it steps in turn.
+        key: object by which `known` is found again: the optimizer, or its first parameter where groups step one by one.
         known: what is known of them; None before they were looked at.
     """
 
@@ -109,14 +125,23 @@ class Plan:
     """Sites of all optimizer state, valid while the keys and their number stay the same."""
 
     def __init__(self, sites: list[int], positions: Sequence[int], states: list[dict[str, Any]]) -> None:
-        """Keep the states' keys, not their values."""
+        """Remember the keys in the states, not their values.
+
+        Args:
+            sites: one for each value in the states, in order.
+            positions: of the parameters that have state.
+            states: their state dicts.
+        """
         self.sites = numbers_of(sites)
         self._are_all = positions == range(len(states))
         self._keys = list(chain.from_iterable(states))
         self._lengths = numbers_of(map(len, states))
 
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
-        """Record all state in one compiled call; False, with nothing recorded, where the slow path is needed."""
+        """Record all state in one compiled call, if the keys are those of the plan; returns whether it was recorded.
+
+        False means that nothing was, and that the caller has to do it one by one.
+        """
         state, parameters = stepping.optimizer.state, stepping.parameters
         if type(state) not in _STATES or not self._are_all:
             return False
@@ -128,11 +153,17 @@ class OptimizerRecords:
     """Records gradients and state of optimizers."""
 
     def __init__(self, context: Context) -> None:
+        """Record nothing yet."""
         self._context = context
         self._recorder = context.recorder
 
     def gradients(self, stepping: Stepping, call: int = 0) -> None:
-        """Record `.grad` of the parameters that have one."""
+        """Record `.grad` of each parameter that has one; nothing where gradients are not recorded.
+
+        Args:
+            stepping: whose names are known; nothing where they are not.
+            call: how often a closure has computed gradients in this step before.
+        """
         context, held = self._context, stepping.known
         if held is None or Kind.GRAD not in context.kinds:
             return
@@ -147,7 +178,10 @@ class OptimizerRecords:
         self._recorder.emit_many(*placed)
 
     def state(self, stepping: Stepping, phase: Phase) -> None:
-        """Record the state of each parameter, by the plan of the last step if it still holds."""
+        """Record the state of each parameter; by the last step's plan while that fits, else one by one.
+
+        A new plan is made where all of the state was recorded.
+        """
         if (held := stepping.known) is None:
             return
         plan, is_placed = held.plans.get(phase), self._context.parts.is_active
@@ -155,7 +189,7 @@ class OptimizerRecords:
             return
         positions, states = held.states(stepping.optimizer)
         if is_placed:
-            positions, states = self._placed(stepping, positions, states, phase)
+            positions, states = self._place_states(stepping, positions, states, phase)
         kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
         sites = [site for of, _ in kept for site in of]
         tensors = [tensor for _, inside in kept for tensor in inside]
@@ -163,10 +197,13 @@ class OptimizerRecords:
         if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
             held.plans[phase] = Plan(sites, positions, states)
 
-    def _placed(
+    def _place_states(
         self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """State with the place of each piece in its whole; state of parameters inside a flat one is recorded here."""
+        """State with the place of each tensor in its whole, by position of the parameter.
+
+        State of parameters that lie inside a flat one is recorded here, and not returned.
+        """
         parts, kept = self._context.parts, {}
         for at, state in zip(positions, states, strict=True):
             parameter = stepping.parameters[at]
@@ -178,7 +215,7 @@ class OptimizerRecords:
         return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
-        """Sites and tensors of one parameter's state; plain values in it are recorded at once."""
+        """Sites and tensors of one parameter's state, which the caller records; numbers and texts are recorded here."""
         sites: list[int] = []
         tensors: list[Any] = []
         for key, value in state.items():
@@ -200,7 +237,7 @@ class OptimizerRecords:
 def _with_gradients(
     sites: Sequence[int], parameters: list[torch.Tensor]
 ) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-    """Sites, parameters and gradients of those with a site and a gradient."""
+    """Sites, parameters and gradients of those parameters that have a site (not -1) and a gradient."""
     kept_sites: list[int] = []
     kept: list[torch.Tensor] = []
     gradients: list[torch.Tensor] = []
@@ -213,15 +250,15 @@ def _with_gradients(
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Parameters of all groups in order."""
+    """Parameters of all groups in order; of a single group the optimizer's own list, which must not be changed."""
     groups = optimizer.param_groups
     if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
         return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
     return [parameter for group in groups for parameter in group["params"]]
 
 
-def _made_of(optimizer: Optimizer) -> list[Optimizer]:
-    """Optimizers in attributes of one, or in lists there (ZeroRedundancyOptimizer, torchtitan)."""
+def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """Optimizers in the attributes of another, or in lists and tuples there (ZeroRedundancyOptimizer, torchtitan)."""
     optimizers: list[Optimizer] = []
     for value in vars(optimizer).values():
         kept = value if type(value) in (list, tuple) else [value]
@@ -241,11 +278,20 @@ class Hyperparameters:
     """Records the hyper-parameters of optimizer groups."""
 
     def __init__(self, recorder: Recorder) -> None:
+        """Start with no hyper-parameter recorded."""
         self._recorder = recorder
         self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
 
     def record(self, optimizer: Optimizer, name: str, first: int) -> None:
-        """Record `lr` of each group, and other entries where new, changed or after a gap; groups count from `first`."""
+        """Record `lr` of each group.
+
+        Other entries of it where they are new, changed, or the step before was not recorded.
+
+        Args:
+            optimizer: whose groups.
+            name: its name.
+            first: number of its first group.
+        """
         resumed = self._recorder.resumed
         for number, group in enumerate(optimizer.param_groups, first):
             recorded = self._recorded.setdefault((name, number), {})
@@ -273,18 +319,20 @@ class OptimizerSettings:
     """Groups of optimizers with parameter names: the document `settings/optimizers`."""
 
     def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
+        """Start without optimizers; `facts["optimizers"]` is set when one is noted."""
         self._document: list[dict[str, Any]] = []
         self._facts = facts
 
     def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
-        """Set an optimizer's entry, replacing its last one.
+        """Set the entry of an optimizer in the document, and have that written.
 
         Args:
             name: its name.
-            optimizer: it.
-            fqns: of each of its parameters, the name, or those of what lies in a flat one.
-            first: the number of its first group.
-            in_turn: whether another optimizer may have it step its groups one after the other.
+            optimizer: whose groups they are.
+            fqns: for each of its parameters its name, or the names of those that lie in it if it is flat.
+            first: number of the first of these groups; those before stay as they were.
+            in_turn: whether another optimizer may have it step its groups one after the other, so that the others have
+                no parameters now; these stay as they were.
         """
         remaining = iter(fqns)
         groups = [
@@ -304,14 +352,17 @@ class OptimizerSettings:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether a value is immutable, plain and equal to itself (not NaN)."""
+    """Whether a value is a number, text, None or a tuple of such, and equal to itself (not NaN)."""
     if type(value) is tuple:
         return all(type(item) in _KEPT for item in value)
     return type(value) in _KEPT and value == value  # noqa: PLR0124 - see above
 
 
 def setting(value: object) -> Any:
-    """A hyper-parameter as plain data: a CPU tensor of up to 16 elements as a list, another object as its class."""
+    """A hyper-parameter as plain data: numbers, texts and lists as they are, a small CPU tensor as a list.
+
+    A tensor of more than 16 elements, or elsewhere, is told by its device, another object by its class.
+    """
     value = plain(value)
     if value is None or isinstance(value, PLAIN):
         return value

@@ -49,7 +49,11 @@ class OptimizerProbe(GuardedProbe):
     lost = "optimizer steps (and so the ends of steps) are"
 
     def __init__(self, context: Context, state: StateProbe) -> None:
-        super().__init__(context, then=context.clock.lost_optimizers)
+        """Watch nothing before `install`; `state` records parameters.
+
+        A failure leaves the clock without optimizers' steps.
+        """
+        super().__init__(context, then=context.clock.give_up_on_optimizers)
         self._state = state
         self._names = FreeNames()
         self._parameters: ById[ParameterSites] = ById()
@@ -64,12 +68,15 @@ class OptimizerProbe(GuardedProbe):
         self._groups: frozenset[int] = frozenset()
         """Identities of the groups of the outermost optimizer that steps."""
 
-    def _built(self, call: Call) -> Callable[[object], None]:
-        """Tell the clock of a new optimizer, once it is made."""
-        return lambda _: self._context.clock.built(call.first)
+    def _note_new_optimizer(self, call: Call) -> Callable[[object], None]:
+        """Called before an optimizer is made; returns what tells the clock of it."""
+        return lambda _: self._context.clock.add_optimizer(call.first)
 
-    def _scaling(self, call: Call) -> Callable[[object], None]:
-        """Record the scale, and end the step even if the scaler skips the optimizer."""
+    def _watch_scaler_step(self, call: Call) -> Callable[[object], None]:
+        """Called before a gradient scaler steps: records its scale.
+
+        Returns what ends the step if the optimizer was skipped.
+        """
         stepped = self._stepped
         scale = private_api.scale_of(call.first)
         if Kind.HYPERPARAMETER in self._context.kinds and scale is not None and self._recorder.wanted:
@@ -80,7 +87,7 @@ class OptimizerProbe(GuardedProbe):
         def left(_: object) -> None:
             if self._stepped == stepped:
                 with unobserved():
-                    self._skipped(call.given(1, "optimizer"))
+                    self._record_skipped_step(call.given(1, "optimizer"))
 
         return left
 
@@ -89,43 +96,51 @@ class OptimizerProbe(GuardedProbe):
         """Whether this thread is inside an optimizer's step."""
         return bool(self._context.clock.running.optimizers)
 
-    def _before(
+    def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Record hyper-parameters, state and gradients before a step; wraps a closure."""
+        """Record what an outermost step finds: hyper-parameters, state and gradients.
+
+        Torch calls it before each `step`.
+
+        Returns:
+            arguments for `step` with a wrapped closure, whose gradients are recorded each time; None to change none.
+        """
         context = self._context
-        if not optimizer.state and _of_checkpointing(sys._getframe(2)):  # noqa: SLF001 - as below
+        if not optimizer.state and _is_of_checkpointing(sys._getframe(2)):  # noqa: SLF001 - as below
             self._aside = id(optimizer)
             return None
         # From the first step on, names stay as they are, and steps need not be guessed at.
         context.clock.stepped = context.names.settled = True
         context.clock.unseen_steps = False
-        context.clock.evaluation.trained()
+        context.clock.evaluation.note_training()
         running = context.clock.running.optimizers
-        if running and not _inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
+        if running and not _is_inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
         if len(running) > 1:
-            self._steps_inside(optimizer)
+            self._record_inner_step(optimizer)
             return None
         self._closures = 0
         with unobserved():
             self._groups = frozenset(map(id, optimizer.param_groups))
             has_closure = _has_closure(args, kwargs)
-            stepping = self._stepping(optimizer)
+            stepping = self._new_stepping(optimizer)
             names = context.names.parameters
             # With a closure it may step before any model that holds its parameters was called.
             if not has_closure or stepping.known is not None or None not in map(names.name_of, stepping.parameters):
-                self._note(stepping)
+                self._name_optimizer(stepping)
             context.clock.begin()
             if self._recorder.wanted:
                 self._record_before(stepping, has_closure=has_closure)
             if has_closure:
-                return _with_closure(args, kwargs, functools.partial(self._evaluated, optimizer))
+                return _with_closure(args, kwargs, functools.partial(self._record_closure_gradients, optimizer))
         return None
 
-    def _steps_inside(self, optimizer: Optimizer) -> None:
-        """Record hyper-parameters of an optimizer that steps inside another's step, unless it shares its groups.
+    def _record_inner_step(self, optimizer: Optimizer) -> None:
+        """Record hyper-parameters of an optimizer that steps inside another's step.
+
+        Nothing if it shares all of its groups.
 
         An optimizer that is made of others may have groups of its own that nothing reads.
         """
@@ -134,23 +149,29 @@ class OptimizerProbe(GuardedProbe):
             if groups <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
                 return
             name = self._names.name(optimizer, type(optimizer).__name__)
-            self._hyperparameters.record(optimizer, name, self._stepping(optimizer).turn.first)
+            self._hyperparameters.record(optimizer, name, self._new_stepping(optimizer).turn.first)
 
-    def _evaluated(self, optimizer: Optimizer) -> None:
-        """Record the gradients that a closure has computed, and at its first call the state."""
+    def _record_closure_gradients(self, optimizer: Optimizer) -> None:
+        """Record the gradients that a closure has just computed.
+
+        At its first call also the state, if names are known only now.
+        """
         if not (self._guarded.on and self._recorder.wanted):
             return
         with self._guarded, unobserved():
-            stepping = self._stepping(optimizer)
+            stepping = self._new_stepping(optimizer)
             if stepping.known is None:
-                self._note(stepping)
+                self._name_optimizer(stepping)
                 if not self._closures:
                     self._record_state_before(stepping)
             self._records.gradients(stepping, self._closures)
             self._closures += 1
 
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record parameters and state after an outermost step, and end the step."""
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what an outermost step leaves: parameters and state, then end the clock's step; torch calls it.
+
+        Where the optimizer's groups step one after the other, only the last of them ends it.
+        """
         if self._aside == id(optimizer):
             self._aside = 0
             return
@@ -161,40 +182,50 @@ class OptimizerProbe(GuardedProbe):
             return
         self._stepped += 1
         with unobserved():
-            stepping = self._stepping(optimizer)
+            stepping = self._new_stepping(optimizer)
             if stepping.known is None:
-                self._note(stepping)
+                self._name_optimizer(stepping)
             if self._recorder.wanted:
                 self._record_after(stepping, has_closure=_has_closure(args, kwargs))
             if stepping.turn.is_last:
                 self._context.clock.auto_tick()
 
-    def _stepping(self, optimizer: Optimizer) -> Stepping:
-        """The optimizer with its parameters, groups in turn and cached names."""
+    def _new_stepping(self, optimizer: Optimizer) -> Stepping:
+        """A new `Stepping`: the parameters, which groups these are, and their names.
+
+        DeepSpeed steps groups one after the other. `known` is None before `_name_optimizer`.
+        """
         parameters, parts = parameters_of(optimizer), self._context.parts
         turn = parts.turn_of(parameters) if parts.is_active else ALL
         # What is known of all that it steps is kept by itself, or by one of the tensors that it steps in turn.
         key = optimizer if turn == ALL else parameters[0]
         return Stepping(optimizer, parameters, turn, key, self._parameters.get(key))
 
-    def _skipped(self, optimizer: Optimizer) -> None:
-        """Record and end a step that a gradient scaler skipped for infinities."""
-        stepping = self._stepping(optimizer)
-        self._note(stepping)
+    def _record_skipped_step(self, optimizer: Optimizer) -> None:
+        """Record an optimizer step that a gradient scaler skipped, as if it had been made, and end the clock's step."""
+        stepping = self._new_stepping(optimizer)
+        self._name_optimizer(stepping)
         if self._recorder.wanted:
             self._record_before(stepping, has_closure=False)
             self._record_after(stepping, has_closure=True, gradients=False)
         self._context.clock.auto_tick()
 
-    def _note(self, stepping: Stepping) -> None:
-        """Name the optimizer and its parameters; nothing where their number and names are unchanged."""
+    def _name_optimizer(self, stepping: Stepping) -> None:
+        """Name the optimizer and its parameters, and set `stepping.known`.
+
+        Nothing while it fits their number and names.
+
+        Tells the clock of the optimizer, and has its settings written.
+        """
         optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.known
         parts, all_names = self._context.parts, self._context.names
         if held is not None and len(held.names) == len(parameters) and held.replaced == all_names.parameters.replaced:
             return
-        self._context.clock.trains(optimizer)
+        self._context.clock.note_step_of(optimizer)
         unnamed = [
-            tensor for tensor in parameters if all_names.parameters.name_of(tensor) is None and not self._leaf(tensor)
+            tensor
+            for tensor in parameters
+            if all_names.parameters.name_of(tensor) is None and not self._script_name(tensor)
         ]
         if unnamed:
             all_names.name_holders_of(unnamed)
@@ -207,10 +238,10 @@ class OptimizerProbe(GuardedProbe):
                 if parameter_name is None:
                     parameter_name = all_names.parameters.name_alone(
                         parameter,
-                        self._leaf(parameter) or f"{name}.group{turn.first + number}.{position}",
+                        self._script_name(parameter) or f"{name}.group{turn.first + number}.{position}",
                         type(optimizer).__name__,
                     )
-                parameter_name.held_by(Holder(optimizer, (number, position)))
+                parameter_name.add_holder(Holder(optimizer, (number, position)))
                 inside = parts.names_inside(parameter)
                 parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)
@@ -220,12 +251,17 @@ class OptimizerProbe(GuardedProbe):
         all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
         self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.is_active)
 
-    def _leaf(self, parameter: torch.Tensor) -> str:
-        """The script's name for a tensor that no module holds; "" where unknown."""
+    def _script_name(self, parameter: torch.Tensor) -> str:
+        """The script's variable for a tensor that no module holds; "" where unknown."""
         return self._context.leaf_names.get(id(parameter), "")
 
     def _record_before(self, stepping: Stepping, *, has_closure: bool) -> None:
-        """Record hyper-parameters, initial state, and gradients unless a closure computes them."""
+        """Record hyper-parameters, state where it is wanted at the start, and gradients.
+
+        Args:
+            stepping: what steps.
+            has_closure: whether a closure computes the gradients in the step; then they are not recorded here.
+        """
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
@@ -235,7 +271,10 @@ class OptimizerProbe(GuardedProbe):
             self._records.gradients(stepping)
 
     def _record_state_before(self, stepping: Stepping) -> None:
-        """Record the state before the first step of an optimizer, and after a gap in the recorded steps."""
+        """Record the state that an optimizer finds at its first step, and at its first after unrecorded steps.
+
+        Else nothing.
+        """
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
         if stepping.known is not None and stepping.known.names and Kind.OPTIMIZER_STATE in self._context.kinds:
             place = name, stepping.turn.first
@@ -244,7 +283,13 @@ class OptimizerProbe(GuardedProbe):
                 self._records.state(stepping, Phase.START)
 
     def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
-        """Record parameters and state after a step; gradients too if a closure was never called."""
+        """Record parameters and state after a step; at the last group, tell `on_after_optimizer`.
+
+        Args:
+            stepping: what has stepped.
+            has_closure: whether it was given a closure; if that was never called, gradients are recorded now.
+            gradients: False for a step that was skipped, whose gradients are recorded before.
+        """
         if has_closure and gradients and not self._closures:
             self._records.gradients(stepping)
         if gradients:
@@ -258,13 +303,13 @@ class OptimizerProbe(GuardedProbe):
             clock.tell(clock.on_after_optimizer)
 
 
-def _inside_step(frame: FrameType) -> bool:
-    """Whether another frame of the same code (torch's wrapper of `step`) calls this one."""
+def _is_inside_step(frame: FrameType) -> bool:
+    """Whether any caller of a frame runs the same code: torch's wrapper of `step`, so this step is inside another."""
     return any(below.f_code is frame.f_code for below in outward(frame.f_back))
 
 
-def _of_checkpointing(frame: FrameType) -> bool:
-    """Whether `torch.distributed.checkpoint` makes the step: a dummy one with a learning rate of 0."""
+def _is_of_checkpointing(frame: FrameType) -> bool:
+    """Whether `torch.distributed.checkpoint` makes the step: one that trains nothing, with a learning rate of 0."""
     return any(
         below.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint") for below in outward(frame)
     )
@@ -273,7 +318,7 @@ def _of_checkpointing(frame: FrameType) -> bool:
 def _with_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], then: Callable[[], None]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a step, with a closure that calls `then` after each evaluation."""
+    """Positional and keyword arguments of a step, with a closure that calls `then()` after each evaluation."""
     named = kwargs.get("closure") is not None
     closure = kwargs["closure"] if named else args[1]
 
@@ -287,5 +332,5 @@ def _with_closure(
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `step` was given a closure; `args` begins with the optimizer itself."""
+    """Whether `step` was given a closure, by name or as the first argument after the optimizer (`args[0]`)."""
     return kwargs.get("closure") is not None or (len(args) > 1 and callable(args[1]))

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.environment.sources import calls_forward, file_of
+from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
@@ -52,12 +52,13 @@ class OwnCalls:
     def __init__(
         self, guarded: Guarded, patches: Patches, called: Callable[..., Any], by_name: Callable[..., Any]
     ) -> None:
-        """Replace nothing yet.
+        """Replace nothing yet; `subclassing` does.
 
         Args:
             guarded: the probe's.
-            patches: take what is replaced back.
-            called: is given the original, the module and what it is called with, for a class with its own `__call__`.
+            patches: put the methods back when the probe is removed.
+            called: stands in for both methods of a class with its own `__call__`: is given the original, the module,
+                its positional and its keyword arguments.
             by_name: the same for the `forward` of other classes, which `nn.Module.__call__` calls as well.
         """
         self._guarded = guarded
@@ -66,7 +67,10 @@ class OwnCalls:
         self._by_name = by_name
 
     def subclassing(self, _original: object) -> Any:
-        """Replacement of `nn.Module.__init_subclass__`: replaces methods of each new class, and now of all others."""
+        """A replacement of `nn.Module.__init_subclass__` that watches each new class.
+
+        All existing ones are watched now.
+        """
         watch = self._watch
 
         def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
@@ -83,21 +87,33 @@ class OwnCalls:
         return classmethod(__init_subclass__)
 
     def _watch(self, cls: type[nn.Module]) -> None:
-        """Replace both methods of a class with its own `__call__`; `forward` alone where a file calls it by name."""
+        """Replace `__call__` and `forward` of a class with its own `__call__`; of another `forward` alone, if need be.
+
+        That is where the script's file, or the one that defines the class, calls a `forward` by its name.
+        """
         with self._guarded:
             if has_own_call(cls):
                 for name in ("__call__", "forward"):
                     self._replace(cls, name, self._called)
-            elif any(calls_forward(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
+            elif any(has_forward_call(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
                 self.see_forward(cls)
 
     def see_forward(self, cls: type[nn.Module]) -> None:
-        """Replace `forward` of a class without its own `__call__`."""
+        """Replace `forward` of a class, so that calls of it by name are seen.
+
+        Nothing for one with its own `__call__`.
+        """
         if not has_own_call(cls):
             self._replace(cls, "forward", self._by_name)
 
     def _replace(self, cls: type, name: str, called: Callable[..., Any]) -> None:
-        """Replace a method where it is defined; not torch's own, and not one that is replaced already."""
+        """Replace a method in the class that defines it; nothing for torch's own and for one that is replaced already.
+
+        Args:
+            cls: has or inherits the method.
+            name: `__call__` or `forward`.
+            called: see `OwnCalls`.
+        """
         home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         original = vars(home)[name]
         if home.__module__.startswith("torch.") and not home.__module__.startswith(_IN_MODULES):
@@ -109,7 +125,10 @@ class OwnCalls:
         )  # fmt: skip
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Call the original through the probe, unless the call is traced or made by a class below."""
+            """Call `called`.
+
+            The original alone while compiled or off, and where a class below calls it by `super()`.
+            """
             if (
                 is_traced()
                 or flags._is_compiling_flag  # noqa: SLF001 - see `private_api`
@@ -132,7 +151,7 @@ def is_ours(function: FunctionType) -> bool:
 
 
 def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-    """`id` of each tensor in a call's arguments."""
+    """`id` of each tensor in a call's arguments, nested ones included."""
     return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))
 
 
@@ -144,7 +163,7 @@ class Unseen:
     """
 
     def __init__(self, context: Context, see_forward: Callable[[type[nn.Module]], None]) -> None:
-        """Start empty; `see_forward` is called with a class whose `forward` ran unseen."""
+        """Start empty; `see_forward` is called with each class whose `forward` was found to have run unseen."""
         self._see_forward = see_forward
         self.document: dict[str, dict[str, list[str]]] = {}
         self._context = context
@@ -152,7 +171,14 @@ class Unseen:
 
     @uncounted
     def note_callers(self, module: nn.Module, phase: Phase) -> None:
-        """Note the method of a holder that called a module below it, such as `generate`."""
+        """Note each method under way of a module that holds this one, such as `generate`.
+
+        Each caller is looked at once.
+
+        Args:
+            module: whose outermost call has just been recorded.
+            phase: of that call.
+        """
         names = self._context.names
         if next(names.holders_of(module), None) is None:
             return
@@ -173,9 +199,9 @@ class Unseen:
                 self._add(holder, caller.f_code.co_name, phase)
 
     def note_uncalled(self) -> None:
-        """Note modules with a trained parameter that has a gradient though neither they nor holders were called.
+        """Note modules with a parameter that has a gradient, though neither they nor any holder were called.
 
-        Looks after 1, 2, 3, 5, 9, ... steps.
+        Looks after 1, 2, 3, 5, 9, ... steps, if that step is recorded; nothing in the others.
         """
         names, clock, step = self._context.names, self._context.clock, self._context.recorder.step
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
@@ -190,13 +216,21 @@ class Unseen:
                     self._add(module, "", Phase.FORWARD)
 
     def _was_called(self, module: nn.Module) -> bool:
-        """Whether the module or a holder of it was called, or is not recorded."""
+        """Whether the module or one that holds it was ever called, or is not to be recorded."""
         names = self._context.names
         states = (names.find(one) for one in (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
     def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
-        """Add a method to a module's entry; 1000 modules at most."""
+        """Add a method to a module's entry, 1000 modules at most.
+
+        For `forward` or "" have the class's `forward` watched.
+
+        Args:
+            module: whose method ran.
+            how: the method's name; "" where a gradient alone says that something ran.
+            phase: in which.
+        """
         state = self._context.names.find(module)
         if state is None or len(self.document) >= MAX_UNSEEN:
             return

@@ -48,6 +48,7 @@ class PerturbProbe(GuardedProbe):
     lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:
+        """Move nothing before a model is called; `seed` chooses the directions."""
         super().__init__(context)
         self.parameters = 0
         self.elements = 0
@@ -58,11 +59,14 @@ class PerturbProbe(GuardedProbe):
 
     @property
     def document(self) -> dict[str, int]:
-        """Seed and numbers of moved parameters and elements, for the manifest."""
+        """Seed, and how many parameters and elements were moved, for the manifest."""
         return {"seed": self.seed, "parameters": self.parameters, "elements": self.elements}
 
     def on_root(self, root: nn.Module) -> None:
-        """Move the parameters of a model at its first forward pass with gradients, before they are recorded."""
+        """Move the parameters of a model before its first forward pass with gradients.
+
+        Ones without values yet, at a later one.
+        """
         if not torch.is_grad_enabled() or self._done.get(root):
             return
         with unobserved():
@@ -71,13 +75,16 @@ class PerturbProbe(GuardedProbe):
                 if is_lazy(parameter) or parameter.is_meta:
                     whole = False  # it has values later
                 elif parameter.requires_grad:
-                    self._move(parameter)
+                    self._move_parameter(parameter)
             self._done.set(root, whole)
 
     on_forward = on_root
 
-    def _move(self, parameter: torch.Tensor) -> None:
-        """Move a parameter once; not an expanded one, one in memory moved before, or of another dtype than `_BITS`."""
+    def _move_parameter(self, parameter: torch.Tensor) -> None:
+        """Move a parameter's elements in place; nothing where memory was moved before.
+
+        Nothing either for one that is empty, expanded, not strided, or of a dtype that `_BITS` lacks.
+        """
         data: Any = parameter.data
         data = getattr(data, "_local_tensor", data)  # of a DTensor the shard
         if type(data) is not torch.Tensor or data.layout is not torch.strided or not data.numel():
@@ -92,20 +99,28 @@ class PerturbProbe(GuardedProbe):
         directions = np.random.Generator(np.random.Philox(key=[self.seed, self._met]))
         self._met += 1
         self.parameters += 1
-        for part in _parts(data):
-            self.elements += _step(part, directions)
+        for part in _chunks(data):
+            self.elements += _move_elements(part, directions)
 
 
-def _parts(data: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Views along the first dimension, of about 2**24 elements at most."""
+def _chunks(data: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Views that together cover a tensor, split along its first dimension.
+
+    Of 2**24 elements or one row, if that is more.
+    """
     if data.dim() == 0 or data.numel() <= _CHUNK:
         yield data
         return
     yield from data.split(max(1, _CHUNK // max(data[0].numel(), 1)))
 
 
-def _step(data: torch.Tensor, directions: np.random.Generator) -> int:
-    """Move each finite, nonzero element to the next number up or down; returns how many."""
+def _move_elements(data: torch.Tensor, directions: np.random.Generator) -> int:
+    """Move each finite, nonzero element in place to the next number up or down; returns how many were moved.
+
+    Args:
+        data: of a dtype in `_BITS`.
+        directions: draws one bit for each element, on the CPU.
+    """
     bits = data.view(_BITS[data.dtype])
     drawn = np.frombuffer(directions.bytes(-(-data.numel() // 8)), dtype=np.uint8)
     up = torch.from_numpy(np.unpackbits(drawn, count=data.numel()).view(np.bool_)).to(data.device).view(data.shape)

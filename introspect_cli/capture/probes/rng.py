@@ -30,6 +30,12 @@ class RngProbe(GuardedProbe):
     kind = Kind.RNG
 
     def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
+        """Look at no generator before a step begins.
+
+        Args:
+            context: shared by all probes.
+            began: bytes of the states of python's and numpy's generators when the process began, by library.
+        """
         super().__init__(context, then=self.remove)
         self._began = began
         self._latest: dict[str, tuple[Hashable, Any]] = {}
@@ -39,16 +45,20 @@ class RngProbe(GuardedProbe):
         self._backends = _backends()
 
     def remove(self) -> None:
-        """Stop listening."""
+        """Stop listening; draws within steps are not looked for either."""
         super().remove()
         self._context.draws.stop()
 
     def on_begin(self) -> None:
-        """Record the state of each default generator and of the script's own as a step begins."""
+        """Record each generator's state as a step begins: defaults, accelerators' and the script's own.
+
+        Of the script's own, those that exist at the first call. A default one of python or numpy whose state is that in
+        `began` is recorded as untouched.
+        """
         draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
         draws.begin(devices)
         for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
-            state = self._state(name, owner, ask)
+            state = self._ask_state(name, owner, ask)
             if state is None:  # the library is not loaded
                 continue
             if state == self._began.get(name):
@@ -57,7 +67,7 @@ class RngProbe(GuardedProbe):
             else:
                 self._recorder.emit(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
         generator = torch.default_generator
-        self._recorder.emit(self._site("torch"), self._state("torch", generator, generator.get_state))
+        self._recorder.emit(self._site("torch"), self._ask_state("torch", generator, generator.get_state))
         for device, generator in devices:
             self._recorder.emit(self._site(device), generator.get_state())
         if self._made is None:  # what the script makes later is not looked for: that would take long in each step
@@ -65,8 +75,14 @@ class RngProbe(GuardedProbe):
         for name, generator in self._made.items():
             self._recorder.emit(self._site(name), state_word(generator))
 
-    def _state(self, name: str, owner: object, ask: Callable[[], Any]) -> Any:
-        """What `ask` says of a generator; it is asked only if the fingerprint has changed, since it copies 5 kB."""
+    def _ask_state(self, name: str, owner: object, ask: Callable[[], Any]) -> Any:
+        """The state of a generator: `ask()`, or what that gave the last time if the fingerprint is still the same.
+
+        Args:
+            name: of the generator.
+            owner: the generator, of which the fingerprint is taken.
+            ask: copies the state.
+        """
         draws, latest = self._context.draws, self._latest.get(name)
         fingerprint = draws.fingerprint(name, owner)
         if latest is None or fingerprint is None or latest[0] != fingerprint:
@@ -76,17 +92,21 @@ class RngProbe(GuardedProbe):
         return latest[1]
 
     def _new_site(self, name: str) -> int:
+        """Number of the site of a generator's state at the start of a step; `_site` caches it."""
         return self._recorder.site(Site(Phase.START, Kind.RNG, name))
 
 
 def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
-    """Functions that list the generators of each accelerator that torch is built for, without initialising it."""
+    """For each kind of accelerator that torch is built for, a function that lists its generators.
+
+    Neither the list nor the functions initialise a device.
+    """
     there = {"cuda": torch.backends.cuda.is_built(), "xpu": hasattr(torch, "xpu"), "mps": torch.backends.mps.is_built()}
-    return [functools.partial(_of, name) for name, is_built in there.items() if is_built]
+    return [functools.partial(_generators_of, name) for name, is_built in there.items() if is_built]
 
 
-def _of(name: str) -> list[tuple[str, torch.Generator]]:
-    """Name and generator of each device of a backend; empty until it is initialised."""
+def _generators_of(name: str) -> list[tuple[str, torch.Generator]]:
+    """Name and generator of each device of a backend, such as `cuda:0`; [] until the backend is initialised."""
     if name == "mps":  # there is no public way to its generator
         return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001 - see above
     backend: Any = getattr(torch, name)

@@ -47,29 +47,37 @@ class ProductProbe(GuardedProbe):
     kind = Kind.PRODUCT
 
     def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
         self._imports = ImportWatch({"safetensors.torch": lambda: self._put("saved files")})
 
     def install(self) -> None:
-        """Watch `torch.save`, and `safetensors.torch.save_file` once imported."""
+        """Watch `torch.save` now, and `safetensors.torch.save_file` when the script has imported it."""
         super().install()
         if Kind.PRODUCT in self._context.kinds:
             self._imports.install()
 
     def remove(self) -> None:
-        """Put the functions back."""
+        """Put `torch.save` and the others back."""
         self._imports.remove()
         super().remove()
 
-    def _saving(self, call: Call) -> Callable[[object], None]:
-        """Record what is saved once that was done; a function that saves inside another is not heard of."""
+    def _watch_save(self, call: Call) -> Callable[[object], None]:
+        """Called before something is saved; returns what records it once that has succeeded."""
         held, place = ("tensors", "filename") if call.name == "save_file" else ("obj", "f")
         return lambda result: (
-            None if result is RAISED else self._saved(call.given(0, held), _named(call.given(1, place)))
+            None if result is RAISED else self._record_saved(call.given(0, held), _file_label(call.given(1, place)))
         )
 
-    def _saved(self, held: object, name: str) -> None:
-        """Record the tensors of a saved object, without random states; 100,000 at most."""
+    def _record_saved(self, held: object, name: str) -> None:
+        """Record the tensors in a saved object, 100,000 at most, without states of generators.
+
+        Other probes record first what models hold now. In an unrecorded step only the name is noted.
+
+        Args:
+            held: what was saved.
+            name: of the file, see `_file_label`.
+        """
         if not self._recorder.wanted:
             if len(self._context.saved_unseen) < MAX_FILE_NAMES:
                 self._context.saved_unseen[name] = None
@@ -87,7 +95,7 @@ class ProductProbe(GuardedProbe):
 
 
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
-    """Path and tensor for each tensor in a nested object, modules included."""
+    """Path and tensor for each tensor in a nested object; modules in it give their parameters and buffers."""
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in tensors_in_module(held)]
     tensors: list[tuple[str, torch.Tensor]] = []
@@ -100,7 +108,10 @@ def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
 
 
 def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
-    """Name and tensor for each parameter and buffer in a module tree, read past its methods."""
+    """Dotted name and tensor for each parameter and buffer in a module tree, read past the module's methods.
+
+    A tensor that two modules share comes twice.
+    """
     tensors, waiting, seen = [], [("", root)], {id(root)}
     while waiting:
         prefix, module = waiting.pop()
@@ -114,12 +125,12 @@ def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:
-    """Whether a uint8 tensor is a generator's state, by shape (5056,) or by a path such as `rng_state`."""
+    """Whether a tensor is a generator's state: uint8, and of shape (5056,) or at a path such as `rng_state`."""
     return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
 
 
-def _named(place: object) -> str:
-    """File name with each number replaced by `#`: `ckpt-#.pt`; `(memory)` for a buffer."""
+def _file_label(place: object) -> str:
+    """File name with each number replaced by `#`: `ckpt-#.pt`; `(memory)` where there is no file."""
     path = getattr(place, "name", "") if type(place).__module__ == "_io" else place
     if type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath)):
         return _NUMBER.sub("#", PurePath(path).name) or _UNNAMED
@@ -133,29 +144,30 @@ class ScriptCallsProbe(GuardedProbe):
     lost = "values that the script records itself are"
 
     def __init__(self, context: Context) -> None:
+        """Listen to nothing before `install`."""
         super().__init__(context)
         self._wants_eval = context.clock.evaluation.wanted
         self._phase = ""
 
     def install(self) -> None:
-        """Register as the listener."""
+        """Begin to hear the calls that the script makes of `introspect_cli`."""
         super().install()
         calls.listen(self)
 
     def remove(self) -> None:
-        """Unregister."""
+        """Hear no more calls."""
         calls.unlisten(self)
         super().remove()
 
     def end_step(self) -> None:
-        """End the step."""
+        """End the step, as the script says so; from now on nothing else ends steps."""
         with self._context.guard.around("clock", "steps that the script ends itself are"):
             self._context.clock.manual_tick()
 
     def enter_phase(self, name: str) -> None:
-        """Begin a phase, or end it with `""`.
+        """Begin a phase of the script's, or end it with "".
 
-        Its name prefixes values, and while it lasts forward passes without gradients are recorded.
+        Until it ends, `PHASE/` is put before names of values, and forward passes without gradients are recorded.
         """
         if self._guarded.on:
             with self._guarded:
@@ -163,7 +175,10 @@ class ScriptCallsProbe(GuardedProbe):
                 self._context.clock.evaluation.wanted = self._wants_eval or bool(name)
 
     def record_value(self, name: str, value: object) -> None:
-        """Record a value at `phase/name`, each leaf at its path."""
+        """Record a value in phase `forward` under `PHASE/NAME`, or NAME outside of phases; each leaf at its path.
+
+        Nothing in an unrecorded step or while a compiler traces the call.
+        """
         if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
             return
         with self._guarded, unobserved():

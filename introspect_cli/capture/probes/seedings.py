@@ -46,35 +46,45 @@ class SeedingProbe(GuardedProbe):
     kind = Kind.RNG
 
     def __init__(self, context: Context, beginning: BeginningProbe) -> None:
+        """Watch nothing before `install`; `beginning` takes what happens before the first step."""
         super().__init__(context, then=self.remove)
         self._beginning = beginning
         self._places = Places()
         self._times: dict[_Where, list[Any]] = {}
 
     def document(self) -> dict[str, object]:
-        """A line of words for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
+        """The document `settings/seedings`, a line for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
 
-        Within or before which step, at first and at last, how often, by what, to which seed or state at first, and
-        where.
+        That is: within or before a step, the first and last such step, how often, the function, the seed or a digest of
+        the state at the first time, and the line.
         """
         return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
 
-    def _setting(self, call: Call) -> Callable[[object], None]:
-        """Note a call: before training with the early draws, later as a count; not for checkpointing."""
-        is_early = self._beginning.is_seeded_early(call.frame)
+    def _watch_setting(self, call: Call) -> Callable[[object], None]:
+        """Called before a generator is seeded or set; returns what notes that afterwards.
+
+        Before the first step it goes to the early draws, later it is counted; checkpointing's own is passed over.
+        """
+        is_early = self._beginning.note_draws_before_seeding(call.frame)
 
         def was_set(_: object) -> None:
             """Note the seeding, once it was done."""
             label, line = call.function, self._places.line(call.frame) or "-"
             if is_early:
-                self._beginning.seeded(Event("seed", label, _seed_or_digest(label, call.first), 0, None, line))
-            elif not _checkpoints(call.frame):
+                self._beginning.note_seeding(Event("seed", label, _seed_or_digest(label, call.first), 0, None, line))
+            elif not _is_checkpointing(call.frame):
                 self._count(label, call.first, line)
 
         return was_set
 
     def _count(self, label: str, value: object, line: str) -> None:
-        """Count a call by place, 200 places at most."""
+        """Count a call at its place, and have the document written where the count is a power of 2; 200 places at most.
+
+        Args:
+            label: the function.
+            value: the seed or state that it was given.
+            line: of the script; `-` for none.
+        """
         step = self._recorder.step
         where = _Where("in" if self._context.clock.begun else "before", label, line)
         times = self._times.get(where)
@@ -87,7 +97,7 @@ class SeedingProbe(GuardedProbe):
             self._context.facts["seedings"] = self.document
 
 
-def _checkpoints(frame: FrameType) -> bool:
+def _is_checkpointing(frame: FrameType) -> bool:
     """Whether `torch.utils.checkpoint` is among the 4 innermost frames."""
     there: FrameType | None = frame
     for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
@@ -100,7 +110,7 @@ def _checkpoints(frame: FrameType) -> bool:
 
 
 def _seed_or_digest(label: str, value: object) -> object:
-    """The seed where `label` ends in `seed` or `seed_all`, else `#` and a digest of 8 bytes of the state."""
+    """The seed where `label` names a function that takes one, else `#` and 16 hex digits of the state's digest."""
     if label.endswith(("seed", "seed_all")):
         return seed_word(value)
     if isinstance(value, torch.Tensor):

@@ -49,6 +49,7 @@ class StateProbe(GuardedProbe):
     lost = "parameters and buffers are"
 
     def __init__(self, context: Context) -> None:
+        """Record nothing before a model is called or an optimizer steps."""
         super().__init__(context)
         self._started: dict[str, weakref.ref[nn.Module]] = {}
         self._recorded: set[str] = set()
@@ -70,8 +71,12 @@ class StateProbe(GuardedProbe):
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
         """Names and tensors that such a model is about to run with."""
 
-    def _swapping(self, call: Call) -> Callable[[object], None] | None:
-        """Record the tensors that `functional_call` puts into a module, and afterwards the module's own."""
+    def _watch_swap(self, call: Call) -> Callable[[object], None] | None:
+        """Called before `functional_call`: has the tensors that it puts into a module recorded when that is called.
+
+        Returns:
+            what records the module's own again; None where nothing is to be recorded.
+        """
         module, values = call.given(0, "module"), call.given(1, "parameters_and_buffers")
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
@@ -104,7 +109,7 @@ class StateProbe(GuardedProbe):
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
-        """Restore a model's own tensors for a block inside `functional_call`."""
+        """Context in which a model holds its own tensors, inside a `functional_call`; puts the others back after it."""
         others = [group[key] for group, key, _ in self._own]
         for group, key, tensor in self._own:
             group[key] = tensor
@@ -115,7 +120,13 @@ class StateProbe(GuardedProbe):
                 group[key] = tensor
 
     def _write_given(self, names: Sequence[ParameterName], tensors: Sequence[torch.Tensor], phase: Phase) -> None:
-        """Record tensors under the names of the parameters that they replace in a forward pass."""
+        """Record tensors under the names of the parameters that they stand in for, in a forward pass.
+
+        Args:
+            names: of the parameters.
+            tensors: one for each name.
+            phase: of the call.
+        """
         with unobserved():
             self._enter_step()
             sites = []
@@ -123,17 +134,24 @@ class StateProbe(GuardedProbe):
                 call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
-            self._fingerprints.recorded(list(tensors))
+            self._fingerprints.remember(list(tensors))
 
     def on_restart(self, kept: int | None) -> None:
-        """Forget all records as steps are counted anew; with `kept`, only the step's number."""
+        """Forget which tensors are recorded, as steps start from 0 again.
+
+        Args:
+            kept: the step that becomes step 0, whose records stay; None where none does.
+        """
         self._step = self._called = -1 if kept is None else 0
         if kept is None:
             self._started.clear()
             self._recorded.clear()
 
     def on_root(self, root: nn.Module) -> None:
-        """Record a root's tensors: all the first time, later those written to since their record."""
+        """Record a root's tensors: all at its first call, later those written to since their record.
+
+        Inside `functional_call` then also the tensors that it has put in.
+        """
         with self._holding():
             self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
@@ -141,7 +159,10 @@ class StateProbe(GuardedProbe):
             self._write_given(names, others, self.outer())
 
     def _record_root(self, root: nn.Module) -> None:
-        """Record a root's tensors that are not on record; buffers only in its first call of a step."""
+        """Record those of a root's tensors that have no record, and again those written to since theirs.
+
+        Buffers only in the root's first call of a step.
+        """
         state = self._context.names.find(root)
         if state is None:
             return
@@ -153,7 +174,7 @@ class StateProbe(GuardedProbe):
         started = self._started.get(state.fqn)
         if started is not None:
             if started() is root:
-                self._changed(root, with_buffers=first)
+                self._record_rewritten(root, with_buffers=first)
                 return
             # Another model has taken the name of one that is gone: what it starts with is not on record.
             inside = state.fqn + "."
@@ -162,10 +183,13 @@ class StateProbe(GuardedProbe):
         context.names.refresh(root)
         whole = context.names.root_of(root)  # a part may be called by itself, and the rest is used all the same
         self._record(_filtered(self._tensors_of(whole), self._is_new), Phase.START)
-        self._changed(root, with_buffers=first)  # while another root held it
+        self._record_rewritten(root, with_buffers=first)  # while another root held it
 
     def _enter_step(self) -> None:
-        """Reset the counts at the first call in a step; after an unrecorded step, all records too."""
+        """At the first call in a step, forget what is recorded in it.
+
+        All records, if the step before was not recorded.
+        """
         if self._step != self._recorder.step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
             self._step, clock = self._recorder.step, self._context.clock
@@ -175,17 +199,17 @@ class StateProbe(GuardedProbe):
                 self._recorded.clear()
 
     def on_look(self) -> None:
-        """Record tensors of all started models that were written to since their record."""
+        """Record again tensors of all models called so far that were written to since their record."""
         if self._recorder.wanted:
             with unobserved():
                 self._enter_step()
                 for reference in list(self._started.values()):
                     root = reference()
                     if root is not None and self._context.names.find(root) is not None:
-                        self._changed(root, with_buffers=self._called != self._step)
+                        self._record_rewritten(root, with_buffers=self._called != self._step)
 
     def _is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has a name that is not recorded yet; marks it as recorded."""
+        """Whether a tensor has a name without a record; from then on the name counts as recorded."""
         name = self._name(tensor)
         if name is None or name.fqn in self._recorded:
             return False
@@ -193,10 +217,14 @@ class StateProbe(GuardedProbe):
         self._fresh.add(name.fqn)
         return True
 
-    def _changed(self, root: nn.Module, *, with_buffers: bool) -> None:
-        """Record tensors of a root that were written to since their record, by anything but an optimizer step.
+    def _record_rewritten(self, root: nn.Module, *, with_buffers: bool) -> None:
+        """Record again those tensors of a root whose fingerprint is not that of their record.
 
-        Modules write to their own buffers when they are called, so of these only the first call of a step tells.
+        Tensors that an optimizer alone holds are looked at, too.
+
+        Args:
+            root: the outermost module.
+            with_buffers: True in the first call of a step alone; later, modules have written to their own buffers.
         """
         alone, contents = self._unheld.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
@@ -210,16 +238,16 @@ class StateProbe(GuardedProbe):
         self._record(changed, phase, again=True)
 
     def _rewritten(self, contents: Contents) -> Contents:
-        """Tensors written to since their record, without rounded copies of what an optimizer holds."""
+        """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        since, parts = self._fingerprints.since(contents[1]), self._context.parts
+        since, parts = self._fingerprints.rewritten(contents[1]), self._context.parts
         changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
         return _filtered(contents, lambda tensor: id(tensor) in changed)
 
     def on_root_left(self, root: nn.Module) -> None:
         """Record parameters that a forward pass has written to, such as a moving average inside a model.
 
-        Asked after the first call of a model, and then where something writes to its parameters besides optimizers.
+        Looks after the first call of a model, and later only if something besides optimizers writes to its parameters.
         """
         state, writes = self._context.names.find(root), self._writes.get(root)
         if writes is False or state is None or state.fqn not in self._started:
@@ -231,7 +259,7 @@ class StateProbe(GuardedProbe):
             self._record(changed, Phase.FORWARD, again=True)
 
     def on_after_optimizer(self) -> None:
-        """Record every buffer after an optimizer step."""
+        """Record every buffer of every root after an optimizer step."""
         names = self._context.names
         for root in names.roots():
             contents = self._tensors_of(root, _BUFFERS)
@@ -246,7 +274,7 @@ class StateProbe(GuardedProbe):
                 )
 
     def parameters_after(self, stepping: Stepping) -> None:
-        """Record an optimizer's parameters after its step."""
+        """Record the parameters that an optimizer has stepped; sites are cached until names or parameters change."""
         if Kind.PARAM not in self._context.kinds:
             return
         parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
@@ -263,7 +291,7 @@ class StateProbe(GuardedProbe):
         self._write(cached[2], parameters, lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
-        """Modules below a root that hold tensors, found once in a step: walking a large model is slow."""
+        """Modules below a root that hold tensors, found by a walk of the tree and cached until the next walk."""
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
         self._context.parts.ask_again()
@@ -272,7 +300,10 @@ class StateProbe(GuardedProbe):
         return holders
 
     def _tensors_of(self, root: nn.Module, kinds: frozenset[Kind] = _BOTH) -> Contents:
-        """A root's parameters and buffers of recorded kinds, each once; the shard of a gathered one."""
+        """A root's parameters and buffers of recorded kinds, each once.
+
+        Of a parameter gathered by `fully_shard`, the shard.
+        """
         holders = self._holders.get(root)
         if holders is None:
             holders = self._find_holders(root)
@@ -286,7 +317,13 @@ class StateProbe(GuardedProbe):
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, mark
 
     def _record(self, contents: Contents, phase: Phase, *, again: bool = False) -> list[int]:
-        """Record the tensors that have a name and are wanted; returns their sites."""
+        """Record the tensors that have a name and are watched; returns their sites.
+
+        Args:
+            contents: tensors with their kinds.
+            phase: where in the step.
+            again: True for a further record in this step and phase, which gets the next call number.
+        """
         sites, tensors = [], []
         for kind, tensor in zip(contents[0], contents[1], strict=True):
             site = self._site(tensor, phase, kind, again=again)
@@ -299,17 +336,25 @@ class StateProbe(GuardedProbe):
     def _write(
         self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
     ) -> None:
-        """Emit tensors at sites, flat pieces at their place, and remember their fingerprints."""
+        """Emit tensors at sites, and remember their fingerprints.
+
+        Pieces of flat tensors are emitted at sites of their own.
+
+        Args:
+            sites: one for each tensor.
+            tensors: what to record.
+            site_of: gives the site for the name of a piece.
+        """
         self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
-        self._fingerprints.recorded(tensors)
+        self._fingerprints.remember(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
-        """Site of a tensor; None without values, without a name, or where unwanted."""
+        """Site of a tensor; None where it has no values here, no name, or is not to be recorded."""
         name = self._name(tensor)
         return None if name is None or not name.watched else self._site_of(name, phase, kind, again=again)
 
     def _site_of(self, name: ParameterName, phase: Phase, kind: Kind, *, again: bool) -> int:
-        """Site of a name; with `again`, the next call number in this step and phase."""
+        """Site of a name in a phase; with `again`, the one with the next call number, which is counted."""
         if not again:
             return self._context.site(name, phase, kind)
         # The optimizer's own call 0 is how its step leaves the tensor; the first of a start is its call 0.
@@ -318,10 +363,13 @@ class StateProbe(GuardedProbe):
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
-        """Name of a tensor; None without values or a known holder. Walks the roots again where none is known."""
+        """Name of a tensor; None where it has no values here or nothing known holds it.
+
+        Where no name is known, all roots are walked for new tensors first.
+        """
         parts = self._context.parts
         if is_lazy(tensor) or (
-            zero.is_loaded() and zero.is_away(tensor) and not (parts.is_active and parts.shard_of(tensor))
+            zero.is_loaded() and zero.is_emptied(tensor) and not (parts.is_active and parts.shard_of(tensor))
         ):
             return None
         name = self._context.names.parameters.name_of(tensor)
@@ -334,6 +382,6 @@ class StateProbe(GuardedProbe):
 
 
 def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
-    """The tensors for which `are` is true, with their kinds."""
+    """The tensors for which `are(tensor)` is true, with their kinds; `are` is called once for each."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []

@@ -33,6 +33,14 @@ class VjpProbe(GuardedProbe):
     lost = "vector-Jacobian products are"
 
     def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
+        """Listen to nothing before `install`.
+
+        Args:
+            context: shared by all probes.
+            modules: whose inputs and outputs are heard of.
+            pairs: what to record.
+            probes: how many random vectors estimate a norm.
+        """
         super().__init__(context)
         self._modules = modules
         self._pairs = pairs
@@ -40,36 +48,52 @@ class VjpProbe(GuardedProbe):
         self._earlier: dict[Pair, torch.Tensor] = {}
 
     def install(self) -> None:
-        """Listen for values."""
-        self._modules.values.listen(self._value)
+        """Hear of all inputs and outputs of modules."""
+        self._modules.values.listen(self._hear_value)
         super().install()
 
     def remove(self) -> None:
-        """Stop, and drop the step's values."""
+        """Stop, and drop the values that wait for the later one of their pair."""
         super().remove()
         self._earlier.clear()
 
     def on_tick(self) -> None:
-        """Drop the step's values."""
+        """As a step ends, drop the values that wait for the later one of their pair."""
         self._earlier.clear()
 
-    def _value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
-        """Pass on a tensor that requires gradients."""
+    def _hear_value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
+        """Take a module's input or output, if it requires gradients."""
         if self._guarded.on and value.requires_grad and torch.is_grad_enabled():
             with self._guarded:
-                self._passing(state, kind, path, value)
+                self._match_pairs(state, kind, path, value)
 
-    def _passing(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
-        """Keep the earlier value of a pair, and compute the product when the later one comes."""
+    def _match_pairs(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
+        """Keep a value that is the earlier one of a pair; where it is the later one, record that pair.
+
+        Args:
+            state: of the module.
+            kind: INPUT or OUTPUT.
+            path: where among inputs or outputs the value is.
+            value: the tensor.
+        """
         for pair in self._pairs:
             if pair.later.fits(state.fqn, kind, path) and pair in self._earlier:
                 # The earlier value is let go of at once: held on to, its graph would outlive the step.
-                self._between(pair, value, self._earlier.pop(pair), state)
+                self._record_pair(pair, value, self._earlier.pop(pair), state)
             if pair.earlier.fits(state.fqn, kind, path):
                 self._earlier[pair] = value
 
-    def _between(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
-        """Record the product or norm between two values; a gap where there is no dependence or no graph."""
+    def _record_pair(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
+        """Record the product or norm of a pair; a gap where the later value does not depend on the earlier one.
+
+        A gap, too, where autograd has no graph. Nothing else is recorded meanwhile.
+
+        Args:
+            pair: that both values belong to.
+            later: the value whose Jacobian it is.
+            earlier: the value that it is with respect to.
+            state: of the module that made the later one.
+        """
         call = self._context.count(self, pair)
         what = "jacobian_norm" if pair.norm else "vjp"
 
@@ -117,7 +141,10 @@ class VjpProbe(GuardedProbe):
 
 
 def _product(later: torch.Tensor, earlier: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
-    """The vector-Jacobian product, None where the output does not depend on the input."""
+    """The vector-Jacobian product `vector^T d(later)/d(earlier)`; None where there is no dependence.
+
+    Keeps the graph.
+    """
     gradients: tuple[torch.Tensor | None, ...]
     gradients = torch.autograd.grad(later, earlier, vector, retain_graph=True, allow_unused=True)
     return gradients[0]

@@ -208,7 +208,7 @@ class FlatParts:
 
     def shard_of(self, parameter: torch.Tensor) -> Placed | None:
         """This rank's shard of a parameter that ZeRO-3 has emptied, with its place; None for any other."""
-        return zero.shard_of(parameter) if self._turns and zero.is_away(parameter) else None
+        return zero.shard_of(parameter) if self._turns and zero.is_emptied(parameter) else None
 
     def _find_fsdp_places(self) -> None:
         """Find the places of parameters in FSDP's flat tensors.

@@ -180,7 +180,7 @@ class Pipelines:
 
     @property
     def manifest(self) -> dict[str, Any] | None:
-        """For the manifest: the stage called last, the number of stages, and stages by FQN; None without stages."""
+        """For the manifest: `stage` (called last), `stages` (how many), `roots` (stage by FQN); None without stages."""
         if self.last is None:
             return None
         roots = {fqn: stage for stage, fqn in self._roots.items()}

@@ -74,8 +74,8 @@ def is_loaded() -> bool:
     return _HOME in sys.modules
 
 
-def is_away(parameter: torch.Tensor) -> bool:
-    """Whether ZeRO-3 has taken a parameter's values away; they are gathered when a module needs them."""
+def is_emptied(parameter: torch.Tensor) -> bool:
+    """Whether ZeRO-3 has emptied a parameter; its values are gathered when a module needs them."""
     return parameter.numel() == 0 and bool(vars(parameter).get("ds_numel"))
 
 

@@ -44,6 +44,16 @@ class Backlog:
         sites: Sites,
         lost: Callable[[StoreError], None],
     ) -> None:
+        """Start with no step.
+
+        Args:
+            rank: where steps go.
+            store: where whole tensors go.
+            summarizer: has the summaries.
+            policy: which steps are written.
+            sites: by number.
+            lost: called with the error when the store can no longer be written.
+        """
         self.open = True
         self.written = 0
         self._rank = rank
@@ -58,7 +68,7 @@ class Backlog:
         self._begun: StepBlock | None = None  # whose writing has begun and not ended
 
     def add(self, ended: EndedStep) -> None:
-        """Append an ended step with its summaries."""
+        """Append an ended step with its summaries, of which devices may still compute some."""
         block, self._spare = self._spare, None
         if block is None or block.message.rows != len(ended.sites):
             block = StepBlock(self._rank.message(len(ended.sites)))
@@ -66,15 +76,18 @@ class Backlog:
         self._blocks.append(block)
 
     def clear(self) -> None:
-        """Drop the waiting steps and reset the count of written ones."""
+        """Drop the steps that wait, and set `written` to 0."""
         self._blocks.clear()
         self.written = 0
 
     def write(self, keep: int) -> None:
-        """Append steps that have ended, in order. One that an exception stopped is tried once more the next time.
+        """Write the steps that wait, in order; a device is waited for, except as `keep` says.
+
+        A step whose writing an exception stopped is tried once more at the next call.
 
         Args:
-            keep: how many of the last may stay, if a device still computes some of them.
+            keep: that many of the last steps stay if a device still computes them, and so does every step that is not
+                ready; 0 waits for all.
         """
         while self._blocks:
             first = self._blocks[0]
@@ -90,12 +103,12 @@ class Backlog:
             self._spare = first
 
     def _write_one(self, block: StepBlock) -> None:
-        """Write a step unless the schedule drops it, and its whole tensors."""
+        """Wait for a step's summaries and write it with its whole tensors, unless the policy does not want it."""
         block.rows.finish()
         if not self.open:
             return
         ended, policy = block.ended, self._policy
-        records = self._records(block) if policy.looks else None
+        records = self._records(block) if policy.wants_values else None
         expiry = policy.keep(ended.step, records)
         if expiry == NEVER:
             return
@@ -108,19 +121,19 @@ class Backlog:
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
                 policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
-            if policy.drops:
-                policy.written(ended.step, expiry, saved)
+            if policy.may_drop:
+                policy.note_written(ended.step, expiry, saved)
         except StoreError as error:
             self._lost(error)
 
     def _records(self, block: StepBlock) -> Records:
-        """Kinds and columns of a step, for rules that look at its values."""
+        """A step's kinds and columns for the policy, which looks at values."""
         kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
         layouts, layout = self._summarizer.layouts, block.columns.layout
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
     def _append(self, block: StepBlock) -> None:
-        """Append a step to the rank's stream, after any layouts that are new."""
+        """Append a step to the rank's stream, after those layouts that the store has not got yet."""
         message = block.complete()
         # Those that records have are only ever added to, so the store gives them the same numbers.
         while self._layouts <= message.largest("layout"):

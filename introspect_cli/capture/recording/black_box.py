@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 
 
-def made(
+def new_black_box(
     options: CaptureOptions,
     launch: Launch | None,
     store: StoreWriter,
@@ -47,7 +47,16 @@ def made(
     say: Callable[[str], None],
     note: Callable[[str], None],
 ) -> BlackBox:
-    """The black box for `--keep-around`, with this rank's share of a quarter of free memory; says how much."""
+    """The black box for `--keep-around`; rank 0 says how much memory it may take.
+
+    Args:
+        options: of the capture.
+        launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
+        store: where tensors go.
+        digests: of the reference's steps, {} where they cannot be read; None without a reference.
+        say: prints a sentence.
+        note: keeps a sentence for the manifest, too.
+    """
     assert options.keep_around is not None
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
@@ -83,7 +92,16 @@ class BlackBox:
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Start empty, with room for some bytes and the digests of the reference's steps, None without a reference."""
+        """Start with no tensor held.
+
+        Args:
+            steps: how many are held.
+            room: bytes of memory that may be taken, shared out among the steps that may be there at once.
+            store: where tensors go.
+            digests: of the reference's steps; None without a reference, and then only a NaN has tensors written.
+            say: prints a sentence.
+            note: keeps a sentence for the manifest, too.
+        """
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
@@ -98,8 +116,11 @@ class BlackBox:
         self._taken = 0
         self._left: Site | None = None
 
-    def takes(self, site: Site, value: torch.Tensor) -> bool:
-        """Whether a value is to be copied: plain, strided, and within the step's share of memory, which it takes."""
+    def reserve(self, site: Site, value: torch.Tensor) -> bool:
+        """Whether a value is to be copied; if so its size is taken from the step's share of memory.
+
+        False once closed, for unusual tensors, and where the share is used up: the first such site is noted.
+        """
         if not self.open or type(value) not in PLAIN or is_wrapped(value):
             return False
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
@@ -116,25 +137,38 @@ class BlackBox:
             )
         return False
 
-    def failed(self, error: Exception) -> None:
-        """Stop holding tensors, with a note, after an error in a copy or write."""
+    def give_up(self, error: Exception) -> None:
+        """Hold nothing more, with a note, after an error in a copy or a write.
+
+        The script's own errors are raised on.
+        """
         if belongs_to_script(error):
             raise error
         self._close()
         self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
 
     def begin_step(self) -> None:
-        """Reset the memory taken by the step under way."""
+        """Give the next step its full share of memory."""
         self._taken = 0
 
     def clear(self) -> None:
-        """Drop all held tensors."""
+        """Drop all tensors that are held or set aside."""
         self._steps.clear()
         self._aside = []
         self._taken = 0
 
     def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
-        """Hold copies of a written step's tensors, by checksum; `not_finite`: it has a NaN or infinity that counts."""
+        """Hold the copies of a step that was written, and drop the oldest step's.
+
+        The first step that is not finite has all that is held written. A step whose digest is not the reference's has
+        it set aside until the comparison answers.
+
+        Args:
+            step: its number.
+            tensors: copies by checksum.
+            digest: of the step's records.
+            not_finite: whether it has a NaN, or a loss or parameter with an infinity.
+        """
         if not self.open:
             return
         before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
@@ -145,13 +179,19 @@ class BlackBox:
         if not_finite and "nan" in self._waits:
             self._write("nan", list(self._steps), f"at step {step}")
 
-    def agreed(self, step: int) -> None:
-        """Drop what was set aside once the comparison agrees up to its last step."""
+    def drop_agreed(self, step: int) -> None:
+        """Drop what was set aside if the runs agree up to its last step, included."""
         if self._aside and self._aside[-1].step <= step:
             self._aside = []
 
-    def diverged(self, step: int | None) -> None:
-        """Write the held tensors around the divergence at `step`, None where it is not one step's."""
+    def write_divergence(self, step: int | None) -> None:
+        """Write the held tensors because the runs diverge; at the first call alone.
+
+        What was set aside if it has the step, else what is held now.
+
+        Args:
+            step: at which they diverge; None where it is not one step's.
+        """
         if "divergence" not in self._waits:
             return
         rolling = list(self._steps)
@@ -161,14 +201,22 @@ class BlackBox:
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
 
     def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
-        """Write steps' tensors for a reason (`nan`, `divergence`), once for each; close after the last reason."""
+        """Write steps' tensors, each once, and say so; afterwards this reason no longer counts.
+
+        Closes the box when no reason is left.
+
+        Args:
+            why: `nan` or `divergence`.
+            steps: whose tensors.
+            where: for the sentence; "" for no place.
+        """
         self._waits.discard(why)
         tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
         try:
             for checksum, tensor in tensors.items():
                 save_tensor(self._store, checksum, tensor)
         except Exception as error:  # a disk that is full costs the tensors, and not the run
-            self.failed(error)
+            self.give_up(error)
             return
         self.stored |= {held.step: frozenset(held.tensors) for held in steps}
         numbers, size = [held.step for held in steps], sum(map(_size, tensors.values()))
@@ -182,12 +230,13 @@ class BlackBox:
             self._close()
 
     def _close(self) -> None:
-        """Hold nothing more."""
+        """Drop what is held, and hold nothing more."""
         self.open = False
         self.clear()
 
 
 def _size(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -202,12 +251,27 @@ class SavedTensors:
     def __init__(
         self, globs: tuple[str, ...], summarizer: Summarizer, box: BlackBox | None, sites: Sites, lock: threading.RLock
     ) -> None:
+        """Start with no value copied.
+
+        Args:
+            globs: `--save-tensors`.
+            summarizer: makes the copies.
+            box: the black box; None without one.
+            sites: by number, and which match the globs.
+            lock: the recorder's.
+        """
         self.are_wanted = bool(globs) or box is not None
         self._summarizer, self._box, self._sites, self._lock = summarizer, box, sites, lock
         self.of_step: list[SavedTensor] = []
 
     def save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        """Copy a value whose site matches `--save-tensors`, or which the black box takes."""
+        """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing.
+
+        Args:
+            site: number of its site.
+            slot: the summarizer's.
+            value: just recorded.
+        """
         box, always = self._box, site in self._sites.whole
         if not always and box is None:
             return
@@ -215,25 +279,31 @@ class SavedTensors:
         if always:
             if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
                 self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value)))
-        elif box is not None and box.takes(self._sites.of[site], value):
+        elif box is not None and box.reserve(self._sites.of[site], value):
             try:
                 self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value), always=False))
             except Exception as error:  # there is no memory for it, or no way to copy it
-                box.failed(error)
+                box.give_up(error)
 
-    def compared(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Pass a comparison's result to the black box: last step that agrees, or `(step,)` of the divergence."""
+    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Tell the black box what the comparison with a reference has found.
+
+        Args:
+            agreed: the last step up to which the runs agree.
+            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
+                not.
+        """
         box = self._box
         if box is None or not box.open:
             return
         with self._lock:
             if diverged is None:
-                box.agreed(agreed)
+                box.drop_agreed(agreed)
             else:
-                box.diverged(*diverged)
+                box.write_divergence(*diverged)
 
     def begin_step(self) -> None:
-        """Start a new list as the step ends."""
+        """Start a new list of copies as a step ends; the old list is the ended step's."""
         self.of_step = []
         if self._box is not None:
             self._box.begin_step()

@@ -36,10 +36,12 @@ _SUMMARISED = (torch.Tensor, Placed)
 
 
 def _not_small(_site: int, _value: object) -> int:
+    """Stand for `record_small` where values cannot be recorded in one call: -1, nothing done."""
     return -1
 
 
 def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
+    """Stand for `_record_small_all` where values cannot be recorded in one call: False, nothing done."""
     return False
 
 
@@ -94,7 +96,7 @@ class Recorder:
             self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
-        """Record nothing but some sites; all where None."""
+        """Record at no sites but these from now on; at all where None."""
         self.step_rows.only = sites
         if sites is not None and self.intake is not None:
             self.intake.into()
@@ -102,7 +104,7 @@ class Recorder:
 
     @property
     def steps_written(self) -> int:
-        """Steps that have been written so far."""
+        """How many steps have been written so far; ended steps may still wait."""
         return self._backlog.written
 
     @property
@@ -111,7 +113,13 @@ class Recorder:
         return len(self.step_rows.sites)
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
-        """Record a tensor or plain value at a site; `given` are an operator's inputs."""
+        """Record a tensor or plain value at a site of this step; a tensor is summarised at once.
+
+        Args:
+            site: its number.
+            value: what is recorded.
+            given: an operator's inputs; None for any other value.
+        """
         if given is None and self.record_small(site, value) >= 0:
             return
         with self._lock:
@@ -120,14 +128,14 @@ class Recorder:
             self._slot_of(site, value)
 
     def emit_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
-        """Record one tensor at several sites, all in one step."""
+        """Record one tensor at several sites with one summary; `sites` must not be empty."""
         with self._lock:
             slot = self._slot_of(sites[0], value)
             for site in sites[1:]:
                 self.step_rows.note(site, slot)
 
     def _slot_of(self, site: int, value: Any) -> int:
-        """Summarise and note a value; returns its slot."""
+        """Summarise a value, append its row, and copy it if it is to be stored whole; returns its slot. Lock held."""
         if not issubclass(type(value), _SUMMARISED):
             slot = self.summarizer.add_value(plain(value, secret=site in self._sites.secret))
             self.step_rows.note(site, slot)
@@ -138,7 +146,7 @@ class Recorder:
         return slot
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
-        """Record values at their sites in order; tensors alone are summarised together."""
+        """Record each value at its site, in order; where all are tensors they are summarised together."""
         with self._lock:
             if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
                 for site, value in zip(sites, values, strict=True):
@@ -149,14 +157,26 @@ class Recorder:
                 self._record_rest(sites, values, done or None)
 
     def _record_rest(self, sites: Sequence[int], values: Sequence[Any], known: list[int] | None) -> None:
-        """Record tensors by the slow path; `known` has the slots already done, -1 for the others."""
+        """Record tensors that the compiled path has not finished. Lock held.
+
+        Args:
+            sites: one for each value.
+            values: tensors.
+            known: a slot for each value that was summarised, -1 for the others; None where none was.
+        """
         slots = self.summarizer.add_all(values, known)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
         self.step_rows.note_all(sites, slots)
 
     def record_compiled(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
-        """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot."""
+        """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot.
+
+        Args:
+            collect: is called with the intake, `sites` and `known`.
+            sites: one for each tensor.
+            known: further arguments of `collect`.
+        """
         with self._lock:
             done = self.intake is not None and collect(self.intake, sites, *known)
             if done and done is not True:
@@ -164,15 +184,15 @@ class Recorder:
             return bool(done)
 
     def gap(self, site: int, reason: str) -> None:
-        """Record a site as not observed, with the reason."""
+        """Record a site as not observed, for a reason."""
         with self._lock:
             self.step_rows.note(site, self.summarizer.add_missing(reason))
 
     def restart(self, *, keep: bool) -> None:
-        """Drop all steps so far, and count from 0.
+        """Drop all steps that have ended, written or not, and count from 0 again.
 
         Args:
-            keep: whether the current step stays, as the first.
+            keep: whether the current step's records stay, as step 0.
         """
         with self._lock:
             wanted = self._policy.wants(0) and (self.wanted or not keep)
@@ -191,9 +211,9 @@ class Recorder:
                 self._lose(error)
 
     def tick(self) -> None:
-        """End the step and begin the next; writes the steps before it, and this one unless a device still computes.
+        """End the step and begin the next; write the ended steps whose summaries are there.
 
-        What a device still computes is not waited for: that step is written when the next one has ended.
+        The last step is not waited for if a device still computes it: it is written when the next one has ended.
         """
         with self._lock:
             was_wanted = self.wanted
@@ -208,9 +228,11 @@ class Recorder:
                 self.resumed = self.wanted and not was_wanted
 
     def flush(self, *, current: bool) -> None:
-        """Write all ended steps, and with `current` the rows of the current one as a step.
+        """Write all ended steps, and wait for devices.
 
-        At the end of a run this is what came after the last optimizer step: a batch nobody used, an evaluation.
+        Args:
+            current: whether the rows of the current step, if any, become a step, too: at the end of a run, what came
+                after the last optimizer step, such as a batch that nobody used.
         """
         with self._lock:
             if current:
@@ -218,7 +240,7 @@ class Recorder:
             self._backlog.write(keep=0)
 
     def _end(self) -> None:
-        """Move the current rows to the backlog; nothing without rows."""
+        """Move the current rows to the backlog as an ended step; nothing without rows. Lock held."""
         if not self.step_rows.sites:
             return
         try:
@@ -230,15 +252,15 @@ class Recorder:
             self._empty()
 
     def _empty(self) -> None:
-        """Clear the rows and saved tensors."""
+        """Clear the current rows and copies. Lock held."""
         self.step_rows.clear()
         self.saved.begin_step()
 
     def _lose(self, error: StoreError) -> None:
-        """Stop after the store was lost, and tell the session."""
+        """Stop recording, and tell the session that the store was lost."""
         self.stop()
         self._store_lost(error)
 
     def stop(self) -> None:
-        """Record nothing more: in a forked child, or as the session ends."""
+        """Record nothing more from now on; what waits is not written either."""
         self.alive = self.wanted = self._backlog.open = False

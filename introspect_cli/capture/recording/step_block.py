@@ -79,6 +79,7 @@ class StepBlock:
     rows: EndedRows
 
     def __init__(self, message: Message) -> None:
+        """Wrap an empty message of the store; `begin` gives it a step."""
         self.message = message
         self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
         message.put("sequence", np.arange(message.rows, dtype=np.uint32))
@@ -91,7 +92,7 @@ class StepBlock:
         self._given: Mapping[int, Given] | None = None
 
     def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
-        """Give the summarizer the columns to fill with a step's summaries."""
+        """Take an ended step, and have the summarizer fill the columns, at once or when devices are done."""
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
         beside = [saved.slot for saved in ended.saved]
@@ -101,18 +102,21 @@ class StepBlock:
         self.rows = summarizer.end_step(*wanted)
 
     def save_whole(self, store: StoreWriter) -> frozenset[int]:
-        """Store the tensors of `--save-tensors`; returns their checksums."""
+        """Store the tensors of `--save-tensors`, and return their checksums."""
         whole = self._saved(always=True)
         for checksum, value in whole.items():
             save_tensor(store, checksum, value)
         return frozenset(whole)
 
     def boxed(self) -> dict[int, torch.Tensor]:
-        """Tensors for the black box by checksum."""
+        """Copies for the black box by checksum."""
         return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
 
     def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
-        """Saved tensors by checksum, those with this `always`; sparse and nested ones have no bytes to be stored by."""
+        """Copies by checksum: those for `--save-tensors` if `always`, else the black box's.
+
+        Only strided ones have bytes.
+        """
         if self._beside is None:
             return {}
         checksums = self._beside.arrays["checksum"].tolist()
@@ -124,7 +128,10 @@ class StepBlock:
         }
 
     def complete(self) -> Message:
-        """Fill in sites, layouts, texts and inputs where they differ from the last step's; returns the message."""
+        """Put sites, layouts, texts and operators' inputs in the message where they differ from the last step's.
+
+        Returns it.
+        """
         message, columns, ended = self.message, self.columns, self.ended
         if ended.sites != self._sites:
             self._sites = []
@@ -149,7 +156,7 @@ class StepBlock:
 
 
 def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
-    """Store a host tensor of any dtype whole, named by its checksum."""
+    """Store all elements of a CPU tensor of any dtype in a file named by the checksum."""
     dtype = str(value.dtype).removeprefix("torch.")
     data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
     store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

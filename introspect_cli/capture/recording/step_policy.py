@@ -56,7 +56,7 @@ class Records(NamedTuple):
     numel: Callable[[int], int]
 
     def losses(self) -> list[float]:
-        """Mean of each loss; inf for one with a non-finite element, without those that are NaN."""
+        """Mean of each loss; inf where an element is NaN or infinite. A mean that is NaN otherwise is left out."""
         means = self.columns.get("mean")
         if means is None:
             return []
@@ -65,7 +65,10 @@ class Records(NamedTuple):
         return [loss for loss in losses.tolist() if not math.isnan(loss)]
 
     def grad_norm(self) -> float | None:
-        """L2 norm of all parameter gradients together, inf if any is not finite; None without mean and variance."""
+        """L2 norm of all parameter gradients together, inf if any element is not finite.
+
+        None where statistics are missing.
+        """
         rows = np.flatnonzero(self.kinds == Kind.GRAD.value)
         if not len(rows) or "mean" not in self.columns or "var" not in self.columns:
             return None
@@ -84,8 +87,12 @@ class Records(NamedTuple):
         rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
         return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
 
-    def values(self, before: deque[float]) -> dict[str, float]:
-        """Values for conditions by name, those that are known; appends the step's loss to `before`."""
+    def take_values(self, before: deque[float]) -> dict[str, float]:
+        """Values that a condition may name, as far as they are known; appends the step's loss to `before`.
+
+        Args:
+            before: losses of earlier steps, the last 100; `median` and `mean` are given from five finite ones on.
+        """
         values = {
             name: float(sum(np.maximum(self.columns[column], 0).sum() for column in columns))
             for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs")))
@@ -103,7 +110,7 @@ class Records(NamedTuple):
         return values if norm is None else values | {"grad_norm": norm}
 
     def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Number of NaNs and infinities in each of the rows."""
+        """Number of NaNs and infinities of each row."""
         counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
         return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
 
@@ -128,7 +135,16 @@ class StepPolicy:
         *,
         number: int = 0,
     ) -> None:
-        """Start without steps; `note` is called with what cannot be done, `number` is this rank's."""
+        """Start without steps.
+
+        Args:
+            options: of the capture.
+            rank: drops steps.
+            store: drops tensors.
+            note: is given a sentence where steps cannot be dropped.
+            box: holds whole tensors of the last steps; None without one.
+            number: this rank's.
+        """
         self.box = box
         self.copies: Callable[[], list[int]] = list
         self.nan_at: int | None = None
@@ -147,42 +163,53 @@ class StepPolicy:
 
     @property
     def left_out(self) -> bool:
-        """Whether this rank records nothing: not among `--ranks`, or a lower rank holds the same parts."""
+        """Whether this rank records nothing: it is not among `--ranks`, or a lower rank holds the same."""
         copies = self.copies() if self._one_per_replica else []
         return not self._is_among or (bool(copies) and self._number != min(copies))
 
     @property
-    def drops(self) -> bool:
-        """Whether steps may be dropped from the store, by a rule such as `last(50)`."""
+    def may_drop(self) -> bool:
+        """Whether steps that were written may be dropped later, by a rule such as `last(50)`."""
         return self._rule.forgets
 
     @property
-    def looks(self) -> bool:
-        """Whether anything needs a step's values when it ends: a condition, `--until-nan`, the black box."""
+    def wants_values(self) -> bool:
+        """Whether a step's values are needed when it ends: by a condition, `--until-nan`, or an open black box."""
         return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
 
     def wants(self, step: int) -> bool:
-        """Whether a step is to be recorded, as far as known before it."""
+        """Whether a step is to be recorded, asked before it begins; True where only its values can tell."""
         return self._rule.expiry(step, None) > step and not self.left_out
 
     def keep(self, step: int, records: Records | None) -> int:
-        """Step from which an ended one may be dropped; `NEVER` if not to be written, `ALWAYS` at the first NaN."""
+        """Step from which on an ended step may be dropped; `NEVER` if it is not to be written, `ALWAYS` if it stays.
+
+        Sets `nan_at` at the first step with a NaN, under `--until-nan`; that step always stays.
+
+        Args:
+            step: its number.
+            records: its values; None where `wants_values` is False.
+        """
         values = {"step": float(step)}
         if records is not None and self._rule.names:
-            values |= records.values(self._losses)
+            values |= records.take_values(self._losses)
         expiry = NEVER if self.left_out else self._rule.expiry(step, values)
         if records is not None and self._until_nan and self.nan_at is None and records.has_nan():
             self.nan_at, expiry = step, ALWAYS
         return expiry if expiry > step else NEVER
 
     def unmatched(self, *, launched: bool) -> list[str]:
-        """Note for `--ranks one-per-replica` where no wrapper tells copies; else empty."""
+        """A sentence where `--ranks one-per-replica` had no effect, since no wrapper tells copies; else [].
+
+        Args:
+            launched: whether a launcher started this process among others.
+        """
         if not (self._one_per_replica and launched) or self.copies():
             return []
         return ["--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies, so all are recorded"]
 
     def restart(self) -> None:
-        """Forget all steps so far."""
+        """Forget all steps so far, as steps start from 0 again."""
         self._losses.clear()
         self._tensors.clear()
         self._expiry.clear()
@@ -192,8 +219,14 @@ class StepPolicy:
 
     # --- the store
 
-    def written(self, step: int, expiry: int, tensors: frozenset[int]) -> None:
-        """Note a written step with its whole tensors; drop the expired ones once they are 16 and half of all."""
+    def note_written(self, step: int, expiry: int, tensors: frozenset[int]) -> None:
+        """Note a step that was written; drop expired steps once they are at least 16, and as many as those that stay.
+
+        Args:
+            step: its number.
+            expiry: step from which on it may be dropped.
+            tensors: checksums of its whole tensors.
+        """
         self._tensors[step] = tensors
         if expiry < ALWAYS:
             self._expiry[step] = expiry
@@ -202,11 +235,11 @@ class StepPolicy:
             self._drop(expired)
 
     def finish(self, last: int) -> None:
-        """Drop expired steps at the end of the run."""
+        """Drop all expired steps, at the end of a run whose last step was `last`."""
         self._drop(self._expired(last))
 
     def _expired(self, step: int) -> list[int]:
-        """Steps whose expiry is at most `step`."""
+        """Steps in the store that may be dropped when `step` was the last."""
         return [one for one, expiry in self._expiry.items() if expiry <= step]
 
     def _tensors_of(self, steps: set[int]) -> set[int]:
@@ -215,7 +248,10 @@ class StepPolicy:
         return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
 
     def _drop(self, steps: list[int]) -> None:
-        """Drop steps, never the last one, and tensors that no step that stays has."""
+        """Drop steps from the store, never the newest one, and tensors that no other step has.
+
+        A failure ends all dropping.
+        """
         gone = set(steps) - {next(reversed(self._tensors), None)}
         if not gone or self._gave_up:
             return

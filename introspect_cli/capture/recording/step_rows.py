@@ -67,8 +67,13 @@ class Sites:
                 self.secret.add(number)
             return number
 
-    def changed(self, number: int, **changes: Any) -> int:
-        """Number of a copy of a site with some fields changed."""
+    def changed_site(self, number: int, **changes: Any) -> int:
+        """Number of the site that differs from that of a number in some fields; registered if it is new.
+
+        Args:
+            number: of the site.
+            changes: fields of `Site` by name, with their new values.
+        """
         return self.number(replace(self.of[number], **changes), self._infos[number])
 
 
@@ -92,7 +97,12 @@ class StepRows:
     """
 
     def __init__(self, numbering: Sites, lock: threading.RLock) -> None:
-        """Start with none; `numbering` numbers sites, under the recorder's lock."""
+        """Start without rows.
+
+        Args:
+            numbering: gives numbers to sites.
+            lock: the recorder's.
+        """
         self.sites, self.slots = new_numbers(), new_numbers()
         self.times: Any = KERNELS.times()
         self.given: dict[int, Given] = {}
@@ -101,13 +111,18 @@ class StepRows:
         self._lock = lock
 
     def clear(self) -> None:
-        """Empty the rows; `given` becomes a new dict, since the old one was handed on."""
+        """Empty the rows; `given` becomes a new dict, since the ended step has the old one."""
         for held in (self.sites, self.slots, self.times):
             held.clear()  # the intake holds them too
         self.given = {}
 
     def note(self, site: int, slot: int) -> None:
-        """Append a row; a site that comes again in a step gets the path suffix `@1`, `@2`. Lock held."""
+        """Append a row; the caller holds the lock.
+
+        A site's second row in a step gets the path suffix `@1`, its third `@2`.
+
+        Nothing for a site that `only` leaves out.
+        """
         if self.only is not None and self._numbering.of[site] not in self.only:
             return
         times = self.times.of(site)
@@ -115,13 +130,13 @@ class StepRows:
         if times:
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
-            site = self._numbering.changed(site, path=f"{self._numbering.of[site].path}@{times}")
+            site = self._numbering.changed_site(site, path=f"{self._numbering.of[site].path}@{times}")
             self.times.add(site, 1)
         self.sites.append(site)
         self.slots.append(slot)
 
     def note_all(self, sites: Sequence[int], slots: list[int]) -> None:
-        """Append many rows, at once if no site comes again. Lock held."""
+        """Append rows as `note` does, all at once where no site comes again; the caller holds the lock."""
         if self.only is None and self.times.once(list(sites)):
             self.sites.extend(sites)
             self.slots.extend(slots)
@@ -130,7 +145,7 @@ class StepRows:
                 self.note(site, slot)
 
     def take_back(self, start: int) -> list[Row]:
-        """Remove all rows from index `start` on, and return them; their sites are free again."""
+        """Remove and return all rows from index `start` on; their sites count as not recorded in this step."""
         with self._lock:
             numbers = zip(self.sites[start:], self.slots[start:], strict=True)
             taken = [Row(*pair, self.given.pop(at, None)) for at, pair in enumerate(numbers, start)]
@@ -140,14 +155,21 @@ class StepRows:
             return taken
 
     def put(self, rows: Iterable[Row]) -> None:
-        """Append rows that were taken back, as they were or at other sites."""
+        """Append rows that `take_back` returned, possibly changed by `moved_rows`."""
         with self._lock:
             for row in rows:
                 if row.given is not None:
                     self.given[len(self.sites)] = row.given
                 self.note(row.site, row.slot)
 
-    def moved(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None]) -> list[Row]:
-        """Rows at sites of which `change` says what is different; without those of which it says None."""
+    def moved_rows(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None]) -> list[Row]:
+        """Copies of rows at other sites; the rows of the step are not changed.
+
+        Args:
+            rows: to copy.
+            change: gives for a site the fields that differ, {} for none; None leaves the row out.
+        """
         sites, changes = self._numbering, [(row, change(self._numbering.of[row.site])) for row in rows]
-        return [row._replace(site=sites.changed(row.site, **change)) for row, change in changes if change is not None]
+        return [
+            row._replace(site=sites.changed_site(row.site, **change)) for row, change in changes if change is not None
+        ]

@@ -126,7 +126,10 @@ class CompileProbe(GuardedProbe):
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
-            """Prepare for the model to be compiled by `--compile`, then compile it as torch does."""
+            """Prepare for the model to be compiled by `--compile`, then compile it as torch does.
+
+            Without a model it returns the decorator; a compiled function taps the modules it reaches at its first call.
+            """
             if not self._guarded.on:
                 return original(model, **settings)
             if model is None:
@@ -208,7 +211,10 @@ def _modules_below(model: nn.Module) -> list[nn.Module]:
 
 
 def _modules_reached(function: Any) -> list[nn.Module]:
-    """Modules that a function reaches by its closure and the globals it names; those below the model of a method."""
+    """Modules that a function reaches by `self`, its closure and the globals that it names, with all inside them.
+
+    For a model's method only those inside the model.
+    """
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
         return _modules_below(owner)

@@ -122,10 +122,10 @@ class TapProbe(GuardedProbe):
             return  # the module itself is running, with its hooks: its inputs and outputs are recorded as they are
         kind = Kind(tapped.kind)
         step = self._recorder.step
-        counted = 0 if state is None else state.counted(step, phase)
+        counted = 0 if state is None else state.calls_so_far(step, phase)
         call = self._calls[fqn, phase].number_of(tapped.kind, tapped.path, counted)
         if state is not None:
-            state.seen(step, phase, call)
+            state.include_call(step, phase, call)
         is_again = phase is Phase.RECOMPUTE and outermost  # the gradient is that of the first time
         if phase is not Phase.EVAL and not is_again:
             gradient = self._gradient_site(tapped, fqn, module_class, call) if watched else -1
@@ -156,4 +156,4 @@ class TapProbe(GuardedProbe):
         self._context.clock.begin()
         if private_api.graph_task() == -1:
             for root in self._context.names.roots():
-                self._context.clock.root_called(root)
+                self._context.clock.tell_root(root)

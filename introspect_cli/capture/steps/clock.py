@@ -42,10 +42,7 @@ class _Mark:
 
 
 def _call_all(listeners: list[Callable[[], None]]) -> None:
-    """Call all listeners even if some raise; then raise the first exception.
-
-    One that Ctrl-C stopped is called again.
-    """
+    """Call every listener, then raise the first exception that any raised; one that Ctrl-C stopped is called again."""
     raised: list[BaseException] = []
     for listener in listeners:
         try:
@@ -63,6 +60,7 @@ class Running(threading.local):
     """Stack of optimizers (by `id`) whose step this thread is in, outermost first."""
 
     def __init__(self) -> None:
+        """Start outside every optimizer step, in each thread anew."""
         self.optimizers: list[int] = []
 
 
@@ -76,12 +74,13 @@ class Moments:
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
         on_tick: told when a step has ended.
-        on_restart: told when steps are counted anew, and which one is the first, None where none is.
+        on_restart: told when steps start from 0 again, and which step becomes step 0, None where none does.
         on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
         on_look: told where the script saves what it has, or is over: what models hold then is what came of it all.
     """
 
     def __init__(self) -> None:
+        """Start without listeners."""
         self.on_forward: list[Callable[[nn.Module], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
         self.on_root_left: list[Callable[[nn.Module], None]] = []
@@ -94,7 +93,7 @@ class Moments:
 
     @staticmethod
     def tell(listeners: list[Callable[..., None]], *given: object) -> None:
-        """Call all listeners of a moment."""
+        """Call the listeners of a moment in order with what is given; an exception is raised at once."""
         for listener in listeners:
             listener(*given)
 
@@ -116,6 +115,15 @@ class StepClock(Moments):
     """
 
     def __init__(self, recorder: Recorder, names: Names, parts: FlatParts, guard: Guard, *, wants_eval: bool) -> None:
+        """Start at step 0, in no step.
+
+        Args:
+            recorder: whose steps begin and end.
+            names: of modules.
+            parts: of flat parameters; forgotten when a step ends.
+            guard: catches failures of labels.
+            wants_eval: whether evaluation is recorded.
+        """
         super().__init__()
         self._recorder = recorder
         self._names = names
@@ -134,13 +142,13 @@ class StepClock(Moments):
         self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
         self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
 
-    def root_called(self, module: nn.Module) -> None:
-        """Call the `on_root` listeners before a recorded outermost call."""
+    def tell_root(self, module: nn.Module) -> None:
+        """Call the `on_root` listeners before an outermost call that will be recorded."""
         self._names.any_module = True  # it may have its name from before
         self.tell(self.on_root, module)
 
     def begin(self) -> None:
-        """Call the `on_begin` listeners, at the first event of a step only."""
+        """Begin the step, if it has not begun: call the `on_begin` listeners, unless the step is not recorded."""
         if self._begun != self._recorder.step:
             self._begun, before = self._recorder.step, self._recorder.rows
             if self._recorder.wanted:
@@ -149,18 +157,21 @@ class StepClock(Moments):
 
     @property
     def begun(self) -> bool:
-        """Whether the step has had its first event."""
+        """Whether anything of the current step has happened yet."""
         return self._begun == self._recorder.step
 
     def outermost_forward(self, module: nn.Module) -> Phase:
-        """Phase of an outermost call outside any backward pass; may end a step before it and begin one."""
+        """Phase of an outermost call outside of backward passes, which is about to run.
+
+        In training it may end the step before and begins one; an evaluation has its batches taken out of the step.
+        """
         evaluation = self.evaluation
         trained = self.trained
         is_trained = trained.is_trained(module)
         phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
         if phase is Phase.EVAL:
             if not evaluation.wanted and len(self.passed_over) < MAX_SPANS:
-                self._pass_over(self._recorder.step)
+                self._note_passed_over(self._recorder.step)
             taken, began = evaluation.take_back()
             if began:
                 self._begun = -1
@@ -172,15 +183,15 @@ class StepClock(Moments):
         if not self.has_optimizer:
             self._step_without_optimizer(module)
         else:
-            self.look_for_unseen_step()
+            self.end_unseen_step()
         self.tell(self.on_forward, module)
         self.begin()
         if self._recorder.wanted:
-            self.labels.see()
+            self.labels.read()
         return phase
 
-    def _pass_over(self, step: int) -> None:
-        """Add a step to the spans of steps with unrecorded evaluation."""
+    def _note_passed_over(self, step: int) -> None:
+        """Put a step into `passed_over`, since an evaluation in it is not recorded."""
         spans = self.passed_over
         if spans and spans[-1][1] >= step - 1:
             spans[-1][1] = step
@@ -188,7 +199,11 @@ class StepClock(Moments):
             spans.append([step, step])
 
     def _step_without_optimizer(self, module: nn.Module) -> None:
-        """Without an optimizer, end the step before a call after a pass, if it is a model or none has run."""
+        """Before an outermost call of a script without optimizer, end the step if one has been computed.
+
+        That is, a backward pass has run, or in a script that trains nothing a forward; and the module has parameters,
+        or none that has any was called in the step.
+        """
         is_model = next(parameters_in(module), None) is not None
         ended = self._backwards if self.evaluation.has_training else self._forwards
         if ended and (is_model or not self._model_ran):
@@ -198,10 +213,10 @@ class StepClock(Moments):
         if is_model and torch.is_grad_enabled():
             self._ran_with_gradients.append(weakref.ref(module))
 
-    def forward_left(self, result: object) -> None:
-        """Mark the graph of an outermost call's result, to see later whether it is still alive.
+    def mark_graph(self, result: object) -> None:
+        """Put a mark in the graph of an outermost call's result, by which it is seen later whether the graph is alive.
 
-        Not once an optimizer or a backward pass was seen: from then on it is known that something is trained.
+        Nothing once an optimizer or a backward pass was seen: from then on it is known that something is trained.
         """
         if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
             return
@@ -214,41 +229,48 @@ class StepClock(Moments):
                 kept[_MARK] = mark
             self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
 
-    def batch_asked(self) -> None:
-        """Without an optimizer, end the step as a batch is drawn after its forward or backward pass."""
+    def end_step_before_batch(self) -> None:
+        """Before a batch is drawn in a script without optimizer, end the step if one has been computed.
+
+        That is, a backward pass has run, or in a script that trains nothing a forward.
+        """
         if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
             self.auto_tick()
 
-    def look_for_unseen_step(self) -> None:
-        """End the step if parameters were written to, though no optimizer was seen to step.
+    def end_unseen_step(self) -> None:
+        """End the step if the first parameter of an optimizer was written to, though none was ever seen to step.
 
         A compiled optimizer step runs no hooks; without this, the whole run would be one step.
         """
-        if not self.stepped and self.trained.written():
+        if not self.stepped and self.trained.is_any_written():
             self.unseen_steps = True
             self.auto_tick()
 
-    def backward_begins(self) -> None:
-        """Note a backward pass: something is trained. Without modules and optimizer, each one begins a step."""
+    def note_backward(self) -> None:
+        """Note that a backward pass begins, so something is trained; begins the step.
+
+        Without an optimizer, modules that ran with gradients count as trained; without modules, too, the step before
+        ends.
+        """
         if not self.evaluation.has_training:
             self._leave_out_evaluation(keep=True)
-        self.evaluation.trained()
+        self.evaluation.note_training()
         if not self.has_optimizer:
             for reference in self._ran_with_gradients:
                 module = reference()
                 if module is not None:
-                    self.trained.by_hand(module)
+                    self.trained.add_by_hand(module)
             self._ran_with_gradients.clear()
             if self._backwards and not self._forwards:
                 self.auto_tick()  # no module runs: a step is from one backward pass to the next
             self._backwards += 1
-        self.look_for_unseen_step()
+        self.end_unseen_step()
         self.begin()
         if self._recorder.wanted:
-            self.labels.see()
+            self.labels.read()
 
     def expect_optimizers(self) -> None:
-        """Note that an optimizer exists: from now on optimizer steps end steps."""
+        """Have optimizer steps end steps from now on, since an optimizer exists; nothing at later calls."""
         if not self.has_optimizer:
             self.has_optimizer = True
             if not self.evaluation.has_training:
@@ -256,15 +278,15 @@ class StepClock(Moments):
             self.evaluation.has_training = True
 
     def _leave_out_evaluation(self, *, keep: bool) -> None:
-        """Drop the steps before training, if they were an evaluation: no gradients, or graphs that are gone.
+        """Drop all steps so far, and count from 0 again, if they were an evaluation; else nothing.
 
-        Only then is it known to have been an evaluation, and not what the script is for. Its records were steps. What
-        it computed with gradients is for nothing once the graph is gone: no backward pass can begin there. Where an
-        optimizer is built, several calls were no steps even if their graphs are kept: a method has called the modules
-        of a model one after the other, to initialise it.
+        They were if nothing in them had gradients, or all graphs are gone. Only when training begins is that known to
+        have been no training. What was computed with gradients is for nothing once the graph is gone: no backward pass
+        can begin there. Where an optimizer is built, several calls were no steps even if their graphs are alive: a
+        method has called the modules of a model one after the other, to initialise it.
 
         Args:
-            keep: whether the current step belongs to training.
+            keep: True if the current step belongs to training, and stays as step 0.
         """
         earlier = self._recorder.step > 0 or (not keep and self._forwards > 0)
         kept = self._recorder.step if keep else None
@@ -281,50 +303,50 @@ class StepClock(Moments):
         self.tell(self.on_restart, kept)
         if not keep:
             self._forwards, self._model_ran = 0, False
-            self.evaluation.left_out()
+            self.evaluation.drop_batches()
             self.tell(self.on_tick)
         self.left_out = True
 
-    def built(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a new optimizer."""
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer that was just built; its steps end steps."""
         self.expect_optimizers()
         self.trained.add(optimizer)
 
-    def trains(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer steps; its parameters may have changed."""
+    def note_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer steps: its parameters may have changed, and it may not have been seen being built."""
         if not self.trained.has(optimizer):
-            self.built(optimizer)
-        self.trained.stepped(optimizer, self._names.parameters.changes)
+            self.add_optimizer(optimizer)
+        self.trained.note_step(optimizer, self._names.parameters.changes)
 
-    def lost_optimizers(self) -> None:
-        """Keep forward passes from ending steps once optimizers are no longer watched."""
+    def give_up_on_optimizers(self) -> None:
+        """Have forward passes end no steps, although optimizers are no longer watched."""
         self.has_optimizer = self.evaluation.has_training = True
 
     def finish(self) -> None:
-        """Write the rows after the last step, unless they are only those of a step's start."""
+        """End the run: write the current step's rows as a step, unless they are only those from its beginning."""
         is_more = self._begun != self._recorder.step or self._recorder.rows > self._rows_at_begin
         self._recorder.flush(current=is_more)
 
     def auto_tick(self) -> None:
-        """End the step, unless the script ends its steps itself."""
+        """End the step; nothing once the script ends its steps itself."""
         if not self._manual:
             self.tick()
 
     def manual_tick(self) -> None:
-        """End the step because the script says so; from now on nothing else ends steps."""
+        """End the step because the script says so, unless it has just ended; from now on nothing else ends steps."""
         just_ticked = not self._manual and self.ticks > 0 and self._recorder.rows == 0
         self._manual = True
         if not just_ticked:
             self.tick()
 
     def tick(self) -> None:
-        """End the step: reset the counts, tell the recorder, call the `on_tick` listeners even on an interrupt."""
+        """End the step and begin the next, even where Ctrl-C comes in between; then call all `on_tick` listeners."""
         try:
             self.ticks += 1
             self._forwards = self._backwards = 0
             self._model_ran = False
             self._ran_with_gradients.clear()
-            self.evaluation.ticked()
+            self.evaluation.end_step()
             self._parts.clear()
         finally:  # also where an interrupt comes for the second time: the next step begins
             step = self._recorder.step

@@ -39,6 +39,7 @@ class Trained:
     """Optimizers seen so far, and which modules they train."""
 
     def __init__(self) -> None:
+        """Start with no optimizer."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._stepped_with: ById[tuple[int, list[int], list[bool]]] = ById()
         self._parameters: set[int] | None = None
@@ -48,18 +49,18 @@ class Trained:
         self._threads: ById[int] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add an optimizer."""
+        """Add an optimizer, which is referred to weakly."""
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
         self.forget_answers()
 
     def forget_answers(self) -> None:
-        """Drop cached answers, as an optimizer may hold other parameters."""
+        """Drop the cached answers of `is_trained`, since an optimizer may hold other parameters."""
         self._parameters = None
         self._roots.clear()
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer was added."""
+        """Whether `add` was called with an optimizer."""
         return any(reference() is optimizer for reference in self._optimizers)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -67,39 +68,39 @@ class Trained:
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
     def of_this_thread(self) -> list[torch.optim.Optimizer]:
-        """Those that this thread stepped last.
+        """Live optimizers whose last step was this thread's.
 
         A backward pass of another thread may be writing the gradients of its own, and torch does not guard `.grad`.
         """
         return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
 
-    def by_hand(self, module: nn.Module) -> None:
-        """Count a module as trained without an optimizer."""
+    def add_by_hand(self, module: nn.Module) -> None:
+        """Count a module as trained although no optimizer holds its parameters."""
         self._by_hand.set(module, True)
 
     def is_trained(self, module: nn.Module) -> bool:
-        """Whether a module has a parameter that requires a gradient and an optimizer holds, or is trained by hand.
+        """Whether an optimizer holds a module's parameter that requires a gradient, or it is trained by hand.
 
-        An optimizer may be given all parameters of a model, those of a frozen teacher in it too.
+        Cached. An optimizer may be given all parameters of a model, those of a frozen teacher in it too.
         """
         is_trained = self._roots.get(module) or self._by_hand.get(module)
         if is_trained is None:
             held = [
                 parameter
                 for parameter in parameters_in(module)
-                if id(parameter) in self._held() or (zero.is_loaded() and zero.is_stepped(parameter))
+                if id(parameter) in self._held_ids() or (zero.is_loaded() and zero.is_stepped(parameter))
             ]
             is_trained = any(parameter.requires_grad for parameter in held)
             if is_trained or not held:  # what is frozen may be set free later
                 self._roots.set(module, is_trained)
         return is_trained
 
-    def stepped(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Note the thread that steps an optimizer, and drop cached answers if its parameters have changed.
+    def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
+        """Note which thread steps an optimizer; drop cached answers if its parameters have changed.
 
         Args:
             optimizer: what steps.
-            named: how often modules' parameters were named anew.
+            named: how often names of parameters were given or taken back so far.
         """
         self._threads.set(optimizer, threading.get_ident())
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -115,15 +116,15 @@ class Trained:
         held = {id(parameter) for group in groups for parameter in group["params"]}
         return any(id(parameter) in held for parameter in parameters_in(module))
 
-    def _held(self) -> set[int]:
-        """`id` of all parameters that live optimizers hold."""
+    def _held_ids(self) -> set[int]:
+        """`id` of every parameter that a live optimizer holds; cached."""
         if self._parameters is None:
             groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
             self._parameters = {id(parameter) for group in groups for parameter in group["params"]}
         return self._parameters
 
-    def written(self) -> bool:
-        """Whether any optimizer's first parameter was written to since the last call."""
+    def is_any_written(self) -> bool:
+        """Whether the first parameter of any optimizer was written to, without being another, since the last call."""
         written = False
         for optimizer in self.optimizers():
             if not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
@@ -138,13 +139,13 @@ class Trained:
 _AVERAGE = "torch.optim.swa_utils.AveragedModel"
 
 
-def _trains(module: nn.Module) -> bool:
-    """Whether a module is in training mode; False without the flag."""
+def _is_in_train_mode(module: nn.Module) -> bool:
+    """Whether a module's `training` is True; False for one without it."""
     return bool(getattr(module, "training", False))
 
 
-def _in_function() -> bool:
-    """Whether the forward of an `autograd.Function` is running, within 100 frames.
+def _is_in_function() -> bool:
+    """Whether any of the 100 innermost frames runs the forward of an `autograd.Function`.
 
     Known by the code of its frame: since torch 2.15 `apply` is not written in Python and leaves no frame.
     """
@@ -180,7 +181,7 @@ class Evaluation:
     """Decides the phase of outermost calls, and moves batches of evaluations out of training."""
 
     def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
-        """Start in training, without loaders; `wanted` says whether evaluation is recorded."""
+        """Start with nothing trained and no loader; `wanted` says whether evaluation is recorded."""
         self._recorder = recorder
         self.wanted = wanted
         self.feeding: set[int] = set()
@@ -194,8 +195,14 @@ class Evaluation:
         self.has_training = False
         """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
-    def drew(self, loader: int, *, start: int, began: bool) -> None:
-        """Note a drawn batch: its loader, the step's rows before it, and whether the step began with it."""
+    def note_batch(self, loader: int, *, start: int, began: bool) -> None:
+        """Note a batch that was drawn.
+
+        Args:
+            loader: number of its loader, -1 for an unknown one.
+            start: how many rows the step had before it.
+            began: whether the step began with it.
+        """
         self._feeder = loader
         if not torch.is_grad_enabled():
             self._under_way = self.has_training
@@ -206,8 +213,8 @@ class Evaluation:
         self._draws = [draw for draw in self._draws if draw.rows is None]
         self._draws.append(Draw(loader, start, began))
 
-    def trained(self) -> None:
-        """Note a backward pass or optimizer step: loaders drawn from since the last one feed training."""
+    def note_training(self) -> None:
+        """Note a backward pass or an optimizer step: all loaders drawn from since the last one feed training."""
         self.has_training = True
         self.feeding |= self._fed
         self.feeding |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
@@ -215,26 +222,26 @@ class Evaluation:
         self._under_way = self._loss_is_due = False
         self._doubted = -1
 
-    def left_out(self) -> None:
-        """Drop all drawn batches: what ran so far was an evaluation."""
+    def drop_batches(self) -> None:
+        """Forget all batches drawn so far, since what ran was an evaluation; their rows are not touched."""
         self._fed.clear()
         self._draws.clear()
         self._under_way = self._loss_is_due = False
 
-    def ticked(self) -> None:
-        """Keep the batches drawn in the step that has ended."""
+    def end_step(self) -> None:
+        """Forget the batches drawn in the step that has ended, which stay its own."""
         self._draws.clear()
         self._loss_is_due = False
 
     def phase(
         self, module: nn.Module, *, is_trained: bool, is_new: Callable[[nn.Module], bool], first_step: bool
     ) -> Phase:
-        """The phase of an outermost call outside of any backward pass.
+        """Whether an outermost call outside of backward passes is FORWARD or EVAL; remembers it for the next call.
 
         Args:
             module: what is called.
             is_trained: whether an optimizer holds any of its parameters.
-            is_new: whether one does that has not stepped yet.
+            is_new: tells of a module whether an optimizer that has not stepped yet holds any of its parameters.
             first_step: whether no step has ended yet.
         """
         is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
@@ -242,27 +249,30 @@ class Evaluation:
             return Phase.FORWARD
         elsewhere = bool(self.feeding) and self._feeder >= 0 and self._feeder not in self.feeding
         if torch.is_grad_enabled():
-            evaluates = elsewhere and ((not _trains(module) and not is_new(module)) if is_trained else self._under_way)
+            evaluates = elsewhere and (
+                (not _is_in_train_mode(module) and not is_new(module)) if is_trained else self._under_way
+            )
             self._doubted = self._feeder if evaluates else -1
         elif is_trained:  # a target of the loss, where the script has begun to compute one
-            evaluates = not (self._loss_is_due and _trains(module))
-            evaluates &= elsewhere or not (_in_function() and all(map(_trains, modules_in(module))))
+            evaluates = not (self._loss_is_due and _is_in_train_mode(module))
+            evaluates &= elsewhere or not (_is_in_function() and all(map(_is_in_train_mode, modules_in(module))))
         else:
             # an acting model is in training mode and has parameters, unlike a loss module
             under_way = self._under_way and not (
-                self._acts and _trains(module) and next(parameters_in(module), None) is not None
+                self._acts and _is_in_train_mode(module) and next(parameters_in(module), None) is not None
             )
-            evaluates = under_way or (elsewhere and not _trains(module) and not self.feeding & self._fed)
+            evaluates = under_way or (elsewhere and not _is_in_train_mode(module) and not self.feeding & self._fed)
             evaluates |= is_copy
         self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
-        self._acts = evaluates and not elsewhere and is_trained and _trains(module)
+        self._acts = evaluates and not elsewhere and is_trained and _is_in_train_mode(module)
         self._under_way = evaluates
         return Phase.EVAL if evaluates else Phase.FORWARD
 
     def _is_late_copy(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> bool:
-        """Whether a module is an averaged copy: of a trained class, in eval mode, not called in the first step.
+        """Whether a module is an averaged copy: of a trained class, in eval mode, and not called in the first step.
 
-        A teacher of the same class runs in the first step already. `AveragedModel` always is one.
+        A teacher of the same class runs in the first step already. `AveragedModel` always is one. Remembers trained
+        classes and what ran in the first step.
         """
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         if is_trained:
@@ -272,13 +282,13 @@ class Evaluation:
             return True
         if first_step and kind in self._trained_classes:
             self._early.set(module, kind)
-        return kind in self._trained_classes and not _trains(module) and self._early.get(module) is None
+        return kind in self._trained_classes and not _is_in_train_mode(module) and self._early.get(module) is None
 
     def take_back(self) -> tuple[list[Row], bool]:
-        """Remove the batches of the last loader from the step, before an evaluating call.
+        """Take the last loader's batches of this step out of the step, before a call that evaluates.
 
         Returns:
-            the rows; and whether the step had begun with them.
+            their rows; and whether the step had begun with one of them.
         """
         began = False
         taken: list[Row] = []
@@ -293,7 +303,13 @@ class Evaluation:
         return taken, began
 
     def give_back(self) -> bool:
-        """Put removed batches back before a training call; returns whether the step began with one."""
+        """Put batches that `take_back` took out back into the step, before a call that trains.
+
+        Not where another batch has been drawn since. All batches so far are the step's from then on.
+
+        Returns:
+            whether the step began with one of them.
+        """
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
             for draw in self._draws:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Facts = dict[str, "Label"]
 
 
-def running(modules: tuple[str, ...], function: str) -> Any:
-    """`self` of the innermost running call of a method in this thread; None without one.
+def running_self(modules: tuple[str, ...], function: str) -> Any:
+    """`self` of the innermost call under way of a method in this thread; None where it is not running.
 
     Args:
-        modules: the modules that define it, by name; that of another distribution of the same code too.
+        modules: names of modules, any of which may define it (one code is in several distributions).
         function: the method's name.
     """
     if not any(name in sys.modules for name in modules):
@@ -44,7 +44,7 @@ def running(modules: tuple[str, ...], function: str) -> Any:
 
 
 def lightning(owner: Any) -> Facts:
-    """Labels from a Lightning Trainer, as they read in `training_step`."""
+    """Labels from a Lightning Trainer: its stage and, in training, global step, epoch and batch."""
     stage = getattr(getattr(owner, "state", None), "stage", None)
     name = str(getattr(stage, "value", stage))
     labels: Facts = {"framework": "lightning", "stage": name}
@@ -55,7 +55,7 @@ def lightning(owner: Any) -> Facts:
 
 
 def transformers(owner: Any) -> Facts:
-    """Labels from a transformers Trainer's state, as it reads in `compute_loss`."""
+    """Labels from a transformers Trainer: global step, epoch, and batches as a number or as (first, last)."""
     state, arguments = owner.state, owner.args
     labels: Facts = {"framework": "transformers", "global_step": int(state.global_step)}
     accumulation = int(arguments.gradient_accumulation_steps)
@@ -83,7 +83,10 @@ def _length(loader: Any) -> int:
 
 
 def accelerate(state: Mapping[str, Any]) -> Facts:
-    """Labels from accelerate's shared `GradientState`: epoch of the loader in use, accumulation."""
+    """Labels from accelerate's shared `GradientState`: epoch of the loader in use, and steps that are accumulated.
+
+    {} where it has neither.
+    """
     labels: Facts = {}
     references = state.get("_dataloader_references_ref") or state.get("dataloader_references") or [None]
     loader = references[-1]() if isinstance(references[-1], weakref.ref) else references[-1]
@@ -106,12 +109,12 @@ _ACCELERATE = "accelerate.state"
 _HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules))
 
 
-def ask() -> Facts:
-    """Labels of the running step; empty where no known framework trains."""
+def current_labels() -> Facts:
+    """Labels that the running framework has for the step now; {} where no known framework trains."""
     if sys.modules.keys().isdisjoint(_HOMES):
         return {}
     for modules, function, read in TRAINERS:
-        trainer = running(modules, function)
+        trainer = running_self(modules, function)
         if trainer is not None:
             return read(trainer)
     module = sys.modules.get(_ACCELERATE)
@@ -123,23 +126,27 @@ class StepLabels:
     """Labels of the step that runs."""
 
     def __init__(self, guard: Guard) -> None:
+        """Start without labels; `guard` catches failures of reading them."""
         self._guarded = guard.around("labels", "the framework's own step numbers are")
         self._guarded.on = True
         self._first: Facts = {}
         self._last: Facts = {}
 
-    def see(self) -> None:
-        """Read the labels before a forward or backward pass of training."""
+    def read(self) -> None:
+        """Ask the framework for the labels now, before a forward or backward pass of training."""
         if not self._guarded.on:
             return
         with self._guarded:
-            labels = ask()
+            labels = current_labels()
             if labels:
                 self._first = self._first or labels
                 self._last = labels
 
     def take(self) -> Facts:
-        """Labels of the ended step, `batch` as (first, last) over its passes; resets them."""
+        """Labels of the ended step, those read first; forgets them.
+
+        `batch` is (first, last) where several passes of one epoch had different batches.
+        """
         first, last = self._first, self._last
         self._first = self._last = {}
         labels = dict(first)

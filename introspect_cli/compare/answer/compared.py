@@ -22,7 +22,13 @@ from introspect_cli.compare.terms.evidence import Known
 from introspect_cli.compare.terms.reach import furthest_of, perturbed_notes
 from introspect_cli.compare.terms.result import Counts
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import blindness_notes, chooses_modules, failed, observed_kinds, option_notes
+from introspect_cli.compare.terms.watched import (
+    blindness_notes,
+    chooses_modules,
+    has_failed,
+    observed_kinds,
+    option_notes,
+)
 from introspect_cli.compare.terms.words import listed, some, what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Joined, Kind, Phase
@@ -184,7 +190,7 @@ class Compared:
             return False
         wanted = {kind.value for kind in RESULTS}
         for _, run in self.runs:
-            if failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
+            if has_failed(run.manifest) or chooses_modules(run.manifest) or not wanted <= observed_kinds(run.manifest):
                 return False
         if any(outcome.results_known is Known.DIFFERS or outcome.unopened for outcome in outcomes):
             return False

@@ -9,7 +9,7 @@ from introspect_cli.compare import say
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Origin, Role, Verdict
-from introspect_cli.compare.terms.watched import lists, ordered
+from introspect_cli.compare.terms.watched import is_list, is_ordered
 from introspect_cli.compare.terms.words import amount, named, some, thing, what
 from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, sketch_distance
 from introspect_cli.records import Kind
@@ -57,7 +57,7 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
         outcome: of the rank to read.
     """
     a, b = (run.rank(outcome.rank) for run in runs)
-    listed = any(lists(run.manifest) for run in runs)
+    listed = any(is_list(run.manifest) for run in runs)
     if answer.first is None and outcome.match.renamed and not listed:
         return None  # what has other names was matched, and compared
     if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
@@ -65,7 +65,7 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
     step = int(outcome.paired.steps[0])
     if step not in a or step not in b:
         return None
-    in_order = ordered(runs[0].manifest), ordered(runs[1].manifest)
+    in_order = is_ordered(runs[0].manifest), is_ordered(runs[1].manifest)
     flow = flow_of((a, b), step, options.rtol or CLOSE, in_order)
     return flow if flow.related else None
 

@@ -17,7 +17,7 @@ from introspect_cli.compare.terms.distance import Layouts, nan_throughout
 from introspect_cli.compare.terms.reach import within_words
 from introspect_cli.compare.terms.result import Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import failed, ran_unseen, stopped_within
+from introspect_cli.compare.terms.watched import has_failed, ran_unseen, stopped_within
 from introspect_cli.compare.terms.words import some, what, what_diverges
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count, rank_list
@@ -79,7 +79,7 @@ def undiverged_verdict(compared: Compared, subject: str, *, results: bool = Fals
         return Verdict.UNDECIDED, told("could-not-tell", why=why)
     verdict, text = _agreed_verdict(compared, subject, results=results)
     unseen = "" if _has_results(compared) else _unseen_names(compared, Phase.FORWARD)
-    broken = [name for name, run in compared.runs if failed(run.manifest)]
+    broken = [name for name, run in compared.runs if has_failed(run.manifest)]
     if verdict is Verdict.SAME and (unseen or broken):
         why = told("but-ran-unseen", names=unseen) if unseen else told("but-failed", runs=", ".join(broken))
         return Verdict.UNDECIDED, told("could-not-tell", why=why)

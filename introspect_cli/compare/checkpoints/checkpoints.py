@@ -98,13 +98,21 @@ class Differences:
 
     @property
     def every(self) -> list[Divergence]:
-        """All tensors that differ in value, shape or type, or that one side lacks."""
+        """Tensors that differ: in shape; then in a alone, in b alone.
+
+        Then in value or type, the model's farthest first.
+        """
         casts = [tensor for tensors in self.casts.values() for tensor in tensors]
-        return [*self.shapes, *self.only[0], *self.only[1], *sorted([*self.differ, *casts], key=_farthest_first)]
+        return [*self.shapes, *self.only[0], *self.only[1], *sorted([*self.differ, *casts], key=_model_then_farthest)]
 
     @property
     def verdict(self) -> Verdict:
-        """SAME where nothing differs and all forms are proven, UNDECIDED where that was not seen of all."""
+        """DIVERGED if anything differs or a form is disproven.
+
+        UNDECIDED if something is unread, unproven or nothing in common.
+
+        SAME otherwise.
+        """
         proofs = {form.proven for form in self.forms}
         if not self.counts.total():
             return Verdict.UNDECIDED
@@ -113,12 +121,19 @@ class Differences:
         return Verdict.UNDECIDED if self.unread or None in proofs else Verdict.SAME
 
     def of_kinds(self, kinds: Iterable[Kind]) -> int:
-        """Number of tensors of these kinds that both have."""
+        """How many tensors of these kinds both checkpoints have."""
         return sum(self.counts[kind] for kind in kinds)
 
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
-    """The answer for two checkpoints, or for a checkpoint and a moment of a run."""
+    """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
+
+    Args:
+        answer: of the comparison as runs.
+        runs: the checkpoints a and b.
+        asked: the options as the user gave them.
+        outcome: of their only rank.
+    """
     differences = _differences(runs, asked, outcome)
     verdict, every = differences.verdict, differences.every
     settings = tuple(sorted(answer.settings, key=lambda one: (not _PROGRESS.search(one.name), "sched" in one.name)))
@@ -157,7 +172,12 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
 
 
 def _prefixed(pattern: str, new: str) -> str:
-    """A clause on the prefix of names that differs between a and b."""
+    """Clause that names in a and b differ by a prefix.
+
+    Args:
+        pattern: regular expression of `checkpoint_options` for the prefix in a.
+        new: the prefix in b; "" for none.
+    """
     old = "" if pattern == OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
     if old and new:
         return f"{old} before names in a is {new} in b"
@@ -165,9 +185,18 @@ def _prefixed(pattern: str, new: str) -> str:
 
 
 def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
-    """The listed divergences of kinds that both hold, sorted into `Differences`."""
+    """How two checkpoints differ, in kinds that both have; tensors in other forms are matched, which reads them.
+
+    Where one is a moment of a run, what one side alone has may not have been recorded: it goes to `unrecorded`, but for
+    parameters of the run.
+
+    Args:
+        runs: the checkpoints a and b.
+        asked: the options as the user gave them.
+        outcome: of comparing them by name.
+    """
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
-    one, two = (_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
+    one, two = (_count_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
     common = one.keys() & two.keys()
     every = [tensor for tensor in outcome.listed if tensor.site.kind in common]
     only = [tensor for tensor in every if tensor.only == "a"], [tensor for tensor in every if tensor.only == "b"]
@@ -186,7 +215,7 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
         counts=Counter(
             {kind: one[kind] - sum(tensor.site.kind is kind for tensor in only[0]) for kind in Kind if kind in common}
         ),
-        differ=sorted((tensor for tensor in plain if len(_layouts(tensor, "dtype")) == 1), key=_farthest_first),
+        differ=sorted((tensor for tensor in plain if len(_layouts(tensor, "dtype")) == 1), key=_model_then_farthest),
         shapes=shapes,
         casts=casts,
         forms=forms.matched,
@@ -208,12 +237,15 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
 
 
 def _layouts(tensor: Divergence, name: str) -> set[Any]:
-    """The values of a property of layouts (`shape`, `dtype`) in a and b: one where they agree or one side has it."""
+    """Values of a property of layouts (`shape`, `dtype`) in a and b; one where they agree or one side has it."""
     return {getattr(side.layout, name) for side in (tensor.a, tensor.b) if side is not None}
 
 
-def _farthest_first(divergence: Divergence) -> tuple[bool, bool, float]:
-    """Sort key: model tensors first, counts (integers, single numbers) last, then by falling relative L2."""
+def _model_then_farthest(divergence: Divergence) -> tuple[bool, bool, float]:
+    """Sort key: the model's tensors before others; in each, counts (integers, single numbers) last; farthest first.
+
+    Farthest by relative L2, where an unknown one is 0.
+    """
     counts = (
         divergence.a is None
         or divergence.a.layout.numel < 2
@@ -222,15 +254,18 @@ def _farthest_first(divergence: Divergence) -> tuple[bool, bool, float]:
     return divergence.site.kind not in MODEL, counts, -(divergence.rel_l2 or 0.0)
 
 
-def _held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
-    """Number of selected tensors and values in a checkpoint, by kind."""
+def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
+    """Number of tensors and values in a checkpoint, by kind, of those that the options select; names after `rename`."""
     reader = run.rank(0)
     sites = [reader.sites[int(number)][0] for number in np.asarray(reader.read_row(0).site)]
     return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
 
 
 def _optimizer_step(run: Run) -> float | None:
-    """The step count in the optimizer state; None where parameters disagree or have none."""
+    """Number of steps that the optimizer state of a checkpoint counts.
+
+    None where parameters disagree, or none counts.
+    """
     reader = run.rank(0)
     numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
     steps = {number.value for number in numbers if number.path == "['step']"}
@@ -241,19 +276,28 @@ def _optimizer_step(run: Run) -> float | None:
 
 
 class Forms:
-    """Matches tensors that one side lacks by name with tensors of the other in another form.
+    """Matches tensors that one side lacks by name with tensors of the other in another form; reads both checkpoints.
 
     Attributes:
+        runs: the checkpoints a and b.
+        every: of a and of b, the model's distinctive values by name.
+        left: of these, those that one side alone has by name and that were not matched yet.
         matched: what was matched.
-        settled: names of a, and of b, that are among it.
+        settled: names of a, and of b, that are among it; all names are b's, but those in `matched`.
     """
 
     def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
-        """Take both checkpoints, what each alone has by name, and the outcome of comparing them by name."""
+        """Read the values of both checkpoints; `match_all` matches them.
+
+        Args:
+            runs: the checkpoints a and b.
+            only: what a alone has by name, and what b alone has.
+            outcome: of comparing them by name.
+        """
         rename: Rename = outcome.match.rename or str
         self.runs, self.matched = runs, list[TensorForm]()
         changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
-        self.every = tuple(map(_model, runs, changes))
+        self.every = tuple(map(_model_values, runs, changes))
         self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
         self.settled: tuple[set[str], set[str]] = set(), set()
         self.left = tuple(
@@ -262,7 +306,15 @@ class Forms:
         )
 
     def match_all(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
-        """Match all forms (tied, transposed, merged, constant); returns the `shapes` that no form explains."""
+        """Match all forms (tied, transposed, merged, constant) and fill `matched` and `settled`.
+
+        Args:
+            only: what a alone has by name, and what b alone has.
+            shapes: tensors that have another shape under one name.
+
+        Returns:
+            Those of `shapes` that are not transposed.
+        """
         for side in (0, 1):
             every, left = self.every[1 - side], self.left[1 - side]
             self._match_tied(side, {value.checksum: name for name, value in every.items() if name not in left})
@@ -281,7 +333,14 @@ class Forms:
         return [shape for shape in shapes if shape.site.fqn not in turned]
 
     def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
-        """Note a matched form and take its tensors off those left."""
+        """Add a form to `matched`, and its tensors to `settled`; remove these from `left`.
+
+        Args:
+            a: names of the tensors in a.
+            b: names of the tensors in b.
+            form: as in `TensorForm`.
+            proven: as in `TensorForm`.
+        """
         self.matched.append(TensorForm(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
         for settled, left, names in zip(self.settled, self.left, (a, b), strict=True):
             settled.update(names)
@@ -289,7 +348,12 @@ class Forms:
                 left.pop(name, None)
 
     def _match_tied(self, side: int, others: Mapping[int, str]) -> None:
-        """Match tensors left on `side` with others of equal checksum (`others`: checksum to name)."""
+        """Add as `tied` each tensor left on `side` whose checksum is among `others`.
+
+        Args:
+            side: 0 for a, 1 for b.
+            others: checksum of a tensor of the other side to its name.
+        """
         for name, value in list(self.left[side].items()):
             if value.checksum in others:
                 other = others[value.checksum]
@@ -297,7 +361,7 @@ class Forms:
                 self._add((a,), (b,), "tied", proven=True)
 
     def _match_constants(self, only: Sequence[Sequence[Divergence]]) -> None:
-        """Pair leftover tensors with equal checksums in order, at most as many as both sides have."""
+        """Add as `constant` model tensors not settled that have equal checksums: the n-th of a with the n-th of b."""
         alike: list[dict[int, list[str]]] = [{}, {}]
         for side, members in enumerate(only):
             for member in members:
@@ -309,10 +373,11 @@ class Forms:
                 self._add((a,), (b,), "constant", proven=True)
 
     def _tensor(self, side: int, name: str) -> Any:
+        """The whole tensor of a name in one checkpoint (0 for a, 1 for b); None where it cannot be read."""
         return self.runs[side].tensor(self.every[side][name].checksum)
 
     def _is_turned(self, a: str, b: str) -> bool | None:
-        """Whether elements are equal after a transpose or reshape; None where either tensor cannot be read."""
+        """Whether b's tensor is a's transposed or reshaped, element by element; None where either cannot be read."""
         one, two = self._tensor(0, a), self._tensor(1, b)
         if one is None or two is None:
             return None
@@ -320,12 +385,20 @@ class Forms:
         return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
 
     def _has_same_numbers(self, name: str) -> bool:
-        """Whether a name's two tensors of other shape have equal extrema and moments."""
+        """Whether the tensors of this name in a and b have equal extrema and moments.
+
+        False where either is not distinctive.
+        """
         one, two = (side.get(name) for side in self.every)
         return one is not None and two is not None and same_numbers(one.moments, two.moments)
 
     def _add_merge(self, merge: Merge) -> None:
-        """Note a merge; proven by joining the parts, in every order for up to `_MAX_PERMUTED` of them."""
+        """Add a merge.
+
+        It is proven by joining the parts in any order, of more than `_MAX_PERMUTED` only in the order given.
+
+        Not known (None) where any tensor cannot be read. The order that proves it is the one that is added.
+        """
         whole, parts = (1, 0) if merge.side == "b" else (0, 1)
         one, pieces = self._tensor(whole, merge.whole), [self._tensor(parts, name) for name in merge.parts]
         in_turn = tuple(range(len(pieces)))
@@ -339,15 +412,15 @@ class Forms:
         self._add(a, b, "merged", proven=proven)
 
 
-def _model(run: Run, rename: Rename) -> dict[str, Value]:
-    """Parameters and buffers whose values are distinctive, by their names in b."""
+def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
+    """Parameters and buffers of a checkpoint whose values are distinctive, by their names after `rename`."""
     values = [value for value in distinctive_values(run.rank(0), 0) if value.site.kind in MODEL]
     named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
     return {value.site.fqn: value for value in named}
 
 
 def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
-    """Whether the pieces, or all their transposes, concatenated along any dimension equal `whole`."""
+    """Whether the pieces in this order, or all of them transposed, concatenated along some dimension equal `whole`."""
     for forms in (pieces, [piece.T for piece in pieces]):
         for axis in range(whole.ndim):
             shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
@@ -360,7 +433,10 @@ def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
 
 
 def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:
-    """Whether one tensor is the other rounded to its type, element by element; None where either cannot be read."""
+    """Whether a's tensor is b's rounded to a's type, or the other way round, element by element.
+
+    None where either cannot be read, or has another shape.
+    """
     if tensor.a is None or tensor.b is None:
         return None
     one, two = runs[0].tensor(tensor.a.checksum), runs[1].tensor(tensor.b.checksum)
@@ -373,7 +449,10 @@ def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:
 
 
 def _rounded(array: Any, dtype: str) -> Any:
-    """Values rounded to `dtype`, to nearest, ties to even; None where the type is no narrower float."""
+    """Values rounded to `dtype`, to nearest, ties to even.
+
+    None where that is no float, or bfloat16 of other than float32.
+    """
     if dtype == "bfloat16" and array.dtype == np.float32:
         return rounded(array, dtype)
     if dtype in ROUNDING and dtype != "bfloat16" and array.dtype.kind == "f":
@@ -407,11 +486,19 @@ _DOUBTS = {
 def sentence_of(
     differences: Differences, runs: tuple[Run, Run], settings: Sequence[SettingChange]
 ) -> tuple[str, list[str]]:
-    """The sentence, and further evidence lines."""
-    rest, total, run = _beside(differences), differences.counts.total(), differences.run
-    clauses = [*_differing(differences), *_cast(differences, runs)]
+    """(the answer in a sentence, further lines of evidence).
+
+    Args:
+        differences: how they differ.
+        runs: the checkpoints a and b.
+        settings: settings that differ, told where the tensors are the same.
+    """
+    rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
+    clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]
     if differences.shapes:
-        shapes = [(_name(tensor), _shape(tensor, "a"), _shape(tensor, "b")) for tensor in differences.shapes]
+        shapes = [
+            (_name(tensor), _shape_words(tensor, "a"), _shape_words(tensor, "b")) for tensor in differences.shapes
+        ]
         clauses.append(some([f"{name} is {one} in a and {two} in b" for name, one, two in shapes]))
     for only, side, other in zip(differences.only, "ba", "ab", strict=True):
         if only:
@@ -431,14 +518,14 @@ def sentence_of(
         form = ", in part in another form" if any(one.form not in {"tied", "constant"} for one in forms) else ""
         same = f"The checkpoints hold the same{' values' if form else ''}"
         same = "The checkpoints agree" if differences.within else same
-        return f"{_moment(differences) if run else same}{form}: {_all_equal(differences)}.", rest
+        return f"{_moment_words(differences) if run else same}{form}: {_all_equal(differences)}.", rest
     if not clauses:  # forms that are not proven
         same = "The checkpoints hold the same numbers, in part in another order"
         return f"{same}: {_all_equal(differences)} otherwise.", rest
     lead, model_differs = clauses.pop(0), any(tensor.site.kind in MODEL for tensor in differences.every)
     text = f"The checkpoints differ: {lead}"
     if run and not model_differs:
-        text = f"{_moment(differences)}, but {lead}"
+        text = f"{_moment_words(differences)}, but {lead}"
     elif run:
         nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {differences.moment}"
         text = f"{nearest}, where {lead}"
@@ -447,16 +534,22 @@ def sentence_of(
     return f"{text}.", [*clauses, *rest]
 
 
-def _moment(differences: Differences) -> str:
-    """`Checkpoint a has the parameters that run b has after step 4`."""
+def _moment_words(differences: Differences) -> str:
+    """Clause that the checkpoint agrees with the run at a moment.
+
+    `Checkpoint a has the parameters that run b has after step 4`.
+    """
     kinds = listed([kind.several for kind in MODEL if differences.counts[kind]])
     close = " within the tolerance" if differences.within else ""
     of, run = "b" if differences.run == "a" else "a", differences.run
     return f"Checkpoint {of} has the {kinds} that run {run} has {differences.moment}{close}"
 
 
-def _beside(differences: Differences) -> list[str]:
-    """Lines on other forms, one per form and proof with its first example, and on what one side alone holds."""
+def _further_lines(differences: Differences) -> list[str]:
+    """Lines of evidence on other forms, on what only one side recorded, and on kinds that one side alone holds.
+
+    One line per form and per whether it is proven, with its first example and the number of others.
+    """
     lines = []
     for form, text in _FORMS.items():
         for proven, doubt in _DOUBTS.items():
@@ -475,7 +568,7 @@ def _beside(differences: Differences) -> list[str]:
 
 
 def _all_equal(differences: Differences) -> str:
-    """`all 9 tensors of the model and 18 values of the optimizer state are equal`."""
+    """Clause on what both have: `all 9 tensors of the model and 18 values of the optimizer state are equal`."""
     parts = [count(number, *words) for kinds, *words in _GROUPS if (number := differences.of_kinds(kinds))]
     passed = f", {differences.within:,} of them only within the tolerance or noise given" if differences.within else ""
     every = f"{listed(parts)} is" if differences.counts.total() == 1 else f"all {listed(parts)} are"
@@ -483,28 +576,27 @@ def _all_equal(differences: Differences) -> str:
 
 
 def _name(tensor: Divergence) -> str:
-    """A tensor's name: `exp_avg of layer.weight` for optimizer state, else name and path."""
+    """A tensor's name in words: `exp_avg of layer.weight` for optimizer state, else its name and path."""
     if tensor.site.kind is Kind.OPTIMIZER_STATE:
         return f"{key_of(tensor.site.path)} of {tensor.site.fqn}"
     return f"{tensor.site.fqn}{tensor.site.path}"
 
 
 def _names(tensors: Iterable[Divergence]) -> str:
-    """Up to three names, and the number of others."""
+    """The first three names, and the number of others."""
     return some([_name(tensor) for tensor in tensors])
 
 
-def _shape(tensor: Divergence, side: str) -> str:
-    """The shape of a tensor in one run: `20x8`, `a scalar`; "-" where that run lacks it."""
+def _shape_words(tensor: Divergence, side: str) -> str:
+    """Shape of a tensor in run `side`: `20x8`, `a scalar`; "-" where that run lacks it."""
     summary = tensor.a if side == "a" else tensor.b
     return "x".join(map(str, summary.layout.shape)) or "a scalar" if summary is not None else "-"
 
 
-def _differing(differences: Differences) -> list[str]:
+def _differing_clauses(differences: Differences) -> list[str]:
     """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states).
 
-    Up to `_MAX_NAMED` tensors have their names and distances; of more, the span of relative L2 and the farthest is
-    told.
+    At most `_MAX_NAMED` tensors are named with their distances; of more, the range of relative L2 and the farthest.
     """
     clauses = []
     for kinds, one, several in _GROUPS:
@@ -515,7 +607,7 @@ def _differing(differences: Differences) -> list[str]:
         some_of = f"all {total:,}" if len(members) == total else f"{len(members):,} of {total:,}"
         subject = f"{some_of} {several}" if total > 1 else f"the {one}"
         if len(members) <= _MAX_NAMED or not measured:
-            where = f": {some([_name(tensor) + _far(tensor) for tensor in members])}"
+            where = f": {some([_name(tensor) + _far_words(tensor) for tensor in members])}"
         else:
             least, most = min(measured), max(measured)
             span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
@@ -525,16 +617,16 @@ def _differing(differences: Differences) -> list[str]:
     return clauses
 
 
-def _far(tensor: Divergence) -> str:
-    """Distance and number of differing elements, in brackets; "" where neither is known."""
+def _far_words(tensor: Divergence) -> str:
+    """` (distance; number of differing elements)` of a tensor, as far as known; "" where neither is."""
     parts = [far(tensor)] if far(tensor) else []
     if tensor.elements is not None:
         parts.append(f"{tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}")
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-def _cast(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
-    """Clauses on tensors whose element types differ, one per pair of types."""
+def _cast_clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
+    """Clauses on tensors whose element types differ, one per pair of types; reads these tensors."""
     clauses = []
     for (a, b), tensors in differences.casts.items():
         proofs = [_is_rounded(runs, tensor) for tensor in tensors]

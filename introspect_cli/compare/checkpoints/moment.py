@@ -40,12 +40,13 @@ _KINDS = frozenset(kind.value for kind in (*MODEL, Kind.OPTIMIZER_STATE))
 
 @dataclass(eq=False)
 class State:
-    """The last recorded value of each of a run's tensors at a moment.
+    """The last recorded value of each of a run's tensors at a moment, as arrays with an element per tensor.
 
     Attributes:
+        tensors: kind, FQN and path of each.
         checksum: uint64, 0 where none was recorded yet.
-        step: the step of the record.
-        row: its row.
+        step: int64, number of the step of the record.
+        row: int64, its row in that step.
     """
 
     tensors: list[TensorName]
@@ -59,7 +60,7 @@ class State:
 
     @cached_property
     def of_optimizer(self) -> Any:
-        """Mask of tensors that are optimizer state."""
+        """Mask of the tensors that are optimizer state."""
         return np.array([kind == Kind.OPTIMIZER_STATE.value for kind, _, _ in self.tensors], np.bool_)
 
 
@@ -73,9 +74,14 @@ def is_checkpoint(run: Run) -> bool:
 
 
 def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
-    """Both unchanged, if both or neither are checkpoints.
+    """Both runs unchanged if both or neither are checkpoints; else the run replaced by a moment of it, as a checkpoint.
 
-    Otherwise the run is replaced by its moment nearest to the checkpoint.
+    Closing the checkpoint closes that moment too.
+
+    Args:
+        a: run a.
+        b: run b.
+        write: writes records as a checkpoint, from summaries by site, path, settings and additions to the manifest.
 
     Raises:
         StoreError: the run has no parameters on record.
@@ -83,24 +89,25 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
     if is_checkpoint(a) == is_checkpoint(b):
         return a, b
     run, checkpoint = (b, a) if is_checkpoint(a) else (a, b)
-    moment = _moment(run, checkpoint, write)
+    moment = _write_moment(run, checkpoint, write)
     checkpoint.on_close(moment.close)
     return (moment, b) if run is a else (a, moment)
 
 
-def _moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
-    """The moment of `run` chosen for a checkpoint, written by `write` as a checkpoint of its own."""
+def _write_moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
+    """The moment of `run` that matches a checkpoint, chosen here and written by `write` as a checkpoint."""
     reader = _reader(run)
-    (step, when), state = _chosen(reader, checkpoint, str(run.path))
+    (step, when), state = _choose_moment(reader, checkpoint, str(run.path))
     named = step_words(step, reader.labels.get(step, {}))
     about = {"moment": f"after {named}" if when == "after" else f"when {named} begins"}
-    return write(_rows(reader, state, checkpoint, run), run.path, {}, {"checkpoint": about, "not_observed": []})
+    return write(_records_at(reader, state, checkpoint, run), run.path, {}, {"checkpoint": about, "not_observed": []})
 
 
 def _reader(run: Run) -> Reader:
-    """The lowest rank's reader.
+    """Reader of a run's lowest recorded rank; of all ranks as one where they hold parts of tensors.
 
-    All ranks as one where ranks hold parts of tensors. Raises StoreError without a recorded step.
+    Raises:
+        StoreError: no step was recorded.
     """
     if not run.recorded:
         raise StoreError(f"{run.path} has no step on record")
@@ -111,7 +118,10 @@ def _reader(run: Run) -> Reader:
 
 
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
-    """Each moment with recorded tensors, with the state then; the state object is reused for the next."""
+    """Each moment at which tensors were recorded, with the run's state then; reads all steps, one after the other.
+
+    The state is one object, changed from moment to moment: copy it to keep it.
+    """
     sites = reader.sites
     numbers: dict[TensorName, int] = {}
     of_site = np.array(
@@ -138,13 +148,21 @@ def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
 # --- which moment
 
 
-def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, State]:
+def _choose_moment(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, State]:
     """The moment that matches the checkpoint, and the run's state then.
 
-    Most equal checksums of the model decide, then of the optimizer, then the earlier moment. Where under half match, or
-    all moments match alike, `_nearest` decides.
+    Most equal checksums of the model decide, else of the optimizer, else the earlier moment. Where less than half of
+    the model match, or all of several moments match alike but not entirely, `_nearest` decides.
+
+    Args:
+        reader: of the run.
+        checkpoint: the checkpoint.
+        called: the run's path, for the message.
+
+    Raises:
+        StoreError: the run has no parameters on record.
     """
-    held = _held(checkpoint)
+    held = _checksums_held(checkpoint)
     goal, beside = (
         np.array(
             [checksum for (kind, _, _), checksum in held.items() if (kind == Kind.OPTIMIZER_STATE.value) is wanted],
@@ -166,8 +184,8 @@ def _chosen(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, State
     return best if decided or most == len(goal) or len(scores) == 1 else _nearest(reader, checkpoint, best)
 
 
-def _held(checkpoint: Run) -> dict[TensorName, int]:
-    """A checkpoint's checksums by (kind, name, path)."""
+def _checksums_held(checkpoint: Run) -> dict[TensorName, int]:
+    """Checksums of a checkpoint's parameters, buffers and optimizer states by (kind, FQN, path)."""
     reader = checkpoint.rank(0)
     batch, sites = reader.read_row(0), reader.sites
     pairs = zip(batch.site.tolist(), batch.checksum.tolist(), strict=True)
@@ -179,9 +197,14 @@ def _held(checkpoint: Run) -> dict[TensorName, int]:
 
 
 def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -> tuple[Moment, State]:
-    """The moment with the least mean relative L2 to the checkpoint's tensors of the same names.
+    """The moment with the least mean relative L2 to the checkpoint's model tensors of the same names; reads all steps.
 
-    `otherwise` where none is finite.
+    Names are the same after a common prefix is changed.
+
+    Args:
+        reader: of the run.
+        checkpoint: the checkpoint.
+        otherwise: the answer where no distance is finite.
     """
     other = checkpoint.rank(0)
     batch, kinds = other.read_row(0), {kind.value for kind in MODEL}
@@ -193,7 +216,10 @@ def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, State]) -
     change = prefixes([fqn for kind, fqn, _ in otherwise[1].tensors if kind in kinds], rows)
     layouts = Layouts(reader.layouts), Layouts(other.layouts)
     partner = np.array(
-        [rows.get(changed(fqn, change), -1) if kind in kinds else -1 for kind, fqn, _ in otherwise[1].tensors]
+        [
+            rows.get(with_prefix_changed(fqn, change), -1) if kind in kinds else -1
+            for kind, fqn, _ in otherwise[1].tensors
+        ]
     )
     best, least = otherwise, np.inf
     for moment, state in _moments(reader):
@@ -217,17 +243,19 @@ OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
 """Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
 
 
-def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
-    """Options for comparing checkpoints: strict, with all divergences listed.
+def checkpoint_options(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
+    """Options for comparing two checkpoints: strict, with all divergences listed and no map.
 
-    Where at most a third of names is shared, and half would be with another prefix, that prefix is renamed.
+    If the user gave no `rename`, and allows matching by value, one is added that changes a prefix of all names: where
+    at most a third of the names is shared as they are, and at least half after the change. Both are counted in the
+    checkpoint with fewer names.
     """
     options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
     names = [_names(run) for run in (a, b)]
     if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
         return options
     change = old, new = prefixes(*names)
-    shared = sum(changed(name, change) in names[1] for name in names[0])
+    shared = sum(with_prefix_changed(name, change) in names[1] for name in names[0])
     if old == new or 2 * shared < min(map(len, names)):
         return options
     pattern = f"^{re.escape(old)}\\." if old else OF_A_MODEL
@@ -235,15 +263,17 @@ def strictly(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
 
 
 def _names(run: Run) -> dict[str, None]:
-    """Names of parameters and buffers, in order."""
+    """Names of parameters and buffers of a checkpoint, in order, as keys."""
     sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
     return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
 
 
 def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
-    """The pair (prefix in `names`, prefix in `others`) that most names vote for.
+    """(prefix in `names`, prefix in `others`) by which most names differ from their partner.
 
-    ("", "") for none. A name votes for the one name with the longest common end.
+    ("", "") where none has one.
+
+    A name's partner is the one name with the most equal components at its end; it has none where several have as many.
     """
     ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in others:
@@ -262,8 +292,11 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     return votes.most_common(1)[0][0] if votes else ("", "")
 
 
-def changed(name: str, change: tuple[str, str]) -> str:
-    """A name with prefix `change[0]` replaced by `change[1]`; unchanged without that prefix."""
+def with_prefix_changed(name: str, change: tuple[str, str]) -> str:
+    """A name with the prefix `change[0]` replaced by `change[1]`, either of which may be "".
+
+    Unchanged if it does not begin so.
+    """
     old, new = change
     if old and not name.startswith(f"{old}."):
         return name
@@ -274,12 +307,18 @@ def changed(name: str, change: tuple[str, str]) -> str:
 # --- what the run had
 
 
-def _numbers(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
-    """Parameter name to its numbered name in the checkpoint's optimizer state (`optimizer.3`).
+def _numbered_names(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
+    """By parameter of the run, its number in the checkpoint's optimizer state: `optimizer.3`.
 
-    Empty where that has names.
+    By the order in which the run's only optimizer of this model lists them. Empty where the state has names, or several
+    optimizers come into question.
+
+    Args:
+        run: the run.
+        checkpoint: the checkpoint.
+        root: the module of the run that the checkpoint is of; "" for all.
     """
-    names = [fqn for (kind, fqn, _) in _held(checkpoint) if kind == Kind.OPTIMIZER_STATE.value]
+    names = [fqn for (kind, fqn, _) in _checksums_held(checkpoint) if kind == Kind.OPTIMIZER_STATE.value]
     heads = {name.rpartition(".")[0] for name in names}
     if not names or len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
         return {}
@@ -296,21 +335,27 @@ def _numbers(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
 
 
 def _is_below(name: str, root: str) -> bool:
-    """Whether a name is inside module `root`; True for ""."""
+    """Whether a name is inside module `root`; always for ""."""
     return not root or name.startswith(f"{root}.")
 
 
-def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site, Summary]:
-    """Records of a moment by site, named and typed as in the checkpoint.
+def _records_at(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site, Summary]:
+    """The run's state at a moment as records of a checkpoint, by site; reads their steps.
 
-    Models other than the checkpoint's are left out, buffers take the checkpoint's kind, and optimizer states its
-    numbers.
+    Models other than the checkpoint's are left out; parameters and buffers get the kind they have in the checkpoint,
+    optimizer states the numbers they have there.
+
+    Args:
+        reader: of the run.
+        state: the run's tensors at the moment.
+        checkpoint: the checkpoint.
+        run: the run.
     """
-    theirs = {fqn: kind for (kind, fqn, _) in _held(checkpoint) if kind != Kind.OPTIMIZER_STATE.value}
+    theirs = {fqn: kind for (kind, fqn, _) in _checksums_held(checkpoint) if kind != Kind.OPTIMIZER_STATE.value}
     mine = [fqn for kind, fqn, _ in state.tensors if kind != Kind.OPTIMIZER_STATE.value]
     change = prefixes(mine, theirs)
-    root = change[0] if 2 * sum(changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
-    numbers = _numbers(run, checkpoint, root)
+    root = change[0] if 2 * sum(with_prefix_changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
+    numbers = _numbered_names(run, checkpoint, root)
     batches: dict[int, Any] = {}
     rows: dict[Site, Summary] = {}
     for number, (kind, fqn, path) in enumerate(state.tensors):
@@ -322,6 +367,6 @@ def _rows(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site,
         record = reader.record(batches[step], int(state.row[number]), step)
         of_optimizer = kind == Kind.OPTIMIZER_STATE.value
         name = numbers.get(fqn, fqn) if of_optimizer else fqn
-        called = Kind(kind if of_optimizer else theirs.get(changed(fqn, change), kind))
+        called = Kind(kind if of_optimizer else theirs.get(with_prefix_changed(fqn, change), kind))
         rows[Site(Phase.START, called, name, 0, path)] = record.summary
     return rows

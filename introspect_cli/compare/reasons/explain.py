@@ -61,7 +61,7 @@ def explanation_of(at: View) -> Explanation:
     findings += [] if proved else say.left(reason.remaining(at))
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [told("rounding-alone")] if at.rounding and not proved else []
-    more += [told("grown", first=at.tolerated)] if at.cause.grown and at.tolerated else []
+    more += [told("grown", first=at.tolerated)] if at.cause.has_grown and at.tolerated else []
     quiet = at.tells in _NEVER_RANDOM or (at.tells == "module" and draws_nothing(at.first.module_class))
     evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
     return Explanation(_head_of(at), evidence, tuple(findings), tuple(more))

@@ -106,7 +106,7 @@ def _call_is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, or
     """
     return (
         step.differs(phase, Kind.INPUT, fqn, call)
-        or step.inside(fqn, start, order)
+        or step.differs_inside(fqn, start, order)
         or step.tensors_differ(fqn, order)
         or step.rng_differs()
     )
@@ -446,7 +446,7 @@ def left_in_loss(at: View) -> Iterator[str]:
 def plain_cause(step: Step, position: int) -> Cause | None:
     """Cause `plain` of a loss or gradient where no module is called; None where anything differs before it."""
     site, order = step.sites[position], step.order_at(position)
-    if not step.without_modules or step.rng_differs() or step.anything_before(order):
+    if not step.has_no_modules or step.rng_differs() or step.anything_before(order):
         return None
     losses = (loss,) if site.kind is Kind.GRAD else ()
     data = (batches,) if step.of(Kind.BATCH, frozenset({Phase.DATA})).size else ()

@@ -155,7 +155,7 @@ def find_untouched(at: View) -> Iterator[Finding]:
 @finds("optimizer")
 def find_amplified(at: View) -> Iterator[Finding]:
     """Finding where what goes into the step agrees only within tolerance, and no hyper-parameter differs."""
-    if at.cause.grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
+    if at.cause.has_grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 
@@ -295,7 +295,7 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
         return None
     unions = step.of(Kind.INPUT, FORWARD, owner)
     spans, call = step.calls.spans_of(owner), Site(Phase.FORWARD, Kind.OUTPUT, owner)
-    if any(step.inside(owner, begun, ended) for begun, ended in spans):
+    if any(step.differs_inside(owner, begun, ended) for begun, ended in spans):
         return None  # what ran inside it may be what it keeps
     if any(step.tensors_differ(owner, begun) for begun, _ in spans) or with_state(
         drawn_from(step, Place(call, order)), Known.DIFFERS

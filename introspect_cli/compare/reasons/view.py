@@ -214,7 +214,7 @@ class View:
     def parameter_user(self) -> str:
         """The module that uses the parameter: its owner, or the nearest ancestor with recorded outputs."""
         owner, step = owner_of(self.site.fqn), self.step
-        if step.comparison.modules_chosen:  # which of them ran is not on record
+        if step.comparison.leaves_modules_out:  # which of them ran is not on record
             return owner
         ran = (name for name in (owner, *ancestors(owner)) if step.state[step.of(Kind.OUTPUT, FORWARD, name)].any())
         return next(ran, owner)

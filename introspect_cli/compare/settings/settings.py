@@ -15,7 +15,7 @@ from introspect_cli.compare.settings.documents import RUN_NOISE, differences
 from introspect_cli.compare.settings.files import FILES, file_name, holds_tensors, read_by_one
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
 from introspect_cli.compare.terms.result import SettingChange
-from introspect_cli.compare.terms.watched import lists
+from introspect_cli.compare.terms.watched import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -275,7 +275,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
             changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
     changes.sort(key=lambda change: -change.weight)
-    silent = lists(a.manifest), lists(b.manifest)  # what a list of arrays has no word of is not known to differ
+    silent = is_list(a.manifest), is_list(b.manifest)  # what a list of arrays has no word of is not known to differ
     return tuple(
         change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
     )

@@ -68,12 +68,15 @@ class Comparison(Sides):
 
     @cached_property
     def alignment(self) -> Alignment:
-        """Both runs' sites under one numbering."""
+        """Both runs' sites under one numbering; computed once."""
         return align(*self.sites)
 
     @property
     def layouts(self) -> tuple[Layouts, Layouts]:
-        """Lookup tables of layouts, rebuilt when a step of combined ranks has added layouts."""
+        """Lookup tables of layouts of a and of b.
+
+        Built again where reading a step of combined ranks has added layouts.
+        """
         one, two = self.a.layouts, self.b.layouts
         last = self._layouts[-1] if self._layouts else None
         if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
@@ -85,7 +88,10 @@ class Comparison(Sides):
 
     @cached_property
     def gathered(self) -> Gathered | None:
-        """The `Gathered` of ranks put together; None where ranks are compared one by one."""
+        """What compares gathered values (`Gathered`), if either run's ranks or calls are put together.
+
+        None otherwise.
+        """
         if not (self.a.is_whole or self.b.is_whole):
             return None
         from introspect_cli.compare.gathered import Gathered
@@ -94,9 +100,10 @@ class Comparison(Sides):
 
     @cached_property
     def compared(self) -> Mask:
-        """Mask of sites that can be compared: no settings, no random states recorded at other moments.
+        """Mask of sites whose records can be compared, before the user's selection.
 
-        With ranks put together, no random states at all, and no operators if calls are put together.
+        Left out: settings; random states within a step if the captures recorded them at different moments; with ranks
+        or calls put together all random states; with calls put together (`Splits.folded`) results of operators.
         """
         alignment = self.alignment
         mask = alignment.mask(frozenset(), ())
@@ -108,19 +115,22 @@ class Comparison(Sides):
 
     @cached_property
     def chosen(self) -> Mask:
-        """Mask of compared sites that the options select."""
+        """Mask of `compared` sites that the options select by kind, module and evaluation."""
         alignment, options = self.alignment, self.options
         mask = self.compared & alignment.mask(options.kinds, options.modules)
         return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
 
     @property
-    def entire(self) -> bool:
-        """Whether no kinds, modules or evaluation were selected."""
+    def is_entire(self) -> bool:
+        """Whether the options select everything: no kinds, modules or evaluation given."""
         return not (self.options.kinds or self.options.modules) and self.options.evaluation is None
 
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
-        """Masks of sites that are divergences if a alone, or b alone, has them."""
+        """Masks of sites that are divergences if only a, and if only b, has them.
+
+        As `watched.covered`; if the other run updates by hand (`by_hand`), not those of the optimizer phase.
+        """
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
         one, two = covered(self.alignment, *self.manifests, same_start=same_start)
         before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
@@ -128,7 +138,11 @@ class Comparison(Sides):
 
     @cached_property
     def by_hand(self) -> tuple[bool, bool]:
-        """Whether a, and b, has no optimizer records but start values in its second step: updates by hand."""
+        """Whether a, and whether b, updates parameters without an optimizer.
+
+        True where it has start values of parameters in its second recorded step, and no record at all of the optimizer
+        phase; False with ranks put together.
+        """
         sides: list[bool] = []
         for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
             steps = reader.entries["step"].tolist()
@@ -140,7 +154,7 @@ class Comparison(Sides):
 
     @cached_property
     def floors(self) -> list[NoiseFloor]:
-        """Noise floor of each noise run, filled as steps are read."""
+        """Noise floor of each noise run, created once; `Walk` raises them as it reads steps."""
         sites_a = self.alignment.a
         return [
             NoiseFloor(align(sites_a, columns(noise.sites, self.rename)), len(sites_a), perturbed_by(manifest))
@@ -149,10 +163,12 @@ class Comparison(Sides):
 
     @cached_property
     def causes(self) -> tuple[Mask, Mask] | None:
-        """Masks of random states, and of sites that are causes where one-sided; None if strict.
+        """Masks of sites that can be causes but no divergences: (random states, others that are if one-sided).
 
-        Causes explain a divergence but are none. Activations and evaluation always count so; other sites only where one
-        run lacks the name, also in its module tree; saved tensors where it lacks the name that is their key.
+        None if `strict`.
+
+        The others are activations and evaluation; sites whose name one run lacks among its sites and in its module
+        tree; saved tensors whose last key is a name that one run lacks.
         """
         if self.options.strict:
             return None
@@ -174,11 +190,14 @@ class Comparison(Sides):
 
     @cached_property
     def resume_point(self) -> ResumePoint | None:
-        """The resumed run and its first step; None where neither run is resumed."""
+        """The resumed run and its first step; None where neither run is resumed. Computed once."""
         return find_resume_point(self, self.offset, asked=self.options.offset is not None)
 
     def is_resume_step(self, step: int) -> bool:
-        """Whether step `step` of a is the one at which a resumed run begins."""
+        """Whether step `step` of a is compared with, or is, the first step of a resumed run.
+
+        False where there is none.
+        """
         point = self.resume_point
         return point is not None and step == (point.at if point.late == "b" else point.first)
 
@@ -188,7 +207,7 @@ class Comparison(Sides):
 
     @cached_property
     def resumption(self) -> Resumption | None:
-        """What the resumed run restored; None where neither run is resumed."""
+        """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""
         if self.resume_point is None:
             return None
         bits = " in bits" if self.options.tolerant or self.floors else ""
@@ -199,7 +218,7 @@ class Comparison(Sides):
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """Kinds that both captures were told to record or did record."""
+        """Kinds that both runs have: each was told to record the kind, or has a site of it."""
         of_each = []
         for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
             watched = observed_kinds(manifest)
@@ -208,13 +227,13 @@ class Comparison(Sides):
         return frozenset(of_each[0] & of_each[1])
 
     @cached_property
-    def modules_chosen(self) -> bool:
-        """Whether either capture was told to leave modules out."""
+    def leaves_modules_out(self) -> bool:
+        """Whether either capture, or both, was told to leave modules out."""
         return any(map(chooses_modules, self.manifests))
 
     @cached_property
     def draws_recorded(self) -> bool:
-        """Whether both captures recorded draws within a step, at the same moments."""
+        """Whether both captures recorded draws within steps, and at the same moments, so that they can be compared."""
         return (
             all(map(draws_recorded, self.manifests))
             and not draws_at_other_moments(self.alignment, *self.manifests).any()
@@ -222,26 +241,26 @@ class Comparison(Sides):
 
     @cached_property
     def notices_all_draws(self) -> bool:
-        """Whether both captures recorded every draw from a default generator."""
+        """Whether both captures recorded every draw from a default generator (`watched.notices_all_draws`)."""
         return all(map(notices_all_draws, self.manifests))
 
     def ran_unseen(self, phase: Phase) -> list[str]:
-        """Methods and modules that ran unobserved in a phase of either run: `Net.generate()`."""
+        """Methods and modules that ran unobserved in `phase` of either run, each once, a's first: `Net.generate()`."""
         return list(dict.fromkeys(name for run in self.manifests for name in ran_unseen(run, phase)))
 
     def passes_over(self, step: int, step_b: int) -> bool:
-        """Whether either run skipped an evaluation in this step."""
+        """Whether a in its step `step`, or b in its step `step_b`, has an evaluation that was not recorded."""
         return any(passes_over(run, at) for run, at in zip(self.manifests, (step, step_b), strict=True))
 
     @cached_property
-    def ended(self) -> frozenset[str]:
-        """FQNs of parameters and buffers recorded after optimizer steps, in any step."""
+    def recorded_after_steps(self) -> frozenset[str]:
+        """FQNs of parameters and buffers that either run recorded after optimizer steps, in any step."""
         after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
-    def began(self) -> frozenset[str]:
-        """FQNs of parameters and buffers recorded at the start of both runs."""
+    def recorded_at_start(self) -> frozenset[str]:
+        """FQNs of parameters and buffers that both runs recorded with the phase `start` in the first step of each."""
         readers = (self.a, self.alignment.a), (self.b, self.alignment.b)
         codes = [kind_code(kind) for kind in _TENSORS]
         one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
@@ -249,7 +268,7 @@ class Comparison(Sides):
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
-        """FQNs of recorded parameters and buffers by owning module."""
+        """By module, the FQNs of its own parameters and buffers that either run recorded."""
         by_owner: dict[str, set[str]] = {}
         for site in np.flatnonzero(of_kinds(self.alignment.kind, _TENSORS)):
             name = self.alignment.fqn[site]
@@ -257,11 +276,14 @@ class Comparison(Sides):
         return by_owner
 
     def tensors_in(self, fqn: str) -> set[str]:
-        """FQNs of the parameters and buffers recorded of a module, without those of modules inside it."""
+        """FQNs of a module's own parameters and buffers that either run recorded; empty for an unknown module."""
         return self._tensors_of_owner.get(fqn, set())
 
     def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
-        """Sites of a kind in these phases; of one FQN where given."""
+        """Union numbers of the sites of `kind` whose phase is among `phases`.
+
+        Where `fqn` is given, only those of that name.
+        """
         if fqn is not None:
             sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
         else:
@@ -272,7 +294,7 @@ class Comparison(Sides):
 
 
 def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
-    """FQNs of modules in a tree and of their parameters and buffers, renamed."""
+    """FQNs, after `rename`, of all modules in a tree and of their parameters and buffers."""
     names = set()
     for module in tree:
         fqn = rename(module.fqn)

@@ -104,8 +104,8 @@ class RankOutcome:
     learned: Learned = field(default_factory=Learned)
     alone: Callable[[bool], RankOutcome] | None = None
 
-    def cut(self, places: int) -> None:
-        """Keep the first `places` common steps; the rest count as unopened."""
+    def keep_first(self, places: int) -> None:
+        """Set `paired` to its first `places` common steps, and `unopened` to the number of the others."""
         paired = self.paired
         self.unopened = len(paired) - places
         self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
@@ -130,13 +130,18 @@ NAMES = {
 
 
 def watches_results(*manifests: dict[str, Any]) -> bool:
-    """Whether both captures were told to record losses, gradients or parameters."""
+    """Whether every one of these captures was told to record any of losses, gradients and parameters."""
     wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
     return all(wanted & observed_kinds(manifest) for manifest in manifests)
 
 
 def results_agree(table: Table) -> bool:
-    """Whether results of the step under one name agree; losses alone do not suffice if tensors were recorded."""
+    """Whether any result of the step is EQUAL or WITHIN.
+
+    Losses alone do not suffice if either run recorded other results.
+
+    Results are those of `_is_result`. Results that differ are not looked at.
+    """
     alignment, sites = table.alignment, agreeing_sites(table)
     results = sites[_is_result(alignment, sites)]
     recorded = table.sites_a, table.sites_b
@@ -145,30 +150,37 @@ def results_agree(table: Table) -> bool:
 
 
 def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
+    """Mask of union numbers that are sites of losses."""
     return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
 
 
 def records_results(table: Table) -> bool:
-    """Whether either run recorded a result in the step."""
+    """Whether either run recorded a result (`_is_result`) in the step."""
     return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
 
 
-def trains(table: Table) -> bool:
-    """Whether either run has a loss, gradient or update in the step, or start values that do not agree."""
+def is_training(table: Table) -> bool:
+    """Whether the step has, in either run, a `RESULTS` record after the start or a start value that disagrees.
+
+    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
+    """
     alignment = table.alignment
     started = alignment.phase[table.site] == phase_code(Phase.START)
     counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
     return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
 
 
-def updates(table: Table) -> bool:
+def has_updates(table: Table) -> bool:
     """Whether either run has a record of the optimizer phase in the step."""
     alignment, recorded = table.alignment, table.site
     return bool((alignment.phase[recorded] == phase_code(Phase.OPTIMIZER)).any())
 
 
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of sites of results after the start; where there are none, of root outputs."""
+    """Mask of union numbers of `RESULTS` outside of the phase `start`.
+
+    Where that is empty, of outputs of root modules.
+    """
     result = of_kinds(alignment.kind[unions], RESULTS)
     result &= alignment.phase[unions] != phase_code(Phase.START)
     if not result.any():  # a script that trains nothing: what its models give is all there is
@@ -178,34 +190,41 @@ def _is_result(alignment: Alignment, unions: Ids) -> Mask:
 
 
 def agreeing_sites(table: Table) -> Ids:
-    """Sites whose rows are EQUAL or WITHIN."""
+    """Union numbers of the sites of all rows that are EQUAL or WITHIN."""
     return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
 
 
-def _kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
-    """Kinds of results among these sites."""
+def _result_kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
+    """Those of `RESULTS` that are kinds of these sites."""
     return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
 
 
 def agreed_kinds(table: Table) -> frozenset[Kind]:
-    """Kinds of results with a record that agrees and none that does not; start values count only against."""
+    """Those of `RESULTS` with an agreeing record (EQUAL, WITHIN) after the start, and no disagreeing one in any phase.
+
+    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
+    """
     alignment, agree = table.alignment, agreeing_sites(table)
     disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
     agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
-    return _kinds(alignment, agree) - _kinds(alignment, disagree)
+    return _result_kinds(alignment, agree) - _result_kinds(alignment, disagree)
 
 
 def nan_kinds(table: Table, layouts: Layouts) -> frozenset[Kind]:
-    """Kinds of results with an equal record that is NaN throughout."""
+    """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element.
+
+    `layouts` are those of a.
+    """
     both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
     sites = table.site[both[nan_throughout(table.a, layouts)[table.row_a[both]]]]
-    return _kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
+    return _result_kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
 
 
 def results_known(table: Table) -> Known:
-    """State of a step's results: DIFFERS if any does not agree, else WITHIN or EQUAL.
+    """What is known of a step's results together: DIFFERS if any disagrees, else WITHIN if any is, else EQUAL.
 
-    Counted are results, values, collectives, saved files and all of an evaluation.
+    Looked at are `RESULTS`, values, collectives, saved files and all records of evaluation. Disagreeing states are
+    DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B. EQUAL for a step that has none of them.
     """
     counted = of_kinds(table.alignment.kind, _COUNTED_KINDS) | table.alignment.evaluating
     states = table.state[counted[table.site]]

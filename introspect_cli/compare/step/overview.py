@@ -33,7 +33,12 @@ class Heat:
     """Builds the divergence map; with more than `_MOST_COLUMNS` steps, neighbouring ones share a column."""
 
     def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
-        """Take all sites and the steps compared; a row a module, in the order of the forward pass."""
+        """Lay out an empty map: a row per module or generator in forward order, a column per `fold` steps.
+
+        Args:
+            alignment: both runs' sites.
+            steps: numbers of all compared steps in a, in order.
+        """
         self.alignment = alignment
         self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
         self.steps = list(steps)[:: self.fold]
@@ -61,24 +66,33 @@ class Heat:
         self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
 
     def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add a diverging step; `place` is its index among compared steps."""
-        rel, unions = relative(*table.distances(layouts)), table.unions
+        """Raise the cells of a diverging step's column; records of one run alone count as infinitely far.
+
+        Args:
+            place: index of the step among the compared ones.
+            table: the step after all passes.
+            layouts: of a and of b.
+        """
+        rel, unions = relative(*table.distances(layouts)), table.differing_sites
         unknown = unions[~np.isfinite(rel)]
         rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
-        self._raise(unions, rel, place // self.fold)
+        self._raise_cells(unions, rel, place // self.fold)
         for marks, chosen in zip(self.unknown, (unknown, unknown[self.is_forward[unknown]]), strict=True):
             marks[self.row_of[chosen][self.row_of[chosen] >= 0], place // self.fold] = True
         one_sided = np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]])
-        self._raise(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
+        self._raise_cells(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
 
-    def _raise(self, unions: Ids, rel: Floats, column: int) -> None:
-        """Raise cells of a column to at least these distances."""
+    def _raise_cells(self, unions: Ids, rel: Floats, column: int) -> None:
+        """Raise the cells of these sites in one column to their distances, where they are lower.
+
+        Sites without a row are skipped.
+        """
         rows = self.row_of[unions]
         for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
             np.maximum.at(values[:, column], rows[chosen], rel[chosen])
 
     def result(self) -> DivergenceMap:
-        """The finished map; generators that never differ are left out."""
+        """The finished map; rows of generators that never differ are left out."""
         shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
         in_forward = self.forward.any(axis=1, keepdims=True)
         values = np.where(in_forward, self.forward, self.values)
@@ -107,10 +121,14 @@ _STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Records of the step with a row in the strip (`_ROW_OF`), and the first divergence, in order."""
+    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and always that of `first`.
+
+    Records that count for nothing (ABSENT, and not in one run alone) and those without a place in a's order are left
+    out.
+    """
     alignment, table, diverging = step.alignment, step.table, step.divergences
     rel = relative(*table.distances(step.comparison.layouts))
-    distance_of = dict(zip(table.unions.tolist(), rel.tolist(), strict=True))
+    distance_of = dict(zip(table.differing_sites.tolist(), rel.tolist(), strict=True))
     only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
     only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")
     order = table.order_of.copy()

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
-    """Submodules of `fqn` without recorded outputs, of their own or of an ancestor, in this step."""
+    """Modules inside `fqn` whose outputs were not recorded in this step, and none of whose ancestors' were.
+
+    Recorded means: at least one output of it has a value in both runs, and none is NOT_SEEN.
+    """
     prefix = fqn + "."
     inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
     outputs, names = step.of(Kind.OUTPUT, FORWARD), step.alignment.fqn
@@ -37,33 +40,49 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
 
 
 def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
-    """FQNs of parameters or buffers of these modules; tied ones under the name they are recorded by."""
+    """FQNs of the parameters (or buffers) that these modules themselves hold, in either run.
+
+    A tied tensor is under the name that it is recorded by.
+
+    Args:
+        step: the step, whose module trees count.
+        owners: FQNs of modules.
+        kind: PARAM or BUFFER.
+    """
     names: set[str] = set()
     for owner in owners:
         for module in (tree[owner] for tree in step.modules if owner in tree):
-            tied = {name: target for name, target in module.tied.items() if _is(step, target, kind)}
+            tied = {name: target for name, target in module.tied.items() if _has_kind(step, target, kind)}
             held = module.parameters if kind is Kind.PARAM else module.buffers
             names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
-    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _is(step, name, kind)}
+    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _has_kind(step, name, kind)}
     return names
 
 
-def _is(step: Step, fqn: str, kind: Kind) -> bool:
-    """Whether any site of this FQN is of this kind."""
+def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
+    """Whether any site with this FQN, in either run and any step, is of this kind."""
     return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
 
 
 def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
-    """Whether a forward pass changed the tensor after `order` in either run."""
+    """Whether either run recorded, after `order`, that a forward pass changed the tensor.
+
+    Args:
+        step: the step.
+        fqn: of the tensor.
+        kind: PARAM or BUFFER.
+        order: position in run a's sequence; records at it do not count.
+    """
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
     return any(step.repeats_last(union, side) is False for union in later for side in "ab")
 
 
 def tensors_written_inside(step: Step, fqn: str, order: float) -> list[int]:
-    """Positions of divergences of submodules' tensors that the forward pass changed before `order`.
+    """Positions of divergences of tensors of modules inside `fqn` that the forward pass changed before `order`.
 
-    Only where inputs and outputs of the submodule do not differ.
+    Only of modules whose call had ended before `order`, whose inputs and outputs do not differ, and of tensors that are
+    EQUAL at `order`: each is recorded after `order`, though it was changed earlier.
     """
     phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}  # as a forward pass, or the step, leaves them
     return [
@@ -78,9 +97,17 @@ def tensors_written_inside(step: Step, fqn: str, order: float) -> list[int]:
 
 
 def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
-    """What is known of a tensor at `order`: its last record of the step, else what the step before left of it.
+    """What is known of a tensor at `order`: by its last earlier record in this step, else by its state before the step.
 
-    EQUAL where neither has it and nothing says that it differs; UNSEEN in one run alone, or after steps not recorded.
+    Before the step: DIFFERS if `carried` has it; else its last record of the previous step; else UNSEEN if only one run
+    has the tensor, or the previous step was not recorded and optimizers change the tensor; else WITHIN if `carried`
+    says so, or EQUAL.
+
+    Args:
+        step: the step.
+        fqn: of the tensor.
+        kind: PARAM or BUFFER.
+        order: position in run a's sequence.
     """
     alignment, carried = step.alignment, step.carried
     unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
@@ -92,7 +119,9 @@ def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     before = step.state_before
     if before is not None and unions and before[unions].any():
         return joint_known(before[[union for union in unions if before[union]][-1:]], every=True)
-    if not any(step.alignment.in_both[union] for union in unions) or (step.gap and fqn in step.comparison.ended):
+    if not any(step.alignment.in_both[union] for union in unions) or (
+        step.gap and fqn in step.comparison.recorded_after_steps
+    ):
         return Known.UNSEEN
     return Known.WITHIN if fqn in carried.within else Known.EQUAL
 
@@ -109,13 +138,14 @@ _TENSORS = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
 
 
 class Place(NamedTuple):
-    """A place in a step at which something is computed.
+    """The moment in a step at which something is computed.
 
     Attributes:
         site: what is computed; for a call of a module, an input or output of it.
-        order: when; what was recorded later does not matter.
+        order: position in run a's sequence; what was recorded at it or later does not matter.
         of: the module whose call it is, where that is not the diverging one.
-        start: when the call began in which other modules ran before; -1 where none did, or that is not known.
+        start: order at which the call began, if it has other modules' calls inside; -1 if it has none, or that is
+            unknown.
     """
 
     site: Site
@@ -125,15 +155,23 @@ class Place(NamedTuple):
 
 
 Edge = Callable[[Step, Place], list[Evidence]]
+"""Looks up one thing that a record rests on: what is known of it at a place of the step, as any number of facts."""
 
 
 def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
-    """All evidence from these edges, in order."""
+    """Evidence from each of these edges at `place`, one after the other; an edge may give none."""
     return [fact for edge in edges for fact in edge(step, place)]
 
 
-def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
-    """Edge: what is known of all records of these kinds and phases before the place."""
+def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
+    """Edge: one fact on `thing`, the joint state of all records of these kinds and phases before `place.order`.
+
+    Args:
+        thing: what the fact is about.
+        kinds: kinds of the records.
+        phases: phases of the records.
+        needed: as in `Evidence`: whether nothing can be concluded where none was seen.
+    """
 
     def edge(step: Step, place: Place) -> list[Evidence]:
         sites = np.concatenate([step.of(kind, phases) for kind in kinds])
@@ -147,7 +185,11 @@ def _before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, 
 
 
 def random_at_start(step: Step, _place: Place) -> list[Evidence]:
-    """Edge: start random states; nothing in a resumed run's first step where draws agree."""
+    """Edge: the random states at the start of the step.
+
+    Nothing in a resumed run's first step if all states drawn from in the forward pass are equal. With ranks put
+    together, one state that was not seen makes it UNSEEN.
+    """
     if step.comparison.is_resume_step(step.number):
         drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
         if step.known(drawn) is Known.EQUAL:
@@ -157,12 +199,16 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
 
 
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
-    """Edge: states the call drew from; nothing if none drew and all draws are recorded, else the start states."""
+    """Edge: the random states that the call drew from before `place.order`.
+
+    Where none of these is known: nothing if both captures notice all draws (but in a recomputation), else the start
+    states.
+    """
     sites = step.of(Kind.RNG, FORWARD).tolist()
     drawn = [
         number
         for number in sites
-        if step.table.order_of[number] < place.order and _drew(step.alignment.site(number), place.site)
+        if step.table.order_of[number] < place.order and _is_drawn_in(step.alignment.site(number), place.site)
     ]
     state = step.known(drawn)
     if state is not Known.UNSEEN:
@@ -171,19 +217,29 @@ def drawn_from(step: Step, place: Place) -> list[Evidence]:
     return [] if noticed else random_at_start(step, place)
 
 
-def _drew(state: Site, site: Site) -> bool:
-    """Whether a state was drawn from in a call, by the module itself or a submodule."""
+def _is_drawn_in(state: Site, site: Site) -> bool:
+    """Whether an `rng` record is of a draw in the call of `site`: in its phase, by a submodule or by that very call.
+
+    A submodule's counts in any of its calls; of the module itself, records made before the draw (DRAWN_BEFORE) do not.
+
+    Args:
+        state: site of the `rng` record.
+        site: what the call computes.
+    """
     inside = state.fqn.startswith(site.fqn + ".")
     itself = state.fqn == site.fqn and state.call == site.call and not state.path.endswith(DRAWN_BEFORE)
     return state.phase is site.phase and (inside or itself)
 
 
-batches = _before(Thing.BATCHES, (Kind.BATCH,), _DATA)
+batches = _all_before(Thing.BATCHES, (Kind.BATCH,), _DATA)
 """The batches of the step."""
 
 
 def loading(step: Step, place: Place) -> list[Evidence]:
-    """Edge: DIFFERS where outputs or draws before the batch differ; nothing otherwise."""
+    """Edge: EVERYTHING as DIFFERS where an output, or a draw of this loader, before the batch differs.
+
+    Nothing otherwise.
+    """
     made = [*step.of(Kind.OUTPUT, FORWARD).tolist(), *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
     return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
 
@@ -192,7 +248,7 @@ def loading(step: Step, place: Place) -> list[Evidence]:
 
 
 def passed_over(step: Step, _place: Place) -> list[Evidence]:
-    """Edge: UNSEEN where an evaluation in the step was not recorded; nothing otherwise."""
+    """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
     return (
         [Evidence(Thing.PASSED_OVER, Known.UNSEEN)]
         if step.comparison.passes_over(step.number, step.table.step_b)
@@ -201,18 +257,23 @@ def passed_over(step: Step, _place: Place) -> list[Evidence]:
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
-    """Edge: inputs of a call; nothing where inputs are recorded but this call has none."""
+    """Edge: the inputs of the call, UNSEEN if any is.
+
+    Nothing where both captures record all inputs but this call has none.
+    """
     site = place.site
     sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
     present = [number for number in sites if step.state[number]]
-    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.modules_chosen
+    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.leaves_modules_out
     return [] if none else [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
 
 
 def inside(step: Step, place: Place) -> list[Evidence]:
-    """Evidence on outputs recorded between the call's start and the place; nothing where the start is unknown.
+    """Edge: outputs of other modules recorded from the call's start to before the place.
 
-    Of every other module; with ranks put together, of submodules by name. One that is unseen makes it UNSEEN.
+    Nothing where the start is unknown.
+
+    With ranks put together only those of submodules, by name. One that was not seen makes it UNSEEN.
     """
     if place.start < 0:
         return []
@@ -227,7 +288,14 @@ def inside(step: Step, place: Place) -> list[Evidence]:
 
 
 def tensors(step: Step, place: Place) -> list[Evidence]:
-    """Edge: parameters and buffers of the module, and of submodules without recorded outputs."""
+    """Edge: parameters and buffers of the module and of submodules without recorded outputs.
+
+    REWRITTEN where those may change.
+
+    One fact per kind of tensor that there is, the worst state of its tensors. It is REWRITTEN and UNSEEN where the
+    forward pass changes one after the place. Where no module tree and no parameters are on record, PARAMETERS is
+    UNSEEN.
+    """
     fqn = place.site.fqn
     owners = [fqn, *unseen_inside(step, fqn)]
     facts = []
@@ -248,25 +316,30 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 def outputs(step: Step, place: Place) -> list[Evidence]:
     """Edge: all module outputs before the place.
 
-    LEFT_OUT where a capture chose modules and root outputs are missing.
+    `LEFT_OUT` instead where what was recorded agrees but root outputs lack.
+
+    That is only asked where a capture was told to leave modules out.
     """
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
     return [LEFT_OUT if _is_left_out(step, state, place.order) else Evidence(Thing.OUTPUTS, state, needed=True)]
 
 
 def unseen(step: Step, place: Place) -> list[Evidence]:
-    """Edge: modules that ran unobserved; nothing where none did."""
+    """Edge: RAN_UNSEEN, with their names, where modules ran unobserved in the place's evaluation or forward pass.
+
+    Else nothing.
+    """
     names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
     return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
 
 
 def forward(step: Step, place: Place) -> list[Evidence]:
-    """Edge: inputs and outputs of the forward pass before the place; LEFT_OUT where modules were left out."""
+    """Edge: module inputs and outputs before the place; `LEFT_OUT` instead under the condition of `outputs`."""
     (flow,) = _flow(step, place)
     return [LEFT_OUT if _is_left_out(step, flow.known, place.order) else flow]
 
 
-_flow = _before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
+_flow = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
 
 
 LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
@@ -274,8 +347,11 @@ LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
 
 
 def calls_left_out(step: Step, fqn: str) -> bool:
-    """Whether a capture left out modules, and one of them may have produced this module's input."""
-    if not step.comparison.modules_chosen:
+    """Whether a capture left out modules, so that one of them may have produced this module's input.
+
+    True if the module has a parent, or another root has submodules.
+    """
+    if not step.comparison.leaves_modules_out:
         return False
     root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
     others = {name for name in names if "." not in name and name != root}
@@ -283,8 +359,14 @@ def calls_left_out(step: Step, fqn: str) -> bool:
 
 
 def _is_left_out(step: Step, state: Known, order: float) -> bool:
-    """Whether outputs agree but root outputs before `order` are missing since modules were chosen."""
-    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.modules_chosen:
+    """Whether no root output before `order` was seen, because modules were left out, though what was seen agrees.
+
+    Args:
+        step: the step.
+        state: joint state of the outputs seen; one other than EQUAL and WITHIN gives False.
+        order: position in run a's sequence.
+    """
+    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.leaves_modules_out:
         return False
     sites = step.of(Kind.OUTPUT, FORWARD)
     roots = [
@@ -294,13 +376,13 @@ def _is_left_out(step: Step, state: Known, order: float) -> bool:
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
-    """Edge: all records before the place."""
+    """Edge: the joint state of all records before the place."""
     earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
     return [Evidence(Thing.EVERYTHING, step.known(earlier))]
 
 
 def what_is_equal(step: Step, place: Place) -> list[Evidence]:
-    """Edge: module outputs and batches before the place, only if EQUAL."""
+    """Edge: of module outputs and of batches before the place, each only if it is EQUAL."""
     return [fact for fact in (*outputs(step, place), *batches(step, place)) if fact.known is Known.EQUAL]
 
 
@@ -308,18 +390,18 @@ def what_is_equal(step: Step, place: Place) -> list[Evidence]:
 
 
 def loss(step: Step, place: Place) -> list[Evidence]:
-    """Edge: losses before the place; nothing where losses are recorded but this step has none."""
+    """Edge: losses before the place; nothing where both runs record losses but neither has one in this step."""
     sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
     return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
 
 
-backward = _before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
+backward = _all_before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
 """The backward pass, by the gradients that hooks recorded in it."""
 
 
 def gradients(step: Step, place: Place) -> list[Evidence]:
-    """Edge: backward gradients before the place; nothing where none are recorded."""
+    """Edge: gradients that hooks recorded in the backward pass before the place; nothing where none was seen."""
     (flow,) = backward(step, place)
     return [] if flow.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, flow.known)]
 
@@ -328,7 +410,10 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 
 
 def gradient(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the parameter's gradient at the optimizer step, or its sum where ranks of one run still owe it."""
+    """Edge: the parameter's gradient as the optimizer takes it; nothing if it alone has none (`lacks_gradient`).
+
+    GRADIENT_SUM instead where the ranks of one run alone have not summed it yet.
+    """
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
     if lacks_gradient(step, place.site.fqn):
         return []
@@ -337,13 +422,16 @@ def gradient(step: Step, place: Place) -> list[Evidence]:
 
 
 def lacks_gradient(step: Step, fqn: str) -> bool:
-    """Whether the step has gradients at the optimizer, but none of this parameter."""
+    """Whether the optimizer phase of the step has gradients in any state, but none of this parameter."""
     every = step.of(Kind.GRAD, _AFTER)
     return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, _AFTER, fqn)].any()
 
 
 def owing_side(step: Step, sites: Iterable[int]) -> str:
-    """The run alone in which ranks have not summed a gradient; "" for neither or both."""
+    """`a` or `b`, if ranks have yet to sum (`Joined.OWED`) a gradient among `sites` in that run alone.
+
+    "" for neither or both.
+    """
     owing = [
         half.side
         for half in step.table.halves
@@ -352,17 +440,22 @@ def owing_side(step: Step, sites: Iterable[int]) -> str:
     return owing[0] if len(owing) == 1 else ""
 
 
-gradients_in_step = _before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
+gradients_in_step = _all_before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 """The gradients that an optimizer computed before, within its step."""
 
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the tensor's value before the record."""
+    """Edge: the tensor's last value before the record."""
     return [Evidence(Thing.VALUE_BEFORE, tensor_known(step, place.site.fqn, place.site.kind, place.order))]
 
 
 def state_before(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the parameter's optimizer state before the step; nothing where there is none yet."""
+    """Edge: the parameter's optimizer state before the step.
+
+    DIFFERS if `carried` has any of it; else its records of the previous step, else those at this step's start, else
+    UNSEEN. Nothing instead of UNSEEN where there is no state yet: in step 0 of both, or in a resumed run's first step
+    if states are recorded.
+    """
     fqn = place.site.fqn
     if any(name == fqn for name, _ in step.carried.states):
         return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
@@ -377,14 +470,14 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
 
 
 def trained(step: Step, place: Place) -> list[Evidence]:
-    """Edge: all parameters at the place; EQUAL only if all are."""
+    """Edge: all parameters as they are at the place: the worst of their states; UNSEEN where there are none."""
     names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
     answers = [tensor_known(step, name, Kind.PARAM, place.order) for name in sorted(names)]
     return [Evidence(Thing.TRAINED, worst_of(answers) if answers else Known.UNSEEN, needed=True)]
 
 
 def updates_by_hand(step: Step) -> bool:
-    """Whether neither run has any record of an optimizer or hyper-parameter."""
+    """Whether neither run has, in any step, a hyper-parameter or a record of the optimizer phase."""
     settings = of_kinds(step.alignment.kind, SETTING_KINDS)
     return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
 

@@ -51,14 +51,17 @@ _PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
 def size_of(
     a: Summary | None, b: Summary | None, rel: float | None, terms: int = 0, scale: float | None = None
 ) -> Size | None:
-    """The size class of a divergence: STRUCTURAL (missing, shape, dtype), MORE, ROUNDING; None where unknown.
+    """The size class of a divergence: STRUCTURAL, MORE or ROUNDING; None where the records do not tell.
+
+    STRUCTURAL: one run lacks it, or status, shape or dtype differ. MORE: beyond the bound of the module's docstring, in
+    distance or in a statistic; of a dtype without rounding, always.
 
     Args:
-        a: what run a recorded.
-        b: what run b recorded.
+        a: what run a recorded; None where it has no record.
+        b: what run b recorded; None where it has no record.
         rel: relative L2 distance; None where it is not known.
-        terms: of the reduction that gives it; 0 where that is not known.
-        scale: c where b is c times a: no order of sums makes one factor for all elements.
+        terms: number of terms of the sum that gives the value; 0 where that is not known.
+        scale: c where b is c times a, else None: no other order of sums multiplies all elements by one factor.
     """
     if a is None or b is None or a.status is not b.status or shapes_differ(a, b):
         return Size.STRUCTURAL
@@ -78,7 +81,16 @@ def size_of(
 
 
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
-    """Number of terms of the reduction that gives a value, from the step's records; 0 where unknown."""
+    """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
+
+    Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
+    input gradient: the largest fan-in of its module's parameters.
+
+    Args:
+        step: the step of the record.
+        site: what was recorded.
+        a: run a's record of it; None gives 0.
+    """
     if a is None or not a.layout.shape:
         return 0
     if site.kind is Kind.GRAD:
@@ -92,7 +104,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
 
 
 def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
-    """Largest number of elements of a module's values of a kind, in run a."""
+    """Number of elements of the largest value of a kind that run a recorded of a module in the step; 0 for none."""
     rows = [
         row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
     ]
@@ -100,7 +112,10 @@ def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
 
 
 def _fan_in(step: Step, name: str) -> int:
-    """Product of a parameter's dimensions but the first; 0 for vectors or without a record."""
+    """Product of a parameter's dimensions but the first, in run a.
+
+    0 for fewer than two dimensions, or without a record.
+    """
     for kind in (Kind.PARAM, Kind.GRAD):
         for union in step.of(kind, frozenset(Phase), name):
             row = step.table.rows_of("a").get(int(union))
@@ -111,7 +126,11 @@ def _fan_in(step: Step, name: str) -> int:
 
 
 def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
-    """Whether minimum, maximum and mean agree within `tolerance`, with finite values throughout."""
+    """Whether minimum, maximum and mean are on record, finite and as close as `tolerance`.
+
+    Minima and maxima are compared relative to the larger absolute value of the two, means relative to the larger mean
+    absolute value.
+    """
     if has_nonfinite(a) or has_nonfinite(b):
         return False
     spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
@@ -128,16 +147,19 @@ _UNMEASURED = frozenset({Kind.RNG})
 
 
 def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
-    """(c, rest) where b is c times a by least squares over the sketches.
+    """(c, rest) where b is c times a by least squares over two sketches; the rest is relative to b's norm.
 
-    None where the rest exceeds rounding or c is 1.
+    None where the rest is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
     """
     factor, rest = scale_between(sketch_a, sketch_b)
     return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
 def _plain_relative(a: Summary, b: Summary) -> float | None:
-    """Relative distance of two numbers in texts; None where either is no number, or not finite."""
+    """Difference of two numbers in texts over the larger absolute value, 0 for two zeros.
+
+    None if one is not finite or no number.
+    """
     try:
         x, y = float(a.text), float(b.text)
     except ValueError:
@@ -150,12 +172,15 @@ def _plain_relative(a: Summary, b: Summary) -> float | None:
 
 
 def has_nonfinite(stats: Mapping[str, float]) -> bool:
-    """Whether a tensor's statistics count a NaN or infinity."""
+    """Whether these statistics of a tensor count any NaN or infinity; False where they have no counts."""
     return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
-    """The divergence at a position as an object, with distance, size and factor."""
+    """The divergence at a position of `step.divergences`, with role and reason of `cause`, distance, size and factor.
+
+    Reads the whole tensors from disk, where both runs stored them; then the distance is exact.
+    """
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts
     row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])

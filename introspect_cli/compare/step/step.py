@@ -28,16 +28,24 @@ if TYPE_CHECKING:
 
 
 class Calls:
-    """Module calls of a step, in order; with ranks put together, by module name alone."""
+    """When modules run in a step, by the order of their inputs and outputs in run a.
+
+    With ranks put together, whose modules run at the same time, nothing is said of what runs inside what.
+    """
 
     def __init__(self, table: Table, comparison: Comparison) -> None:
-        """Take the table of the step."""
+        """Keep the table; calls are looked up at the first question."""
         self._table, self._of = table, comparison.of
         self._is_gathered = comparison.gathered is not None
         self._by_name: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
 
     def running(self, fqn: str, order: float) -> tuple[float, int] | None:
-        """(start, call index) of the last call of `fqn` whose inputs come before `order`; None for none."""
+        """(order of its first input, call number) of the last call of `fqn` that had begun at `order`; None for none.
+
+        Args:
+            fqn: the module.
+            order: position in run a's sequence; an input at it counts.
+        """
         if fqn not in self._by_name:
             inputs = self._of(Kind.INPUT, FORWARD, fqn)
             inputs = inputs[np.argsort(self._table.order_of[inputs], kind="stable")]
@@ -48,9 +56,9 @@ class Calls:
         return None if place < 0 else (starts[calls[place]], calls[place])
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
-        """(name, start, call index) of the innermost call of another module at `order`.
+        """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
 
-        None for none, and with ranks put together.
+        None for none, and always with ranks put together.
         """
         if self._is_gathered:
             return None
@@ -61,7 +69,10 @@ class Calls:
         return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
 
     def spans_of(self, fqn: str) -> list[tuple[float, float]]:
-        """(start, end) of each call of a module; infinite with ranks put together."""
+        """(order of the first input, order of the last output) of each call of a module.
+
+        With ranks put together one infinite span.
+        """
         if self._is_gathered:
             return [(-np.inf, np.inf)]
         calls, begun, ended = self._spans
@@ -69,7 +80,10 @@ class Calls:
 
     @cached_property
     def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
-        """Calls (FQN, index) with the order of their first input and last output."""
+        """((FQN, call number) of each call, order of its first input, order of its last output); computed once.
+
+        A list and two arrays of one length. Calls without an input, or without an output, are left out.
+        """
         begun: dict[tuple[str, int, int], float] = {}
         ended: dict[tuple[str, int, int], float] = {}
         orders, alignment = self._table.order_of, self._table.alignment
@@ -119,6 +133,10 @@ class Step:
         resumed: bool = False,
         learned: Learned | None = None,
     ) -> None:
+        """Go through the divergences once and build the lookups; no step is read here.
+
+        Args: as the attributes.
+        """
         self.comparison, self.of = comparison, comparison.of
         self.table, self.number, self.divergences = table, table.step, table.divergences
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
@@ -145,7 +163,7 @@ class Step:
                     self._inside.setdefault(head, []).append(order)
 
     def with_table(self, table: Table) -> Step:
-        """The same step with another table."""
+        """A `Step` like this with another table of the same step; this one is left as it is."""
         return Step(
             self.comparison,
             table,
@@ -160,17 +178,17 @@ class Step:
 
     @property
     def state(self) -> Codes:
-        """State of every site in this step (`Table.state_of`)."""
+        """State code of every site in this step, int8 (number of sites,), as `Table.state_of`."""
         return self.table.state_of
 
     @property
     def state_before(self) -> Codes | None:
-        """State of every site in the previous step; None where either run did not record it."""
+        """State code of every site in the previous step; None where either run did not record it."""
         return None if self.before is None else self.before.state_of
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
-        """Module trees of a and b at this step, by renamed FQN."""
+        """Modules of a and of b as they are at this step, by FQN (a's renamed to b's); computed once."""
         change = self.comparison.rename or str
         return (
             {change(module.fqn): module for module in tree_at(self.comparison.a.module_rows, self.table.step)},
@@ -178,8 +196,11 @@ class Step:
         )
 
     @cached_property
-    def without_modules(self) -> bool:
-        """Whether modules were recorded and none ran in either run, and operators were not recorded."""
+    def has_no_modules(self) -> bool:
+        """Whether no module is seen at all: none in either tree or among the sites, though modules were recorded.
+
+        False where operators were recorded.
+        """
         kinds = self.comparison.kinds
         if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
             return False
@@ -187,12 +208,12 @@ class Step:
         return not np.isin(self.alignment.kind, calls).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
-        """What is known of sites together, by `joint_known`.
+        """What is known of these sites in this step together, by `joint_known`.
 
         Args:
-            sites: their numbers.
-            before: only what was recorded earlier than this counts.
-            every: whether one record that was not seen makes the whole not seen.
+            sites: their union numbers.
+            before: position in run a's sequence; only earlier records count.
+            every: whether one record that was not seen makes the answer UNSEEN.
         """
         numbers = np.asarray(sites, dtype=np.int64)
         states = self.state[numbers]
@@ -203,43 +224,50 @@ class Step:
     # --- what differs
 
     def order_at(self, position: int) -> float:
-        """Order of a divergence in a's sequence."""
+        """Place of the divergence at `position` in a's sequence (`Table.order`)."""
         return float(self.divergences.order[position])
 
     def is_one_sided(self, position: int) -> bool:
-        """Whether one run alone has the record."""
+        """Whether only one run has the record at `position`."""
         return bool(self.divergences.one_sided[position])
 
     def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
-        """Whether any divergence in these phases comes before `order`; saved files do not count."""
+        """Whether any divergence whose phase is in `phases` comes before `order`; saved files do not count."""
         return any(at < order and phase in phases for (phase, _), at in self._first.items())
 
     def anything_before(self, order: float) -> bool:
-        """Whether a start parameter or buffer differs, or any divergence but of a saved file comes before `order`."""
+        """Whether anything differs before `order`: a parameter or buffer as the step begins, or anything in the step.
+
+        Saved files do not count.
+        """
         return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
 
     def rng_differs(self) -> bool:
-        """Whether a random state differs at the start of the step."""
+        """Whether any random state differs at the start of the step."""
         return (Phase.START, Kind.RNG) in self._first
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
-        """Whether any path of this phase, kind, FQN and call differs."""
+        """Whether any divergence of the step has this phase, kind, FQN and call, whatever its path."""
         return (phase, kind, fqn, call) in self._differing
 
     def differing(self, kind: Kind, fqn: str) -> list[int]:
-        """Positions of divergences of a kind and FQN, in order."""
+        """Positions of the divergences with this kind and FQN, in order; [] for none."""
         return self._by_kind.get((kind, fqn), [])
 
-    def inside(self, fqn: str, low: float, high: float) -> bool:
-        """Whether a forward record other than the module's own differs between `low` and `high`.
+    def differs_inside(self, fqn: str, low: float, high: float) -> bool:
+        """Whether a forward record other than the module's own differs from `low` to `high`, both inclusive.
 
-        All records while a call runs count as inside it; with ranks put together, those below its name.
+        All records from a call's start to its end count as inside it; with ranks put together, those of modules below
+        its name.
         """
         of_all, of_it = (_count_between(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
-        """(FQNs that run `side` alone has, first position at or below each of these and of their ancestors)."""
+        """What run `side` alone has: (FQNs, first position by FQN, also by each ancestor of these).
+
+        Computed once per side.
+        """
         if side not in self._one_sided:
             missing = self.divergences.row_b if side == "a" else self.divergences.row_a
             names, inside = self._one_sided.setdefault(side, (set(), {}))
@@ -253,9 +281,15 @@ class Step:
     # --- the last value of each tensor and setting
 
     def last(self, union: int, side: str) -> tuple[StepBatch, int] | None:
-        """(batch, row) of the last earlier record of the tensor, gradient or setting of a site; None for none.
+        """(records of a step, row) of the last earlier record of what a site is about; None for none.
 
-        Searches this step, then up to `_MAX_STEPS_BACK` steps, or one where steps were thinned.
+        Earlier records of one kind, FQN and path count, whatever their phase and call. Looked for in this step before
+        the site's own record, then in the `_MAX_STEPS_BACK` steps before it (only one where steps were thinned), which
+        are read.
+
+        Args:
+            union: number of the site.
+            side: `a` or `b`.
         """
         table, alignment, comparison = self.table, self.alignment, self.comparison
         of = alignment.kind[union], alignment.path[union]
@@ -277,48 +311,61 @@ class Step:
         return None
 
     def last_text(self, union: int, side: str) -> str | None:
-        """Last value recorded before the step as text; None where there is none."""
+        """The value that `last` finds, as text; None where it finds none, or that has no text."""
         found = self.last(union, side)
         return None if found is None else plain_of(*found)
 
     def unchanged_side(self, union: int) -> str:
-        """The run alone whose record equals the tensor's last one; "" for neither, both or unknown."""
+        """`a` or `b`, if in that run alone the record repeats the last value (`repeats_last`).
+
+        "" for neither or both.
+        """
         same = [side for side in "ab" if self.repeats_last(union, side) is True]
         return same[0] if len(same) == 1 else ""
 
     def repeats_last(self, union: int, side: str) -> bool | None:
-        """Whether a record equals the last one of its tensor; None where either is missing."""
+        """Whether the checksum of run `side` at site `union` is that of its last earlier record.
+
+        None where either is missing.
+        """
         now, found = self.table.checksum(union, side), self.last(union, side)
         return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
 
     # --- tensors, and calls
 
     def is_recorded_before(self, fqn: str) -> bool:
-        """Whether both runs recorded the tensor in the previous step, or at their start."""
+        """Whether the tensor's value before this step is on record in both runs.
+
+        That is, both have a record of it in the previous step; or both have one at their start, in any step after a's
+        first.
+        """
         before = self.before
         if before is not None:
             sites = self.alignment.by_fqn[fqn]
             if all(np.isin(sites, recorded).any() for recorded in (before.sites_a, before.sites_b)):
                 return True
-        return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.began
+        return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.recorded_at_start
 
     def sequence_of(self, sites: list[int]) -> float | None:
-        """Earliest order in run a of any of these sites; None where none was recorded."""
+        """Lowest order in run a of these sites; None where a has none of them in the step."""
         earliest = self.table.order_of[sites].min(initial=np.inf)
         return float(earliest) if np.isfinite(earliest) else None
 
     @cached_property
     def calls(self) -> Calls:
-        """Lookups of module calls."""
+        """Lookups of module calls of this step; created once."""
         return Calls(self.table, self.comparison)
 
     def tensors_differ(self, fqn: str, order: float) -> bool:
-        """Whether a parameter or buffer at or below the module differs before `order`."""
+        """Whether a parameter or buffer at or below the module differs before `order`, or as the step begins."""
         return self._tensors_from.get(fqn, np.inf) < order
 
     @cached_property
     def _tensors_from(self) -> dict[str, float]:
-        """By module, the order from which a parameter or buffer below it differs; -inf for the start."""
+        """By module, the lowest order at which a parameter or buffer at or below it differs.
+
+        -inf if it does as the step begins.
+        """
         tensors = dict.fromkeys(
             (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
         )
@@ -330,7 +377,7 @@ class Step:
 
 
 def _count_between(orders: list[float], low: float, high: float) -> int:
-    """Number of sorted orders between `low` and `high`, inclusive."""
+    """How many of `orders` (sorted) are from `low` to `high`, both inclusive."""
     return bisect_right(orders, high) - bisect_left(orders, low)
 
 
@@ -340,7 +387,10 @@ _MAX_RECORDS = 200
 
 
 def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Per run, (`file:line` of the last equal record before a divergence, and of the divergence); "" where unknown."""
+    """Of a, and of b, (`file:line` of the last equal record before a divergence, `file:line` of the divergence).
+
+    "" where unknown: of the `_MAX_RECORDS` equal records before it none has a line, or the run lacks the divergence.
+    """
     table, divergences = step.table, step.divergences
     equal = table.state == EQUAL
     found = []

@@ -41,15 +41,15 @@ _SHOWN_SOURCES = (Source.ROOT, Source.VALUE)
 
 @dataclass
 class Structure:
-    """One-sided sites and differing random states over the walked steps.
+    """One-sided sites and differing random states over the steps walked so far.
 
     Attributes:
         alignment: the runs' sites.
         match: which name of a is which of b.
-        only: by side, the sites that it alone had, in the order in which they were seen.
-        random: random states that differed, each with its first step.
-        giving: modules that one side only has, and that gave back what they were given.
-        changing: those that gave something else.
+        only: for a and for b, the union numbers of sites that it alone had, in the order in which they were added.
+        random: names of random states that differed, each with the first step in which it did.
+        giving: one-sided modules with a call whose outputs equal its inputs.
+        changing: one-sided modules with a call for which that is not so; a module may be in both.
         merges: parameters that are one in one run and several in the other.
         evaluations: steps in which one run alone evaluates, each with its side.
     """
@@ -64,12 +64,19 @@ class Structure:
     evaluations: dict[int, str] = field(default_factory=dict)
     _looked: bool = False
 
-    def see(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add the causes of a step; merges are searched once, in the first step where both runs have one-sided rows."""
+    def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
+        """Add a step's one-sided rows and random states.
+
+        Merges are looked for once: in the first step in which both runs have one-sided rows.
+
+        Args:
+            causes: the step's table, with causes as its only diverging rows.
+            layouts: of a and of b.
+        """
         for only, half in zip(self.only, causes.halves, strict=True):
             only.update(dict.fromkeys(half.sites[half.only].tolist()))
-            self._see_passing(half)
-        for union in causes.unions.tolist():
+            self._sort_one_sided_modules(half)
+        for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
         if not self._looked and len(causes.only_a) and len(causes.only_b):
             self._looked = True
@@ -77,17 +84,17 @@ class Structure:
 
     @property
     def differs(self) -> bool:
-        """Whether there is a renaming, one-sided site, random state, merge or evaluation."""
+        """Whether there is any renaming (by root or value), one-sided site or evaluation, random state, or merge."""
         renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
         return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
 
     def sites(self) -> list[Site]:
-        """Sites of all random states and one-sided records so far."""
+        """Sites of what was collected: differing random states (as in the phase `start`), then one-sided records."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
         return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 
-    def _see_passing(self, half: Half) -> None:
-        """Sort one-sided modules into `giving` (output checksums equal input checksums) and `changing`."""
+    def _sort_one_sided_modules(self, half: Half) -> None:
+        """Add one-sided modules to `giving` where a forward call gives its inputs back, else to `changing`."""
         calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
         for row in half.only.tolist():
             site = self.alignment.site(int(half.sites[row]))
@@ -100,13 +107,20 @@ class Structure:
 
 
 def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
-    """All structural changes: names, merges, one-sided, evaluations, random states. `same`: no value differs."""
-    changes = [*_renames(structure.match), *_merged(structure), *_one_sided(structure, same=same)]
+    """All changes of structure, in this order: names, merges, one-sided, evaluations, random states.
+
+    Args:
+        structure: what was collected.
+        same: whether no value differs; then notes say that a change has no effect.
+    """
+    changes = [*_rename_changes(structure.match), *_merge_changes(structure), *_one_sided_changes(structure, same=same)]
     for side in "ab":
         steps = [step for step, which in structure.evaluations.items() if which == side]
         if steps:
             more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
-            changes.append(_only(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls"))
+            changes.append(
+                _only_change(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls")
+            )
     note = "and nothing recorded depends on it" if same else ""
     layers: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name, step in structure.random.items():
@@ -119,13 +133,17 @@ def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ..
     return tuple(changes)
 
 
-def _only(side: str, name: str, text: str, note: str = "", change: str = "only") -> StructureChange:
+def _only_change(side: str, name: str, text: str, note: str = "", change: str = "only") -> StructureChange:
+    """A change that run `side` alone has: `name` in that run, None in the other."""
     in_a, in_b = (name, None) if side == "a" else (None, name)
     return StructureChange(change, in_a, in_b, text, note)
 
 
 def sentence_of(changes: Sequence[StructureChange]) -> str:
-    """Sentence with up to `SHOWN` changes: ` Names differ: head is head.0 in b.`; "" for none."""
+    """Sentence, after a blank, with the first `SHOWN` changes and the number of others; "" for none.
+
+    ` Names differ: head is head.0 in b.`
+    """
     if not changes:
         return ""
     only_random = all(change.change == "random" for change in changes)
@@ -138,7 +156,7 @@ def sentence_of(changes: Sequence[StructureChange]) -> str:
 
 
 def clause_of(change: StructureChange) -> str:
-    """A change as a clause, with its note."""
+    """A change's text, followed by its note where it has one."""
     if not change.note:
         return change.text
     return f"{change.text}{' ' if change.change == 'random' else ', '}{change.note}"
@@ -147,8 +165,11 @@ def clause_of(change: StructureChange) -> str:
 # --- names
 
 
-def _renames(match: Correspondence) -> list[StructureChange]:
-    """Renamings by root or value; those with one pattern of numbers are one change."""
+def _rename_changes(match: Correspondence) -> list[StructureChange]:
+    """A change per renaming by root or value.
+
+    Renamings that differ in numbers alone are one change, with `*` for these.
+    """
     groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
     for name, renamed in match.renamed.items():
         if renamed.source in _SHOWN_SOURCES:
@@ -158,20 +179,26 @@ def _renames(match: Correspondence) -> list[StructureChange]:
         old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
         votes = sum(member.votes for _, member in members)
         evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
-        text = f"{_glossed(old, match.variables[0])} is {_glossed(new, match.variables[1])} in b"
+        text = f"{_with_variable(old, match.variables[0])} is {_with_variable(new, match.variables[1])} in b"
         changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return changes
 
 
-def _glossed(name: str, variables: Mapping[str, str]) -> str:
-    """A root's name with its variable, `Net#2 (target)`, where a run has several of its class."""
+def _with_variable(name: str, variables: Mapping[str, str]) -> str:
+    """A root's name with the variable that holds it, `Net#2 (target)`.
+
+    Alone where its class has one root in the run.
+    """
     if name in variables and class_of_root(name) in ambiguous(variables):
         return f"{name} ({variables[name]})"
     return name
 
 
 def starred(old: str, new: str) -> tuple[str, str]:
-    """Both names with numbers as `*`; where the numbers differ, only in their common beginning."""
+    """Both names with their numeric components as `*`.
+
+    Where the numbers of the two differ, only in the components that both names begin with.
+    """
     one, two = old.split("."), new.split(".")
     numbers = [[part for part in parts if part.isdecimal()] for parts in (one, two)]
     if numbers[0] != numbers[1]:
@@ -181,15 +208,18 @@ def starred(old: str, new: str) -> tuple[str, str]:
 
 
 def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
-    """Dotted name of `parts` with numbers as `*`, then `rest` unchanged."""
+    """Dotted name of `parts`, the numeric ones as `*`, followed by `rest` unchanged."""
     return ".".join(["*" if part.isdecimal() else part for part in parts] + list(rest))
 
 
 # --- what one run only has
 
 
-def _merged(structure: Structure) -> list[StructureChange]:
-    """Merged and split modules, equal layers as one change."""
+def _merge_changes(structure: Structure) -> list[StructureChange]:
+    """A change per merge (several modules of a are one in b) or split.
+
+    Those that differ in numbers alone are one change.
+    """
     groups: dict[tuple[str, tuple[str, ...], str], list[Merge]] = defaultdict(list)
     for merge in structure.merges:
         owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
@@ -204,8 +234,11 @@ def _merged(structure: Structure) -> list[StructureChange]:
     return changes
 
 
-def _one_sided(structure: Structure, *, same: bool) -> list[StructureChange]:
-    """Modules, tensors and calls that one run alone has, by their outermost module."""
+def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureChange]:
+    """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
+
+    Inside a module that only one run has, only that outermost module is told; what is part of a merge is not.
+    """
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
     names, further = (alignment.names_a, alignment.names_b), list[dict[str, set[int]]]()
@@ -241,7 +274,16 @@ def _changes_of_names(
     *,
     same: bool,
 ) -> list[StructureChange]:
-    """Changes for modules and tensors that run `side` alone has; equal layers are one change."""
+    """Changes for modules and tensors that run `side` alone has; names that differ in numbers alone are one change.
+
+    Args:
+        structure: what was collected.
+        side: `a` or `b`.
+        subjects: outermost one-sided names, each with the union numbers of its sites.
+        other: all names of the other run, with their ancestors.
+        variables: what the script of `side` calls each root.
+        same: whether no value differs.
+    """
     alignment = structure.alignment
     groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, unions in subjects.items():
@@ -268,12 +310,18 @@ def _changes_of_names(
             text = f"only {side} also runs {'another ' + class_of_root(name) + called if again else name}{of_class}"
         passes = all(member in structure.giving and member not in structure.changing for member in members)
         nothing = "which changes nothing: it" if same else "which"
-        changes.append(_only(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
+        changes.append(_only_change(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
     return changes
 
 
 def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
-    """Changes for modules of both runs where run `side` alone has further calls or paths."""
+    """Changes for modules of both runs where run `side` alone has further calls or paths.
+
+    Args:
+        alignment: both runs' sites.
+        side: `a` or `b`.
+        names: FQNs, each with the union numbers of the sites that `side` alone has.
+    """
     groups: dict[str, list[str]] = defaultdict(list)
     for name, unions in names.items():
         more, others = map(alignment.site, unions), map(alignment.site, {*alignment.by_fqn[name]} - unions)

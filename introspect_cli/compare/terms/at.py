@@ -49,7 +49,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True)
 class At:
-    """One step of a rank; it may not be recorded, and then has no rows.
+    """One step of a rank, read when first asked; a step that was not recorded has no rows.
 
     Attributes:
         reader: of the rank.
@@ -63,11 +63,11 @@ class At:
 
     @classmethod
     def first(cls, reader: Reader, sites: Columns) -> At:
-        """The first recorded step; step -1 for an empty run."""
+        """`At` the first recorded step of a rank; step -1 where there is none."""
         return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
 
     def to(self, step: int) -> At:
-        """The same rank at another step."""
+        """The same rank at step `step`, as the run numbers it."""
         return replace(self, step=step)
 
     @property
@@ -77,11 +77,16 @@ class At:
 
     @cached_property
     def batch(self) -> StepBatch:
-        """The step's records."""
+        """The step's records, read from the store at the first access; the step must be on record."""
         return self.reader.read(self.step)
 
     def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
-        """(row, site) of records of these kinds, in `phase` or, where None, in any, in sequence."""
+        """(row in `batch`, number of the site) of records of these kinds, in order of recording.
+
+        Args:
+            kinds: kinds that are wanted.
+            phase: the phase that is wanted; None for all.
+        """
         if not self.recorded:
             return []
         wanted = of_kinds(self.sites.kind, kinds)
@@ -93,21 +98,33 @@ class At:
         return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
 
     def tensor_rows(self, phase: Phase | None = None) -> dict[Tensor, int]:
-        """Row by tensor, in one phase or all; of several calls the first for START, else the last."""
+        """Row in `batch` of each parameter, buffer and optimizer state.
+
+        Of several records of one, the first where `phase` is START, else the last.
+
+        Args:
+            phase: the phase that is wanted; None for all.
+        """
         rows = self.rows(STATE_KINDS, phase)
         ordered = reversed(rows) if phase is Phase.START else rows
         return {tensor_of(self.sites, number): row for row, number in ordered}
 
     def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
-        """Checksums by tensor, in one phase or all, without unobserved ones."""
+        """Checksum of each parameter, buffer and optimizer state, by the records of `tensor_rows`.
+
+        NOT_OBSERVED ones left out.
+        """
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
-    def left(self, looked_at: int) -> dict[Tensor, int | None]:
-        """Checksums that optimizers left by this step, each from its last update; None where a step is missing.
+    def left_by_updates(self, looked_at: int) -> dict[Tensor, int | None]:
+        """Checksum of each tensor after its last optimizer step up to this step, which is included.
+
+        Tensors with a record after an optimizer step anywhere in the run are looked for. Where a step on the way was
+        not recorded, those not found by then are None; those not found in `looked_at` steps are left out.
 
         Args:
-            looked_at: how many steps are looked at.
+            looked_at: how many earlier steps are read at most.
         """
         left = dict[Tensor, int | None](self.tensors(Phase.OPTIMIZER))
         missing = self._recorded_in(Phase.OPTIMIZER, STATE_KINDS) - left.keys()
@@ -121,8 +138,15 @@ class At:
             missing -= left.keys()
         return left
 
-    def begun(self, looked_at: int) -> dict[Tensor, int]:
-        """Checksums of start values, and of each optimizer's states when it first steps within `looked_at` steps."""
+    def begun_with(self, looked_at: int) -> dict[Tensor, int]:
+        """Checksum of each tensor at the start of this step.
+
+        Optimizer states without one are looked for in the steps that follow, up to the first that lacks a record: the
+        start of a later step counts unless the optimizer stepped the parameter before.
+
+        Args:
+            looked_at: how many steps are read at most, this one included.
+        """
         begun = dict(self.tensors(Phase.START))
         missing = self._recorded_in(Phase.START, [Kind.OPTIMIZER_STATE]) - begun.keys()
         stepped: set[str] = set()
@@ -136,19 +160,19 @@ class At:
         return begun
 
     def _recorded_in(self, phase: Phase, kinds: Iterable[Kind]) -> set[Tensor]:
-        """Tensors with a site in a phase, in any step of the run."""
+        """Tensors of these kinds that have a site in `phase`, in any step of the run."""
         wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, kinds)
         return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
 
     def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
-        """Checksums of an optimizer's state for a parameter in a phase, by path."""
+        """Checksum of each value of a parameter's optimizer state in a phase of this step, by path."""
         state = kind_code(Kind.OPTIMIZER_STATE)
         return {
             path: value for (kind, name, path), value in self.tensors(phase).items() if (kind, name) == (state, fqn)
         }
 
     def batches(self) -> dict[str, list[BatchValues]]:
-        """Batches of training by loader, in order of calls, each as sorted (path, checksum)."""
+        """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path."""
         sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
         for row, number in self.rows([Kind.BATCH], Phase.DATA):
             if self.batch.status[row] != Status.NOT_OBSERVED:
@@ -160,7 +184,10 @@ class At:
         }
 
     def random_states(self) -> States:
-        """(checksum, status) by generator, phase, module and call; draws between modules are left out."""
+        """(checksum, status) of each random state in the step, by (generator, phase, module, call).
+
+        States recorded before draws that happen between modules are left out.
+        """
         sites, states = self.sites, States()
         for row, number in self.rows([Kind.RNG]):
             phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
@@ -171,21 +198,24 @@ class At:
         return states
 
     def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
-        """Records of a kind and phase as numbers; of tensors the mean."""
+        """Records of a kind and phase in this step as numbers (`Number`), in order of recording."""
         sites, rows = self.sites, self.rows([kind], phase)
         return [
-            Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _moves(self.batch, row))
+            Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _is_nonzero(self.batch, row))
             for row, number in rows
         ]
 
 
 def tensor_of(sites: Any, number: int) -> Tensor:
-    """(kind code, FQN, path) of a site."""
+    """(kind code, FQN, path) of site `number`, in a table of sites as columns."""
     return int(sites.kind[number]), sites.fqn[number], sites.path[number]
 
 
 def _scalar(batch: StepBatch, row: int) -> float | None:
-    """The number in a record's text, else its mean; None where neither is known."""
+    """The number that a record's text is, else the mean of its tensor; None where it has neither, or NaN.
+
+    A text that is no number makes it None.
+    """
     try:
         if len(batch.text) and batch.text[row]:
             return float(batch.text[row])
@@ -196,7 +226,7 @@ def _scalar(batch: StepBatch, row: int) -> float | None:
     return None if value is None or np.isnan(value) else value
 
 
-def _moves(batch: StepBatch, row: int) -> bool:
-    """Whether a record's minimum or maximum is known and not 0."""
+def _is_nonzero(batch: StepBatch, row: int) -> bool:
+    """Whether a record's minimum or maximum is on record and neither 0 nor NaN."""
     largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
     return any(value != 0 for value in largest if not np.isnan(value))

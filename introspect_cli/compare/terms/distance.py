@@ -40,10 +40,24 @@ WHOLE = ("float", "bfloat", "complex")
 
 
 class Layouts:
-    """Arrays indexed by layout number of one rank: number of elements, dtype, shape, rounding unit."""
+    """Properties of one rank's layouts as arrays indexed by layout number; those of no layouts have one element.
+
+    Attributes:
+        numel: float64, number of elements.
+        floating: bool, whether sums of the dtype are rounded (`WHOLE`).
+        unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
+        dtype: int64, a number per dtype, the same in all `Layouts` of the process.
+        stored: bool, whether the tensor is sparse, jagged or nested.
+        scalar: bool, whether it has no dimensions.
+        coarse: whether any layout is of bfloat16; not an array.
+        shape: int64, a number per shape, the same in all `Layouts` of the process.
+    """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
-        """Take the layouts of a rank, by number."""
+        """Compute all arrays now.
+
+        New shapes and dtypes get numbers in `_SHAPES` and `_DTYPES`, which all instances share.
+        """
         self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
         self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
         # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
@@ -67,7 +81,10 @@ _DTYPES: dict[str, int] = {}
 
 
 def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
-    """L2 norm of each row's tensor, from mean and variance; NaN for sparse or nested tensors."""
+    """L2 norm of the finite elements of each row's tensor, float64 (rows,), from mean and variance.
+
+    NaN for sparse, jagged and nested tensors.
+    """
     mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
     var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
     numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
@@ -78,7 +95,7 @@ def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
 
 
 def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
-    """L2 norm of each row of a sketch."""
+    """L2 norm of each sketch: float64 (n,) of an array (n, 16)."""
     wide = sketch.astype(np.float64)
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
 
@@ -89,7 +106,7 @@ def has_norms(batch: StepBatch) -> bool:
 
 
 def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
-    """Mask of rows whose every element is NaN; all False without counts."""
+    """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted."""
     if "nans" not in batch.counts:
         return np.zeros(len(batch), np.bool_)
     sizes = layouts.numel[batch.layout]
@@ -99,7 +116,20 @@ def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
 def distances(
     a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
 ) -> tuple[Floats, Floats]:
-    """Estimated L2 distance of each pair of rows, and the larger of both L2 norms."""
+    """(estimated L2 distance, larger of the two L2 norms) of each pair of rows, both float64 (n,).
+
+    The distance is NaN where it is unknown: no sketches, another shape, unequal counts of NaNs or infinities, sparse
+    tensors with other places, or equal finite elements beside some that are not finite. A bound from the statistics
+    stands in for the sketches' estimate where it is more than twice that.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        layouts_a: of run a.
+        layouts_b: of run b.
+    """
     count = len(rows_a)
     unknown = np.full(count, np.nan)
     if not count or a.sketch is None or b.sketch is None:
@@ -117,7 +147,7 @@ def distances(
     stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
     for at in np.flatnonzero(stored).tolist():
         known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
-    least = _at_least(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
+    least = _least_distances(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
     with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
         distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
     beside = [np.asarray(a.counts[name])[rows_a] > 0 for name in _NOT_FINITE if name in a.counts]
@@ -126,8 +156,17 @@ def distances(
     return np.where(known, distance, np.nan), scale
 
 
-def _at_least(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
-    """Lower bound of each pair's L2 distance, from norms (`sizes`), extrema and means."""
+def _least_distances(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
+    """Lower bound of each pair's L2 distance, from norms, extrema and means, as far as they are on record.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        sizes: difference of each pair's L2 norms; NaN where unknown.
+        layouts: of run a.
+    """
     least = sizes
     for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
         if name in a.floats and name in b.floats:
@@ -138,14 +177,17 @@ def _at_least(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Float
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:
-    """Relative distance; 0 where both tensors are zero, NaN where unknown."""
+    """`distance` over `scale`, element by element; 0 where both are 0, NaN where the distance is unknown."""
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = distance / scale
     return np.where((distance == 0) & (scale == 0), 0.0, ratio)
 
 
 def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Mask of pairs with equal counts of NaNs and of each infinity, as far as counted."""
+    """Mask of pairs of rows with equal numbers of NaN, +inf and -inf.
+
+    What either batch did not count does not matter.
+    """
     same = np.ones(len(rows_a), dtype=np.bool_)
     for name in _NOT_FINITE:
         if name in a.counts and name in b.counts:
@@ -154,9 +196,10 @@ def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask
 
 
 def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
-    """A relative distance in rounding units (k, dtype); None above 64 units.
+    """A relative distance in roundings: (how many, of which dtype); None where it is too far for that.
 
-    The unit is the coarser dtype's roundoff; above 64, bfloat16's where that gives 0.2 to 1.2.
+    At most 64 roundings of the coarser dtype. For a larger distance 0.2 to 1.2 roundings of bfloat16, if both dtypes
+    are finer: something was computed in it. None too for a distance of 0, or if neither dtype is a float.
     """
     units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
     if not units or rel <= 0:
@@ -169,8 +212,8 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
     return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
 
 
-def _wide(values: Any) -> npt.NDArray[Any] | None:
-    """An array as float64 or complex128; None for a dtype that is not numeric."""
+def _widened(values: Any) -> npt.NDArray[Any] | None:
+    """An array as float64, or complex128 if it is complex; None if its dtype is not numeric."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)
@@ -178,11 +221,12 @@ def _wide(values: Any) -> npt.NDArray[Any] | None:
 
 
 def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
-    """Relative L2 distance of two whole tensors of one shape.
+    """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
 
-    Elements not finite in either are left out; None where these differ, or a dtype is not numeric.
+    Elements that are not finite in either are left out; None where these are not the same in both (NaN equals NaN), or
+    a dtype is not numeric.
     """
-    one, two = _wide(a), _wide(b)
+    one, two = _widened(a), _widened(b)
     if one is None or two is None:
         return None
     one, two = one.ravel(), two.ravel()
@@ -196,7 +240,7 @@ def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Tensors:
-    """Whole tensors that both runs stored."""
+    """Looks up whole tensors in the stores of both runs; each look-up reads a file."""
 
     a: Run
     b: Run
@@ -204,7 +248,10 @@ class Tensors:
     def both(
         self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
-        """Both stored tensors; None where either is missing or has another shape."""
+        """(tensor of a, tensor of b) with these checksums.
+
+        None where either was not stored, has checksum 0 or not this shape.
+        """
         if not checksum_a or not checksum_b:
             return None
         a = self.a.tensor(checksum_a)
@@ -217,32 +264,42 @@ Held = tuple[int, int]
 
 
 def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two values have incompatible shapes (`other_shapes`)."""
+    """Whether two records cannot be of one tensor, by their shapes (`other_shapes`)."""
     return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
 
 
-def shapeless(summary: Summary) -> bool:
-    """Whether a value was gathered from several ranks without a known place."""
+def is_shapeless(summary: Summary) -> bool:
+    """Whether a value was gathered from several ranks at unknown places in the whole, so that it has no shape."""
     return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
 
 
 def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
-    """Whether two layouts have incompatible shapes.
+    """Whether two values cannot be one tensor, by their shapes.
 
-    Gathered values: other numbers of elements. Equal values on all ranks may be parts of the other.
+    If either is gathered: whether they have other numbers of elements. Else whether their shapes differ, except where
+    one is a value equal on all ranks that may be a part of the other (`_may_be_parts`).
+
+    Args:
+        layouts: of a's value and of b's.
+        held: of each, how ranks' records became it, and how many ranks have it.
     """
     one, two = layouts
     if one.shape == two.shape:
         return False
     if Joined.GATHERED in {joined for joined, _ in held}:
         return one.numel != two.numel
-    return not (_parts_of(one, held[0], two) or _parts_of(two, held[1], one))
+    return not (_may_be_parts(one, held[0], two) or _may_be_parts(two, held[1], one))
 
 
-def _parts_of(part: Layout, held: Held, whole: Layout) -> bool:
-    """Whether equal values of `part` on all ranks may be parts of `whole`.
+def _may_be_parts(part: Layout, held: Held, whole: Layout) -> bool:
+    """Whether values of layout `part`, equal on all ranks (ALIKE), may be parts of a value of layout `whole`.
 
-    `whole` has n times the elements, and n divides the number of ranks.
+    They may if `whole` has n times the elements, n whole, and n divides the number of ranks.
+
+    Args:
+        part: layout of each rank's value.
+        held: how these were joined, and the number of ranks.
+        whole: layout of the other run's value.
     """
     joined, ranks = held
     times, rest = divmod(whole.numel, max(part.numel, 1))

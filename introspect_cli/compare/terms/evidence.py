@@ -78,16 +78,18 @@ class Evidence:
 
 
 def with_state(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
-    """The evidence whose state is `known`."""
+    """The facts whose `known` is exactly `known`, in order."""
     return [fact for fact in evidence if fact.known is known]
 
 
 def joint_known(states: Codes, *, every: bool = False) -> Known:
-    """Joint state of several sites: the first of DIFFERS, UNSEEN (if `every`), FORM, WITHIN, EQUAL; UNSEEN for none.
+    """What is known of several sites together: the first of DIFFERS, UNSEEN, FORM, WITHIN, EQUAL that any of them has.
+
+    UNSEEN counts only with `every`. UNSEEN too if no site has any of these, as for none.
 
     Args:
-        states: of each site, as `Table.state_of` gives them.
-        every: whether one that was not seen makes the whole not seen.
+        states: state code of each site, as `Table.state_of` gives them.
+        every: whether a single site that was not seen makes the answer UNSEEN; else such sites are left out.
     """
     if (states == DIFFERENT).any():
         return Known.DIFFERS
@@ -101,7 +103,7 @@ def joint_known(states: Codes, *, every: bool = False) -> Known:
 
 
 def worst_of(answers: Sequence[Known]) -> Known:
-    """The worst of several states, in the order DIFFERS, UNSEEN, FORM, WITHIN, EQUAL; EQUAL for none."""
+    """The first of DIFFERS, UNSEEN, FORM and WITHIN that is among the states; EQUAL for none of these."""
     return next(
         (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
     )
@@ -132,10 +134,10 @@ class Cause:
     instead: str = ""
 
     @property
-    def grown(self) -> bool:
-        """Whether any evidence is WITHIN, so that the divergence may have grown from a tolerated difference."""
+    def has_grown(self) -> bool:
+        """Whether any evidence is WITHIN: then the divergence may have grown from a tolerated difference."""
         return bool(with_state(self.evidence, Known.WITHIN))
 
     def rests_on(self, *things: Thing) -> list[Evidence]:
-        """The evidence on these things, in order."""
+        """The facts about any of these things, in order."""
         return [fact for fact in self.evidence if fact.thing in things]

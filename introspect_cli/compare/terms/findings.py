@@ -153,10 +153,10 @@ class Resumption:
 
     @property
     def unseen(self) -> tuple[Part, ...]:
-        """Parts that were not recorded and matter."""
+        """Parts of the checkpoint that were not recorded and matter."""
         return tuple(part for part in self.parts if part.state is Restored.UNSEEN and part.matters)
 
     @property
     def lost(self) -> tuple[Part, ...]:
-        """Parts that were not restored and matter."""
+        """Parts of the checkpoint that were not restored and matter."""
         return tuple(part for part in self.parts if part.state is Restored.NO and part.matters)

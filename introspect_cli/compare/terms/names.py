@@ -40,7 +40,7 @@ def ancestors(fqn: str) -> list[str]:
 
 
 def with_ancestors(names: Iterable[str]) -> set[str]:
-    """The names and all their ancestors."""
+    """A new set of the names and all their prefixes at dots; "" is left out."""
     all_names = set(names)
     level = all_names
     while level:  # a level at once: of a million names that is twice as fast as name by name
@@ -51,7 +51,7 @@ def with_ancestors(names: Iterable[str]) -> set[str]:
 
 
 def generator_of(site: Site) -> str:
-    """Name of the random generator of an `rng` site: its path within a step, else its FQN."""
+    """Name of the random generator of an `rng` site: its path without DRAWN_BEFORE, else its FQN."""
     return site.path.removesuffix(DRAWN_BEFORE) or site.fqn
 
 
@@ -94,29 +94,34 @@ class Renamed(NamedTuple):
 
 
 def strip_wrappers(fqn: str) -> str:
-    """An FQN without `_orig_mod`, `_fsdp_wrapped_module` and `_checkpoint_wrapped_module`.
+    """An FQN without the components `_orig_mod`, `_fsdp_wrapped_module` and `_checkpoint_wrapped_module`.
 
-    DDP's `.module` is a name that models use too: capture strips it below a known wrapper.
+    DDP's `.module` stays: models use that name too, and capture strips it below a known wrapper.
     """
     return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
 
 
 class Renaming(NamedTuple):
-    """A pattern of FQNs of a, and its replacement in b."""
+    """A suggested `--rename`.
+
+    Attributes:
+        old: regular expression for FQNs of a.
+        new: its replacement in b.
+    """
 
     old: str
     new: str
 
     def __str__(self) -> str:
-        """The option of `diff`: `--rename 'old=new'`."""
+        """As an option of `diff`: `--rename 'old=new'`."""
         return f"--rename '{self.old}={self.new}'"
 
 
 def parse_rename(text: str) -> tuple[str, str]:
-    r"""`OLD=NEW` into a pattern and a replacement; `\=` is an equals sign.
+    r"""(pattern, replacement) of the text `OLD=NEW`, cut at its first `=`; `\=` stands for an equals sign.
 
     Raises:
-        UsageError: no equals sign, or OLD is not a regular expression.
+        UsageError: no equals sign, an empty OLD, OLD is no regular expression, or NEW no replacement of it.
     """
     parts = re.split(r"(?<!\\)=", text, maxsplit=1)
     if len(parts) != 2 or not parts[0]:
@@ -131,18 +136,18 @@ def parse_rename(text: str) -> tuple[str, str]:
 
 
 def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) -> Rename | None:
-    """A function from run a's FQNs to run b's, or None where it would change nothing.
+    """A function from run a's FQNs to run b's, which strips wrappers too; None if both arguments are empty.
 
     Args:
-        patterns: regular expressions and replacements, applied in turn.
-        prefixes: whole modules: FQN prefix in a to FQN prefix in b; the longest prefix wins.
+        patterns: (regular expression, replacement), applied one after the other.
+        prefixes: FQN of a module in a, after the patterns, to its FQN in b; the longest that fits is replaced.
     """
     if not patterns and not prefixes:
         return None
     compiled = [(re.compile(old), new) for old, new in patterns]
 
     def rename(fqn: str) -> str:
-        """The name after wrappers, patterns in turn, and the longest prefix."""
+        """The name after wrappers are stripped, all patterns are applied and the longest prefix is replaced."""
         name = strip_wrappers(fqn)
         for pattern, new in compiled:
             name = pattern.sub(new, name)
@@ -157,7 +162,10 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
 
 
 def renamer_of(prefixes: Mapping[str, str]) -> Rename:
-    """Function that replaces the longest prefix found in `prefixes`; the identity where there are none."""
+    """A function that strips wrappers and replaces the longest of `prefixes`.
+
+    One that changes nothing if there are none.
+    """
     return renamer((), prefixes) or str
 
 
@@ -170,7 +178,7 @@ def class_of_root(root: str) -> str:
 
 
 def ambiguous(*runs: Iterable[str]) -> set[str]:
-    """Classes of which any run has several roots (`Net`, `Net#2`)."""
+    """Classes of which at least one of the runs has several roots (`Net`, `Net#2`); each run is its root names."""
     counts = [Counter(map(class_of_root, roots)) for roots in runs]
     return {name for count in counts for name, number in count.items() if number > 1}
 
@@ -179,7 +187,10 @@ def ambiguous(*runs: Iterable[str]) -> set[str]:
 
 
 def numbered_children(names: Iterable[str]) -> Counter[str]:
-    """Number of children with a numeric name (`blocks.0`), by parent."""
+    """By parent, how many children have a number as their name (`blocks.0`).
+
+    Prefixes of names count as names.
+    """
     every = (name.rpartition(".") for name in with_ancestors(names))
     return Counter(parent for parent, _, last in every if last.isdecimal())
 
@@ -188,17 +199,17 @@ class Tree:
     """Sorted names, where all names below a prefix are one slice."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Take the names; in the order of recording they are nearly sorted."""
+        """Sort the names now (in the order of recording they nearly are); a name may be there several times."""
         self._sorted = sorted(names)
 
     def __contains__(self, top: str) -> bool:
-        """Whether `top` or a name below it is there."""
+        """Whether `top` itself or any name below it is there."""
         places = bisect_left(self._sorted, top), bisect_left(self._sorted, f"{top}.")
         following = [self._sorted[place] for place in places if place < len(self._sorted)]
         return any(name == top or name.startswith(f"{top}.") for name in following)
 
     def below(self, top: str) -> list[str]:
-        """The names strictly below `top`, sorted."""
+        """The names strictly below `top`, sorted; repeated ones as often as they were given."""
         low = bisect_left(self._sorted, f"{top}.")
         return self._sorted[low : bisect_left(self._sorted, f"{top}/", low)]  # "/" comes after "."
 
@@ -210,24 +221,25 @@ Inside = tuple[str, str, tuple[str, ...]]
 
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
-    """The modules as they are at `step`, or as first recorded where None.
+    """The modules as they are at `step`, by the last of each module's entries up to it; where None, by its first entry.
 
-    An attribute that changes within the step has all its values in order: `train, then eval`.
+    Modules that were first recorded later count as they were then. An attribute that changes within the step has all
+    its values, in order: `train, then eval`.
     """
     tree: dict[str, ModuleInfo] = {}
     for module in modules:
         if module.fqn not in tree or (step is not None and module.step <= step):
             before = tree.get(module.fqn)
             within = before is not None and before.step == module.step == step
-            tree[module.fqn] = _both(before, module) if before is not None and within else module
+            tree[module.fqn] = _joined_attributes(before, module) if before is not None and within else module
     return list(tree.values())
 
 
 THEN = ", then "
 
 
-def _both(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
-    """The later module, with attributes that changed joined by `THEN`."""
+def _joined_attributes(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
+    """The module `after`, where attributes that it changed have both values, joined by `THEN`."""
     held, texts = dict(before.attributes), dict(after.attributes)
     for name, text in after.attributes:
         if name in held and held[name].split(THEN)[-1] != text:
@@ -236,8 +248,16 @@ def _both(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
 
 
 def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renaming, ...]:
-    """Up to five renamings of outermost modules of a alone to such of b with the same modules and parameters inside."""
-    inside_a, inside_b = _insides(a, rename or str), _insides(b, str)
+    """At most five renamings of outermost modules of a alone to ones of b alone that hold the same.
+
+    The same are relative names, classes and parameters of all modules inside.
+
+    Args:
+        a: reader of a rank of a.
+        b: reader of the rank of b.
+        rename: renaming of a's names that is in force; None for none.
+    """
+    inside_a, inside_b = _modules_inside(a, rename or str), _modules_inside(b, str)
     lost, new = _outermost(inside_a, inside_b), _outermost(inside_b, inside_a)
     suggestions = []
     for name in lost:
@@ -248,8 +268,11 @@ def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renami
     return tuple(suggestions[:5])
 
 
-def _insides(reader: Reader, rename: Rename) -> dict[str, set[Inside]]:
-    """By module, the relative name, class and parameters of each module inside it; of one without such, its own."""
+def _modules_inside(reader: Reader, rename: Rename) -> dict[str, set[Inside]]:
+    """By module, the (relative name, class, parameters) of each module inside it, after `rename`.
+
+    Of a module with none inside, its own, with "" as its name.
+    """
     inside: dict[str, set[Inside]] = {}
     tree = {rename(module.fqn): module for module in tree_at(reader.modules)}
     for fqn, module in tree.items():
@@ -259,5 +282,5 @@ def _insides(reader: Reader, rename: Rename) -> dict[str, set[Inside]]:
 
 
 def _outermost(names: Collection[str], others: Collection[str]) -> list[str]:
-    """Names that are not among `others` and whose owner is, or is no name either."""
+    """Those of `names` that are not in `others`, and whose parent is in `others` or not in `names`, in order."""
     return [name for name in names if name not in others and (owner_of(name) in others or owner_of(name) not in names)]

@@ -45,10 +45,15 @@ class DiffOptions(Selection):
     evaluation: bool | None = None
 
     def between_layouts(self, *, coarse: bool, throughout: bool = False) -> DiffOptions:
-        """Options with a default tolerance for runs of different layouts; unchanged if a tolerance is set.
+        """These options with a default tolerance for runs split differently over ranks.
 
-        rtol 1e-4; 3e-2 if both runs compute partly (`coarse`, with 1e-4 before) or wholly (`throughout`) in bfloat16 or
-        float16.
+        Unchanged if a tolerance is set.
+
+        rtol is 1e-4, or 3e-2 with `coarse` or `throughout`; atol 1e-8. With `coarse` alone, rtol_fine is 1e-4.
+
+        Args:
+            coarse: whether both runs hold values in bfloat16 or float16.
+            throughout: whether both compute in such a precision from the beginning.
         """
         if self.tolerant:
             return self

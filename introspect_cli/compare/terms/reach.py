@@ -40,7 +40,18 @@ _SUM_ROUNDINGS = 256**0.5 / ROUNDING_FACTOR
 
 
 def with_reach(learned: Learned, table: Table, layouts: tuple[Layouts, Layouts], rounded: Sequence[Floats]) -> Learned:
-    """`learned` with the step's largest ratio of distance to perturbed noise, and the first over ROUNDING_FACTOR."""
+    """`learned`, with `furthest` and `left` brought up to this step.
+
+    By the site that is farthest relative to the noise of perturbed runs, among chosen DIFFERENT rows. `furthest` is
+    replaced by a larger ratio; `left` is set once, by the first step with a ratio above ROUNDING_FACTOR. Unchanged
+    without perturbed runs.
+
+    Args:
+        learned: what earlier steps have shown.
+        table: the step.
+        layouts: of a and of b.
+        rounded: the floor of each DIFFERENT row, an array per perturbed run.
+    """
     if not rounded or not len(table.differing):
         return learned
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -59,20 +70,36 @@ class NoiseFloor:
 
     Attributes:
         alignment: the sites of a and of that run.
-        seed: of its `--perturb`, where that moved its initial parameters by one rounding; else None.
+        seed: of its `--perturb`; None if it has none, or was found not to begin a rounding beside a.
+        floor: float64 (sites of a,), the distances.
+        unmeasured: bool (sites of a,), whether the run differed by an unknown distance, or lacked the site.
     """
 
     def __init__(self, alignment: Alignment, sites: int, seed: int | None = None) -> None:
-        """Take the sites of a and the noise run, the number of those of a, and the seed of its `--perturb`."""
+        """Begin with a floor of 0 everywhere; `learn` raises it.
+
+        Args:
+            alignment: the sites of a and of the noise run.
+            sites: number of sites of a.
+            seed: of the run's `--perturb`; None where it is not perturbed.
+        """
         self.alignment = alignment
         self.seed = seed
         self.floor: Floats = np.zeros(sites)
         self.unmeasured: Mask = np.zeros(sites, dtype=np.bool_)
 
     def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
-        """Raise the floor by one step; `table` compares a with the noise run."""
-        rel, union = relative(*table.distances((layouts_a, layouts_n))), table.unions
-        if self.seed is not None and not _begins_beside(table, rel, _units(table, layouts_a)):
+        """Raise the floor by one step, to at least float32's epsilon for each differing site.
+
+        Sets `seed` to None if the parameters at the start are too far apart for a run perturbed by a rounding.
+
+        Args:
+            table: the step of a and of the noise run.
+            layouts_a: of a.
+            layouts_n: of the noise run.
+        """
+        rel, union = relative(*table.distances((layouts_a, layouts_n))), table.differing_sites
+        if self.seed is not None and not _begins_beside(table, rel, _rounding_units(table, layouts_a)):
             self.seed = None  # it is no run that begins a rounding beside a
         finite = np.isfinite(rel)
         np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
@@ -80,39 +107,56 @@ class NoiseFloor:
         self.unmeasured[table.sites_a[table.only_a]] = True
 
     def of(self, table: Table, layouts_a: Layouts) -> Floats:
-        """Floor of each differing row; for a perturbed run at least one rounding of the dtype.
+        """Floor of each DIFFERENT row of a step of a and b, float64 (rows,).
 
-        Losses, gradients and states: at least the rounding of a sum over 256 terms.
+        For a perturbed run at least one rounding of a's dtype; of losses, gradients and states, that of a sum of 256
+        terms.
         """
-        floor = np.asarray(self.floor[table.unions])
+        floor = np.asarray(self.floor[table.differing_sites])
         if self.seed is None:
             return floor
-        least = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0) * _units(table, layouts_a)
+        least = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0) * _rounding_units(table, layouts_a)
         return np.asarray(np.maximum(floor, least))
 
     def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
-        """Mask of rows with `rel` at most `factor` times the floor; a perturbed run uses ROUNDING_FACTOR."""
+        """Mask of DIFFERENT rows that this noise explains.
+
+        Those with a floor above 0 and a distance of at most `factor` times it; and those of unknown distance whose site
+        the noise run could not be measured at.
+
+        Args:
+            table: a step of a and b.
+            layouts_a: of a.
+            rel: relative distance of each DIFFERENT row; NaN where unknown.
+            factor: replaced by ROUNDING_FACTOR for a perturbed run.
+        """
         factor = factor if self.seed is None else ROUNDING_FACTOR
         floor = self.of(table, layouts_a)
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
-        return np.asarray(small | (self.unmeasured[table.unions] & ~np.isfinite(rel)))
+        return np.asarray(small | (self.unmeasured[table.differing_sites] & ~np.isfinite(rel)))
 
 
-def _units(table: Table, layouts: Layouts) -> Floats:
-    """Rounding unit of a's dtype for each DIFFERENT row."""
+def _rounding_units(table: Table, layouts: Layouts) -> Floats:
+    """Unit roundoff of a's dtype for each DIFFERENT row, float64 (rows,); 0 for dtypes without rounding."""
     return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
 
 
 def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
-    """Whether all start parameters are within `_MAX_BEGIN` roundings of a's."""
-    alignment, sites = table.alignment, table.unions
+    """Whether every differing parameter at the start is at most `_MAX_BEGIN` roundings away from a's.
+
+    Args:
+        table: a step of a and the noise run.
+        rel: relative distance of each DIFFERENT row.
+        units: rounding unit of each DIFFERENT row.
+    """
+    alignment, sites = table.alignment, table.differing_sites
     start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
     return bool((rel[start] <= _MAX_BEGIN * units[start]).all())
 
 
 def within_words(reach: Reach) -> str:
-    """Clause that b stays within the perturbed noise, over how many steps, and the largest ratio."""
+    """Clause that b stays within the noise of perturbed runs, over how many steps, and its largest ratio to that."""
     far, over = reach.furthest, f"over {count(reach.measured, 'step')}"
     if reach.measured < reach.compared:
         over = f"over the {reach.measured:,} of {reach.compared:,} steps that are on record of the perturbed run"
@@ -121,9 +165,10 @@ def within_words(reach: Reach) -> str:
 
 
 def leaves_words(reach: Reach, first: Divergence) -> str:
-    """Sentence, with a space after it, on the step and module at which b exceeds the perturbed noise, and how far.
+    """Sentence, with a blank after it, on the step and module at which b exceeds the noise of perturbed runs.
 
-    Module and factor are those of `first` where it lies in that step. "" where b never exceeds the noise.
+    It has the ratio too. Module and ratio are those of `first`, the first divergence, if it lies in that step. "" where
+    b never exceeds the noise.
     """
     at = reach.left
     if at is None:
@@ -136,7 +181,10 @@ def leaves_words(reach: Reach, first: Divergence) -> str:
 
 
 def measured_by_one(reach: Reach) -> str:
-    """Note that a single perturbed run measured the noise b exceeded; "" otherwise."""
+    """Note that a single perturbed run measured the noise that b exceeds.
+
+    "" if several did, or b does not exceed it.
+    """
     if len(reach.seeds) > 1 or reach.left is None:
         return ""
     return (
@@ -146,7 +194,13 @@ def measured_by_one(reach: Reach) -> str:
 
 
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
-    """Notes on perturbed runs; `foreign`: one given as noise does not start a rounding beside a."""
+    """Notes on perturbed runs: one for each of a and b that is one, and one if `foreign`.
+
+    Args:
+        manifest_a: of run a.
+        manifest_b: of run b.
+        foreign: whether any perturbed run given as noise does not begin a rounding beside a.
+    """
     seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
     notes = [
         f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
@@ -162,6 +216,6 @@ def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, f
 
 
 def furthest_of(reaches: Iterable[Reach | None]) -> Reach | None:
-    """The reach with the largest ratio; None without any."""
+    """The reach whose `furthest` has the largest ratio, the first of equals; None if there is no reach."""
     every = [reach for reach in reaches if reach is not None]
     return max(every, key=lambda reach: reach.furthest.times if reach.furthest is not None else 0.0, default=None)

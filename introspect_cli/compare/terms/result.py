@@ -98,12 +98,15 @@ class Divergence:
 
     @property
     def only(self) -> str:
-        """The run that alone has the site, `a` or `b`; "" where both have it."""
+        """`a` or `b`, the one run that has the site; "" where both have it."""
         return "a" if self.b is None else "b" if self.a is None else ""
 
     @property
     def step_words(self) -> str:
-        """The step with framework labels, in both runs where they differ: `step 3 (epoch 1)`."""
+        """The step with labels of the training framework, `step 3 (epoch 1)`.
+
+        That of b too, where number or labels differ.
+        """
         return both_words(self.step, self.labels, self.step_b, self.labels_b)
 
 
@@ -335,11 +338,14 @@ class DiffResult:
     subject: str = "runs"
 
     def every(self, kind: type[F]) -> tuple[F, ...]:
-        """Findings of type `kind`, in order."""
+        """Those of `findings` that are of type `kind`, in order."""
         return tuple(one for one in self.findings if isinstance(one, kind))
 
     def unexplained(self) -> DiffResult:
-        """The answer without head, evidence, findings and causes of the first divergence."""
+        """A copy without what explains the first divergence.
+
+        That is head, `also`, `rests_on`, `explains`, `causes` and `defined_in`.
+        """
         return replace(self, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
 
     @property
@@ -354,7 +360,7 @@ class DiffResult:
 
     @property
     def code(self) -> CodeChanges | None:
-        """Changes of source files; None where either run has no digests."""
+        """Changes of source files; None where that was not compared, as if either run has no digests of them."""
         return next(iter(self.every(CodeChanges)), None)
 
     @property

@@ -48,13 +48,19 @@ def phase_code(phase: Phase) -> int:
 
 
 def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
-    """Mask of codes that are of any of `kinds`."""
+    """Mask of `codes` (kind codes, any length) that are of any of `kinds`."""
     return np.isin(codes, [kind_code(kind) for kind in kinds])
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Sites as columns, under compared names."""
+    """Sites as columns, a site in each row, under the names that are compared.
+
+    Attributes:
+        keys: hash of each site's phase, kind, FQN, call and path; equal keys are taken for equal sites.
+        phase: phase codes.
+        kind: kind codes.
+    """
 
     keys: npt.NDArray[np.uint64]
     phase: npt.NDArray[np.uint8]
@@ -74,10 +80,14 @@ class Columns:
 
 
 def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
-    """Columns of a store's site table, with FQNs renamed and keys recomputed where a name changed.
+    """Columns of a store's site table under the names that are compared.
+
+    Args:
+        table: the sites of a rank.
+        rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
 
     Raises:
-        StoreError: a phase or kind is not one.
+        StoreError: a phase or kind is unknown.
     """
     phases, kinds = table.phase, table.kind
     keys = np.asarray(table.key, dtype=np.uint64)
@@ -136,24 +146,24 @@ class Alignment(Columns):
 
     @cached_property
     def ids(self) -> tuple[Ids, Ids]:
-        """Maps from site number to union number, of a and of b."""
+        """Arrays that map site numbers to union numbers: that of a (each its own), that of b."""
         return np.arange(len(self.a), dtype=np.int64), self.b_ids
 
     @cached_property
     def evaluating(self) -> Mask:
-        """Mask of sites of evaluation (`evaluating`)."""
+        """Mask of sites of evaluation, by the function `evaluating`."""
         return evaluating(self.phase, self.fqn)
 
     @cached_property
     def in_both(self) -> Mask:
-        """Mask of sites that both runs have in any step."""
+        """Mask of sites that both runs have, each in any step."""
         shared = np.zeros(self.size, dtype=np.bool_)
         shared[self.b_ids[self.b_ids < len(self.a)]] = True
         return shared
 
     @cached_property
     def by_fqn(self) -> dict[str, list[int]]:
-        """Union numbers by FQN."""
+        """Union numbers of the sites of each FQN; computed once."""
         by_name: dict[str, list[int]] = {}
         for index, name in enumerate(self.fqn):
             by_name.setdefault(name, []).append(index)
@@ -161,10 +171,14 @@ class Alignment(Columns):
 
     @cached_property
     def _by_call(self) -> dict[str, dict[tuple[int, int, int], list[int]]]:
+        """Cache of `of_call`: per FQN, union numbers by (phase code, kind code, call)."""
         return {}
 
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
-        """Union numbers of one call's sites of a kind, over all paths; cached per module."""
+        """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none.
+
+        The first question about an FQN builds its cache.
+        """
         calls = self._by_call.get(fqn)
         if calls is None:
             calls = self._by_call[fqn] = {}
@@ -185,12 +199,15 @@ class Alignment(Columns):
 
     @cached_property
     def around(self) -> tuple[set[str], set[str]]:
-        """FQNs of a, and of b, with all ancestors."""
+        """(FQNs of a with all their ancestors, the same of b), at any step."""
         return with_ancestors(self.names_a), with_ancestors(self.names_b)
 
     @cached_property
     def b_class(self) -> dict[int, str]:
-        """Class in b by union number, where it differs from the class in a."""
+        """Of sites that both runs have under different classes, by union number: the class in b.
+
+        `module_class` has a's.
+        """
         classes = {}
         for index, union in enumerate(self.b_ids):
             if union < len(self.a) and self.b.module_class[index] != self.a.module_class[union]:
@@ -208,13 +225,20 @@ class Alignment(Columns):
         )
 
     def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
-        """Mask of selected sites (`selected`), settings left out."""
+        """Mask of sites that `selected` selects by kind and name, without settings."""
         counted = selected(self.kind, self.fqn, kinds, modules)
         return counted & ~of_kinds(self.kind, SETTING_KINDS)
 
 
 def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
-    """Mask of sites of any of `kinds` (empty: all) whose name matches any glob in `modules` (empty: all)."""
+    """Mask of sites that are of any of `kinds` and whose name matches any glob in `modules`; an empty one selects all.
+
+    Args:
+        kind: kind code of each site.
+        fqn: name of each site.
+        kinds: wanted kinds.
+        modules: wanted names, as globs.
+    """
     mask = np.full(len(fqn), True)
     if kinds:
         mask &= of_kinds(kind, kinds)
@@ -225,7 +249,12 @@ def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind]
 
 
 def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
-    """Mask of sites in the evaluation phase, or of evaluation copies of a model."""
+    """Mask of sites that are in the phase `eval`, or whose root is an evaluation copy of a model (`EVALUATED`).
+
+    Args:
+        phase: phase code of each site.
+        fqn: name of each site.
+    """
     mask = phase == phase_code(Phase.EVAL)
     copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
     if copies:
@@ -234,8 +263,8 @@ def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
 
 
 def align(a: Columns, b: Columns) -> Alignment:
-    """Map b's sites onto a's by key."""
-    ids, extra = _numbers(a, b)
+    """Put the sites of a and b under one numbering; equal keys are one site."""
+    ids, extra = _union_numbers(a, b)
     columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
     for name, column in columns.items() if len(extra) else ():
         of_b = getattr(b, name)
@@ -244,8 +273,8 @@ def align(a: Columns, b: Columns) -> Alignment:
     return Alignment(**columns, a=a, b=b, b_ids=ids, extra=extra)
 
 
-def _numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
-    """(union number of each site of b, numbers of sites of b alone)."""
+def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
+    """(union number of each site of b, numbers in b of the sites that a lacks)."""
     count, every = len(a), np.arange(len(b), dtype=np.int64)
     if not count:
         return every, every

@@ -127,18 +127,21 @@ class Table:
     # --- other tables
 
     def marked(self, rows: Ids | Mask, state: int, because: Because = Because.RECORDS) -> Table:
-        """The table with `state` and `because` set for some rows."""
+        """A copy where these rows have this `state` and `because`."""
         states, reasons = self.state.copy(), self.because.copy()
         states[rows], reasons[rows] = state, because
         return replace(self, state=states, because=reasons)
 
     def of(self, rows: Ids | Mask) -> Table:
-        """The table with only these rows, in this order."""
+        """A copy with only these rows, in this order; batches and steps stay whole."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
 
     def keeping(self, rows: Mask) -> Table:
-        """The table where other diverging rows become NOT_SEEN (both runs) or ABSENT (one-sided)."""
+        """A copy in which diverging rows outside of `rows` diverge no more; other rows stay as they are.
+
+        DIFFERENT ones become NOT_SEEN, one-sided ones ABSENT.
+        """
         others = self.diverging & ~rows
         if not others.any():
             return self
@@ -149,73 +152,79 @@ class Table:
 
     @cached_property
     def diverging(self) -> Mask:
-        """Mask of rows that are DIFFERENT, ONLY_A or ONLY_B."""
+        """Mask of rows whose state is DIFFERENT, ONLY_A or ONLY_B."""
         return np.asarray((self.state == DIFFERENT) | (self.state == ONLY_A) | (self.state == ONLY_B))
 
     @property
     def diverged(self) -> int:
-        """Number of diverging rows."""
+        """Number of rows that are DIFFERENT, ONLY_A or ONLY_B."""
         return int(self.diverging.sum())
 
     @cached_property
     def one_sided(self) -> Mask:
-        """Mask of rows without a record of a, or of b."""
+        """Mask of rows that only one run has, whatever their state."""
         return np.asarray((self.row_a < 0) | (self.row_b < 0))
 
     @cached_property
     def differing(self) -> Ids:
-        """Rows that are DIFFERENT."""
+        """Indices of the rows whose state is DIFFERENT."""
         return np.flatnonzero(self.state == DIFFERENT)
 
     @property
     def rows_a(self) -> Ids:
-        """Rows in a's batch of the DIFFERENT rows."""
+        """Row in a's batch of each DIFFERENT row."""
         return np.asarray(self.row_a[self.differing])
 
     @property
     def rows_b(self) -> Ids:
-        """Rows in b's batch of the DIFFERENT rows, in the same order."""
+        """Row in b's batch of each DIFFERENT row, in the order of `rows_a`."""
         return np.asarray(self.row_b[self.differing])
 
     @property
-    def unions(self) -> Ids:
-        """Sites of the DIFFERENT rows."""
+    def differing_sites(self) -> Ids:
+        """Union number of the site of each DIFFERENT row; one-sided rows are not among them."""
         return np.asarray(self.site[self.differing])
 
     def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
-        """Estimated L2 distance of each DIFFERENT row, and the larger L2 norm; NaN where unknown."""
+        """(estimated L2 distance, larger L2 norm) of each DIFFERENT row, as the function `distances`.
+
+        NaN where unknown.
+        """
         return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
 
     @property
     def halves(self) -> tuple[Half, Half]:
-        """Records of a and of b."""
+        """Records of a and of b, each with the rows that only it has (state ONLY_A, ONLY_B)."""
         return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
 
     @property
     def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
-        """(batch, rows of the DIFFERENT records), of a and of b."""
+        """((a's batch, `rows_a`), (b's batch, `rows_b`)), the DIFFERENT rows in both."""
         return (self.a, self.rows_a), (self.b, self.rows_b)
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """Kind codes of the DIFFERENT rows."""
-        return np.asarray(self.alignment.kind[self.unions])
+        """Kind code of each DIFFERENT row."""
+        return np.asarray(self.alignment.kind[self.differing_sites])
 
     @cached_property
     def only_a(self) -> Ids:
-        """Rows in a's batch that are ONLY_A."""
+        """Rows in a's batch of the rows that are ONLY_A."""
         return np.asarray(self.row_a[self.state == ONLY_A])
 
     @cached_property
     def only_b(self) -> Ids:
-        """Rows in b's batch that are ONLY_B."""
+        """Rows in b's batch of the rows that are ONLY_B."""
         return np.asarray(self.row_b[self.state == ONLY_B])
 
     # --- order
 
     @cached_property
     def order(self) -> npt.NDArray[np.float64]:
-        """Place of each row in a's sequence; rows of b alone come just before the next common record."""
+        """Place of each row in a's sequence, float64 (n,).
+
+        A row of b alone comes just before the next record that both runs have, behind what a alone has there.
+        """
         sequence_a = self.a.sequence.astype(np.float64)
         order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
         alone_b = self.row_b[self.row_a < 0]
@@ -234,7 +243,7 @@ class Table:
 
     @cached_property
     def in_order(self) -> Ids:
-        """Diverging rows sorted by `order`, then by b's sequence."""
+        """Indices of the diverging rows, sorted by `order`, then by b's sequence."""
         rows = np.flatnonzero(self.diverging)
         sequence_b = self.b.sequence
         of_b = self.row_a[rows] < 0
@@ -243,31 +252,34 @@ class Table:
 
     @cached_property
     def divergences(self) -> Table:
-        """Table of the diverging rows, in order."""
+        """The diverging rows as a table, in that order; computed once."""
         return self.of(self.in_order)
 
     # --- by site
 
     @cached_property
     def sites_a(self) -> Ids:
-        """Site of each row of a's batch."""
+        """Union number of each row of a's batch."""
         return self.a.site.astype(np.int64)
 
     @cached_property
     def sites_b(self) -> Ids:
-        """Site of each row of b's batch, in union numbers."""
+        """Union number of each row of b's batch."""
         return np.asarray(self.alignment.b_ids[self.b.site])
 
     @cached_property
     def state_of(self) -> Codes:
-        """State by site; DIFFERENT for ONLY_A and ONLY_B, ABSENT for sites not in the step."""
+        """State of every site of the alignment.
+
+        DIFFERENT for ONLY_A and ONLY_B too, ABSENT where no row has the site.
+        """
         states = np.full(self.alignment.size, ABSENT, dtype=np.int8)
         states[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
         return states
 
     @cached_property
     def order_of(self) -> npt.NDArray[np.float64]:
-        """Order by site in run a; infinity where a has no record."""
+        """Place of every site of the alignment in a's sequence; infinity where a has no record of it in the step."""
         order = np.full(self.alignment.size, np.inf)
         order[self.sites_a] = self.a.sequence
         return order
@@ -278,50 +290,54 @@ class Table:
         return {side: {site: row for row, site in enumerate(sites.tolist())} for side, sites in sides}
 
     def rows_of(self, side: str) -> dict[int, int]:
-        """Batch row by site, of one run."""
+        """Row in the batch of run `side` (`a`, `b`) by union number; computed once."""
         return self._rows_of[side]
 
     def _record(self, site: int, side: str) -> tuple[int | None, StepBatch]:
+        """(row of a site in the batch of run `side`, or None, that batch)."""
         return self._rows_of[side].get(site), self.a if side == "a" else self.b
 
     def status(self, site: int, side: str) -> Status | None:
-        """Status of a site in one run; None without a record."""
+        """Status of a site's record in run `side`; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else Status(int(batch.status[row]))
 
     def checksum(self, site: int, side: str) -> int | None:
-        """A site's checksum; None where the side has no record of it."""
+        """Checksum of a site's record in run `side`; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else int(batch.checksum[row])
 
     def sequence(self, site: int, side: str) -> int | None:
-        """Sequence number of a site in one run; None without a record."""
+        """Place of a site's record in run `side`'s order of recording; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else int(batch.sequence[row])
 
     def sketch(self, site: int, side: str) -> Any:
-        """Sketch of a site in one run as float64 (16,); None without one, or where not finite."""
+        """Sketch of a site's record in run `side`, float64 (16,).
+
+        None without a record or sketch, or if it is not finite.
+        """
         row, batch = self._record(site, side)
         sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
         return sketch if sketch is not None and np.isfinite(sketch).all() else None
 
     def sketches(self, site: int) -> tuple[Any, Any] | None:
-        """A site's sketches in both runs; None where one has none."""
+        """(sketch in a, sketch in b) of a site; None where `sketch` gives none for either."""
         a, b = self.sketch(site, "a"), self.sketch(site, "b")
         return None if a is None or b is None else (a, b)
 
     def plain(self, site: int, side: str) -> str | None:
-        """Text of a value, or mean of a tensor as text; None without a record."""
+        """`plain_of` a site's record in run `side`; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else plain_of(batch, row)
 
     def named(self, row: int) -> Site:
-        """The site of a row."""
+        """The site of row `row` of this table."""
         return self.alignment.site(int(self.site[row]))
 
 
 def unseen(batch: StepBatch) -> Mask:
-    """Mask of a batch's rows without a value: not observed, or seen in part without a checksum."""
+    """Mask over all rows of a batch, true for those without a value: NOT_OBSERVED, or PARTIAL with checksum 0."""
     partly = (batch.status == int(Status.PARTIAL)) & (batch.checksum == 0)
     return np.asarray(partly | (batch.status == int(Status.NOT_OBSERVED)))
 
@@ -330,14 +346,17 @@ _COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")
 
 
 def plain_of(batch: StepBatch, row: int) -> str | None:
-    """Text of a value, or mean of a tensor as text (`0.1`); None where both are missing."""
+    """A value's text (`_six_digits`), else the mean of a tensor as text (`0.1`); None where both are missing."""
     if batch.text[row] or "mean" not in batch.floats:
-        return _short(batch.text[row]) or None
+        return _six_digits(batch.text[row]) or None
     return f"{float(batch.floats['mean'][row]):g}"
 
 
-def _short(text: str) -> str:
-    """A decimal number with at most six digits; other texts unchanged."""
+def _six_digits(text: str) -> str:
+    """A text that begins as a number and has a decimal point, rounded to six significant digits; others unchanged.
+
+    Unchanged are integers and texts that are no numbers.
+    """
     try:
         return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
     except ValueError:

@@ -40,35 +40,38 @@ _CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env"
 
 
 def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
-    """Kinds a run was told to record; empty where its manifest names none."""
+    """Kinds (their values) that a run was told to record; empty where its manifest does not say."""
     return frozenset(map(str, manifest.get("observed", ())))
 
 
 def chooses_modules(manifest: dict[str, Any]) -> bool:
-    """Whether a capture was limited to some modules (`modules`, `exclude`, `max_depth`)."""
+    """Whether a capture was told to leave modules out, by `modules`, `exclude` or `max_depth`."""
     options = manifest.get("options", {})
     return any(options.get(name) not in (None, []) for name in _FILTERS)
 
 
-def lists(manifest: dict[str, Any]) -> bool:
-    """Whether a run is a list of values written elsewhere, whose gaps mean nothing."""
+def is_list(manifest: dict[str, Any]) -> bool:
+    """Whether a run was made of a list of values written elsewhere: what it lacks proves nothing."""
     return manifest.get("listed") is True
 
 
-def ordered(manifest: dict[str, Any]) -> bool:
-    """Whether a run's records are in the order of computation."""
+def is_ordered(manifest: dict[str, Any]) -> bool:
+    """Whether a run's records are in the order in which they were computed; True unless its manifest says False."""
     return manifest.get("ordered") is not False
 
 
 def passes_over(manifest: dict[str, Any], step: int) -> bool:
-    """Whether an evaluation ran in this step and was not recorded."""
+    """Whether a run's manifest has an evaluation in this step that ran and was not recorded."""
     spans = manifest.get("passed_over")
     pairs = [span for span in spans if isinstance(span, list) and len(span) == 2] if isinstance(spans, list) else []
     return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
 
 
 def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
-    """Methods and modules that ran unobserved in a phase: `Net.generate()`; outermost only."""
+    """Methods and modules that ran unobserved in a phase: `Net.generate()`, or `Net.head`.
+
+    Those inside one are left out.
+    """
     unseen = manifest.get("ran_unseen")
     entries = {name: of for name, of in unseen.items() if isinstance(of, dict)} if isinstance(unseen, dict) else {}
     ran = {name: of[phase.value] for name, of in entries.items() if isinstance(of.get(phase.value), list)}
@@ -81,30 +84,30 @@ def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
 
 
 def stopped_within(manifest: dict[str, Any]) -> bool:
-    """Whether a run was cut off in its last step by an interrupt or an exit code other than 0."""
+    """Whether a run ended within a step, by an interrupt or an exit code other than 0."""
     how, code = manifest.get("how"), manifest.get("exit_code")
     failure = how == "exit" and isinstance(code, int) and code != 0
     return manifest.get("remainder") is True and (how == "interrupt" or failure)
 
 
-def failed(manifest: dict[str, Any]) -> bool:
-    """Whether part of the capture failed."""
+def has_failed(manifest: dict[str, Any]) -> bool:
+    """Whether part of the capture failed, by its manifest."""
     return bool(manifest.get("failures"))
 
 
 def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Names of narrowing options that both manifests have with other values."""
+    """Names of options that narrow what is observed, and that both manifests have with unequal values."""
     one, two = (manifest.get("narrowing", {}) for manifest in (manifest_a, manifest_b))
     return [name for name in one if name in two and one[name] != two[name]]
 
 
 def notices_all_draws(manifest: dict[str, Any]) -> bool:
-    """Whether every draw from a default generator was recorded: draws recorded, and no module left out."""
+    """Whether a capture recorded every draw from a default generator: `draws_recorded`, and no module left out."""
     return draws_recorded(manifest) and not chooses_modules(manifest)
 
 
 def draws_recorded(manifest: dict[str, Any]) -> bool:
-    """Whether a capture recorded draws within steps, and random states."""
+    """Whether a capture recorded draws within steps, and was told to record random states."""
     return manifest.get("draws") is True and Kind.RNG.value in observed_kinds(manifest)
 
 
@@ -114,15 +117,21 @@ def draws_recorded(manifest: dict[str, Any]) -> bool:
 def covered(
     alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, same_start: bool
 ) -> tuple[Mask, Mask]:
-    """Masks of sites that are divergences if a alone, or b alone, has them.
+    """Masks of sites that are divergences where only a, and where only b, has them.
 
-    None are if a capture failed or a run lists values. Left out are kinds that the other run did not record,
-    recomputation, draws, accelerator states, sites that differing options explain, and start values if `same_start` is
-    False.
+    All False if either capture failed or either run is a list. Else false for: kinds that the other run was not told to
+    record; recomputation; draws; states of accelerators; sites that an option given differently explains; and, unless
+    `same_start`, start values.
+
+    Args:
+        alignment: both runs' sites.
+        manifest_a: of run a.
+        manifest_b: of run b.
+        same_start: whether the first steps of both runs correspond.
     """
     masks = []
-    broken = failed(manifest_a) or failed(manifest_b)
-    listing = lists(manifest_a) or lists(manifest_b)
+    broken = has_failed(manifest_a) or has_failed(manifest_b)
+    listing = is_list(manifest_a) or is_list(manifest_b)
     for other in (manifest_b, manifest_a):
         # what has failed may have named modules and parameters, so that the other run's sites have no partner either
         meaningful = np.full(alignment.size, not broken and not listing)
@@ -131,7 +140,7 @@ def covered(
             blind = [kind_code(kind) for kind in KINDS if kind.value not in kinds and kind not in SETTING_KINDS]
             meaningful &= ~np.isin(alignment.kind, blind)
         meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
-        meaningful &= ~_accelerator_rng(alignment) & ~_draws(alignment)
+        meaningful &= ~_accelerator_rng(alignment) & ~_draw_sites(alignment)
         if not same_start:
             tensors = of_kinds(alignment.kind, STATE_KINDS)
             meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
@@ -143,7 +152,10 @@ def covered(
 
 
 def _hidden_by(alignment: Alignment, option: str) -> Mask:
-    """Mask of sites that may be one-sided because this option differs; all for an unknown option."""
+    """Mask of sites that may be one-sided because this option of capture differs.
+
+    Of an option that chooses modules, those of modules in both runs are not hidden. An unknown option hides all.
+    """
     kinds = _CONCERNS.get(option)
     if kinds is None:
         return np.full(alignment.size, option not in _CONCERN_NO_SITES)
@@ -158,9 +170,13 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
 
 
 def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
-    """Mask of random states within a step, if the captures recorded them at other moments; else all False.
+    """Mask of random states within a step if the captures looked at the generators at different moments.
 
-    A recorded state is that at the previous check: with fewer checks the same name holds an earlier state.
+    Else all False.
+
+    They did if an option that chooses modules, or `compile`, or, with evaluation on record, `eval` was given
+    differently, or if only one recorded any of the kinds of an entry of `_LOOKS`. Then states of one site were recorded
+    at different times, and are not comparable.
     """
     hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
     alike = hiding.isdisjoint(narrowed(manifest_a, manifest_b))
@@ -168,21 +184,21 @@ def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], man
         [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
         for manifest in (manifest_a, manifest_b)
     ]
-    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draws(alignment)
+    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draw_sites(alignment)
 
 
 _LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
 """Kinds that are recorded at the moments at which a capture looks at the generators."""
 
 
-def _draws(alignment: Alignment) -> Mask:
-    """Mask of random states within a step."""
+def _draw_sites(alignment: Alignment) -> Mask:
+    """Mask of random states recorded within a step, that is not at its start."""
     within = alignment.phase != phase_code(Phase.START)
     return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
 
 
 def _accelerator_rng(alignment: Alignment) -> Mask:
-    """Mask of random states of accelerators (`cuda:0`) and of script variables."""
+    """Mask of random states of accelerators (`cuda:0`, `mps`) and of generators in variables (names with a blank)."""
     mask = alignment.kind == kind_code(Kind.RNG)
     for site in np.flatnonzero(mask):
         mask[site] = (
@@ -195,8 +211,8 @@ def _accelerator_rng(alignment: Alignment) -> Mask:
 
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on options of the captures that differ, or that a run is a list."""
-    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if lists(manifest)]
+    """Notes on what options of the captures leave uncompared; where a run is a list, on that alone."""
+    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if is_list(manifest)]
     if listing:
         text = "lists values that were written elsewhere: what it does not list is not compared."
         return [f"Run {name} {text}" for name in listing]
@@ -210,7 +226,7 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
     one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
     of_ops = narrowed(manifest_a, manifest_b)
     others = [
-        f"--{name.replace('_', '-')} (a: {_asked(one.get(name))}, b: {_asked(two.get(name))})"
+        f"--{name.replace('_', '-')} (a: {_option_words(one.get(name))}, b: {_option_words(two.get(name))})"
         for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
         if (name in of_ops if name in {*_OPERATORS, "eval", "compile"} else one.get(name) != two.get(name))
     ]
@@ -221,12 +237,13 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
     return notes
 
 
-def _asked(value: object) -> object:
+def _option_words(value: object) -> object:
+    """An option's value, `all` for None and an empty list."""
     return "all" if value in (None, []) else value
 
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on what each manifest says could not be observed."""
+    """Notes on what either manifest says could not be observed, one for each text, a's first."""
     notes = []
     unseen_a, unseen_b = (
         [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]

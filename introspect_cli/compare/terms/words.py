@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def far(divergence: Divergence) -> str:
-    """Distance of a and b: shapes, dtypes, NaN counts, relative L2 with rounding units; "" where unknown."""
+    """How far a and b are apart, without brackets; "" where one run lacks the site or nothing is known.
+
+    Where shapes differ these alone; else dtypes, numbers of NaNs and infinities, and relative L2.
+    """
     rel, a, b = divergence.rel_l2, divergence.a, divergence.b
     if a is None or b is None:
         return ""
@@ -41,7 +44,11 @@ _PERMUTED = 1e-3
 
 
 def same_values(divergence: Divergence) -> bool:
-    """Whether b has a's values in another order, by equal layout, extrema, zeros and moments."""
+    """Whether b seems to hold the values of a in another order.
+
+    By equal layout, extrema and counts of zeros, NaNs and infinities, moments that agree to rounding, and a relative L2
+    of at least `_PERMUTED`; False for constants and single numbers.
+    """
     a, b, rel = divergence.a, divergence.b, divergence.rel_l2
     if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout or a.layout.numel < 2:
         return False
@@ -63,13 +70,13 @@ def same_values(divergence: Divergence) -> bool:
 
 
 def how_far(divergence: Divergence) -> str:
-    """`far` in brackets after a blank; "" where unknown."""
+    """`far` in brackets, after a blank; "" where that is empty."""
     distance = far(divergence)
     return f" ({distance})" if distance else ""
 
 
 def what_diverges(divergence: Divergence) -> str:
-    """Clause: `x differs (distance)`, or `only a has x`."""
+    """Clause `x differs (distance)`, or `only a has x`."""
     name = what(divergence.site, divergence.module_class)
     if divergence.only:
         return f"only {divergence.only} has {name}"
@@ -77,7 +84,14 @@ def what_diverges(divergence: Divergence) -> str:
 
 
 def amount(rel: float, dtype_a: str, dtype_b: str, *, coarser: bool = True) -> str:
-    """A relative L2 in words; `coarser` allows rounding units of a dtype coarser than both."""
+    """A relative L2 distance in words, in rounding units too where it is few of them.
+
+    Args:
+        rel: the distance; below RESOLUTION only that is said.
+        dtype_a: of a's value.
+        dtype_b: of b's value.
+        coarser: whether units of bfloat16 may be given for finer dtypes.
+    """
     if rel < RESOLUTION:
         return f"less than {RESOLUTION:.0e} relative".replace("e-0", "e-")
     unit = rounding(rel, dtype_a, dtype_b)
@@ -95,17 +109,25 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def key_of(path: str) -> str:
-    """The last key of a path: `exp_avg` of `['exp_avg']`."""
+    """The last key of a path without brackets and quotes: `exp_avg` of `['exp_avg']`.
+
+    The path itself where it has none.
+    """
     return path.rpartition("[")[2].strip("]'")
 
 
 def is_kept(site: Site) -> bool:
-    """Whether a site is a copy of trained tensors that the script keeps (EMA), not a saved file."""
+    """Whether a site is a copy of trained tensors in memory (a moving average), as opposed to a saved file."""
     return site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER
 
 
 def what(site: Site, module_class: str = "") -> str:
-    """A site in words: `the input [0] of GPT.head`; with its module's class, where that is given."""
+    """A site in words, with its path, and its call unless that is 0: `the input [0] of GPT.head`.
+
+    Args:
+        site: the site.
+        module_class: class of its module, put behind the name of a module; "" to leave it out.
+    """
     path = f" {site.path}" if site.path else ""
     call = f" (call {site.call})" if site.call else ""
     if site.kind is Kind.BATCH:
@@ -134,7 +156,7 @@ def what(site: Site, module_class: str = "") -> str:
 
 
 def _collective(site: Site) -> str:
-    """A collective or a message, or what goes into or comes out of it."""
+    """A collective or message in words, with whether it is what goes in or comes out."""
     name, _, part = site.path.partition(".")
     name = name.partition("~")[0]
     text = f"collective {site.call} of {site.fqn}"
@@ -145,7 +167,12 @@ def _collective(site: Site) -> str:
 
 
 def _random_state(site: Site, call: str) -> str:
-    """A random state in words, by whether a module drew from it or it was recorded before a draw."""
+    """A random state in words: at the start of a step, drawn from in a module, or recorded before a draw.
+
+    Args:
+        site: of kind RNG.
+        call: words for its call, ` (call 1)`; "" for the first.
+    """
     if not site.path:
         return f"the random state of {site.fqn}"
     generator = site.path.removesuffix(DRAWN_BEFORE)
@@ -165,12 +192,15 @@ def _operator(site: Site) -> str:
 
 
 def named(site: Site, module_class: str) -> str:
-    """`GPT.head (Linear)`; the name alone without a class or where both are equal."""
+    """A module's name with its class, `GPT.head (Linear)`; the name alone where the class is "" or equal to it."""
     return f"{site.fqn} ({module_class})" if module_class and module_class != site.fqn else site.fqn
 
 
 def both_values(divergence: Divergence) -> str:
-    """` (1 in a, 2 in b)` for scalars; "" for tensors, or where the texts are equal."""
+    """` (1 in a, 2 in b)` where both runs have one number each.
+
+    "" for other tensors, where one lacks it, or for equal texts.
+    """
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
         return ""
@@ -179,7 +209,7 @@ def both_values(divergence: Divergence) -> str:
 
 
 def _value(summary: Summary) -> str:
-    """Text of a scalar; of gathered ones their mean."""
+    """A single number as text; where ranks' numbers were gathered, their mean, with how many they are."""
     mean = f"{summary.stats['mean']:.6g}" if "mean" in summary.stats else ""
     if summary.joined is Joined.GATHERED and mean:
         return f"{mean} as the mean of {summary.text.removesuffix(' together')}"
@@ -190,7 +220,7 @@ def _value(summary: Summary) -> str:
 
 
 def thing(fact: Evidence) -> str:
-    """The thing of some evidence in words: `its inputs`, `the parameters of GPT.head`."""
+    """What a fact is about, in words: `its inputs`, `the parameters of GPT.head`."""
     words, is_held = fact.thing.value
     unseen = fact.known is Known.UNSEEN
     if fact.thing is Thing.RAN_UNSEEN:
@@ -206,16 +236,16 @@ def thing(fact: Evidence) -> str:
 
 
 def evidence_words(evidence: Iterable[Evidence], known: Known) -> str:
-    """The things of which this is known, as a list: `its inputs, its parameters`; "" for none."""
+    """What the facts are about whose state is `known`, with commas: `its inputs, its parameters`; "" for none."""
     return ", ".join(map(thing, with_state(evidence, known)))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a list in a sentence: `a, b and c`."""
+    """At least one name, as a list in a sentence: `a`, `a and b`, `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """The first `most` names, and the number of others: `a, b, c and 2 more`."""
+    """The first `most` names joined by `between`, then the number of others: `a, b, c and 2 more`."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{between.join(names[:most])}{rest}"

@@ -161,7 +161,7 @@ class Attempts:
         return done
 
     def _command_with(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
-        """The recipe of a with b's settings among `elements`, and the environment variables to set."""
+        """(a's recipe with b's arguments and options among `elements`, variables to set: None removes one)."""
         recipe = self.sides.recipe
         named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
         variables |= {item.name: item.b for item in on_axis(elements, "environment")}

@@ -68,7 +68,10 @@ def count_by_kind(elements: Collection[Element]) -> str:
 
 
 def differing_settings(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
-    """The settings that differ and can be changed, and the names of those that cannot since their value is secret."""
+    """The settings that differ and can be changed, and the names of those that cannot since their value is secret.
+
+    Environment variables that say nothing of a training (`ENV_NOISE`) are left out.
+    """
     changeable, secret = [], []
     for axis, document in _DOCUMENTS.items():
         one, two = (run.settings.document(document) for run in (a, b))

@@ -111,7 +111,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
 def _changed_sources(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
 ) -> list[Change]:
-    """The changes of source files that both runs have, grouped by `join_edits`."""
+    """The changes of the source files named in `differing` whose text both runs have, joined by `join_edits`."""
     names = sorted(differing & texts_b.keys() & texts_a.keys())
     one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
     edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]

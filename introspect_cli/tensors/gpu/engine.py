@@ -74,7 +74,7 @@ class Prepared:
     interned: int = -1
 
     def __post_init__(self) -> None:
-        """Work out what most launches need: the programs of a tensor from its first element on."""
+        """Set `programs`: how many programs share a whole tensor of this layout."""
         self.programs = self.element.programs(self.count, 0)
 
 
@@ -195,7 +195,7 @@ class DeviceEngine:
     def _prepare(
         self, tensor: torch.Tensor, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
     ) -> Prepared | None:
-        """`prepare` without the cache."""
+        """`prepare` without the cache; `dtype`, `shape` and `strides` are the tensor's."""
         element, count = ELEMENTS.get(str(dtype).removeprefix("torch.")), tensor.numel()
         if element is None or not count or in_memory(shape, strides):
             return None

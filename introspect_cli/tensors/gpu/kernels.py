@@ -191,25 +191,27 @@ def summarise(
     MANY: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Summarise one tensor, or the tensors of a table.
+    """Summarise one tensor, or (MANY) the tensors of a table, each into its row.
+
+    Several programs may share a tensor: the last of them to arrive adds up their rows and writes the tensor's.
 
     Args:
         null: a pointer to address 0.
-        items: of a table: ITEM_WORDS words each.
-        owners: of a table: the item that each program works on.
-        address: of the first element.
-        count: elements.
-        first: index of the first in the whole tensor.
+        items: address of the table's items, ITEM_WORDS words each; 0 without a table, as `owners`.
+        owners: address of the number of the item that each program works on, int32.
+        address: of the first element; this and the next three are the table's with a table.
+        count: number of elements.
+        first: index of the first element in the whole tensor.
         row: address of the row to write.
-        known: address of the row of what was there before, where `row` has the checksum of what is there now: if the
-            two checksums agree, that row is copied. Otherwise `row` again.
+        known: address of the row of an earlier summary of the same elements, for which `row` has the checksum of what
+            is there now: if the two checksums agree, the earlier row is copied. `row` itself where there is none.
         scratch: address of a row for each program, a tensor's word by word.
-        counters: address of a count for each item, 0 before and after.
-        factors: of the checksum.
-        shifts: of the checksum.
-        keys: of the checksum's blocks, for as many as are read; 0 where they are to be computed.
-        lookup: values of the 256 bytes of a type that has no arithmetic.
-        KIND: of the elements.
+        counters: address of a count of programs that have arrived, int32, for each tensor; 0 before and after.
+        factors: address of the checksum's factors.
+        shifts: address of the checksum's shifts.
+        keys: address of the keys of the checksum's blocks, for as many as are read; 0 where they are to be computed.
+        lookup: address of the float32 values of the 256 bytes of a type that has no arithmetic.
+        KIND: type code of the elements.
         SIZE: bytes of an element.
         ROWS: rows of a tile.
         HASHED: whether to compute the checksum.
