@@ -60,7 +60,9 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     """All options: those that are fields, and those that steer this command only."""
     annotations = {item.name: str(item.type) for item in fields(CaptureOptions)}
     for name, option in described():
-        yield declare(name, option, getattr(CaptureOptions, name), annotations[name])
+        # without --steps, --first and --last say alone which steps are kept
+        default = None if name == "steps" else getattr(CaptureOptions, name)
+        yield declare(name, option, default, annotations[name])
         if name == "steps":
             for word, text in zip(SHORT, _SHORT, strict=True):
                 yield _declared(WHEN, text, f"--{word}", metavar="N", type=int)

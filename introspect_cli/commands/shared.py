@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
@@ -31,7 +32,7 @@ class RunType(click.Path):
         """The path of the run that a label or `@1` stands for; any other word is taken for a path."""
         from introspect_cli.inspect.runs import chosen
 
-        return super().convert(chosen(value), param, ctx)
+        return super().convert(os.fspath(chosen(value)), param, ctx)
 
 
 class DefaultGroup(click.Group):

@@ -429,7 +429,7 @@ def all_found(reason: str, at: Any) -> list[Finding]:
         reason: word of the divergence's reason.
         at: its `View`.
     """
-    return [one for find in (*_FINDERS[reason], *_FINDERS["*"]) for one in find(at)]
+    return [one for find in (*_FINDERS.get(reason, ()), *_FINDERS.get("*", ())) for one in find(at)]
 
 
 def found(code: str, **fields: Any) -> Finding:

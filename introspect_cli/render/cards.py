@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.distance import ROUNDING
+from introspect_cli.compare.terms.findings import Certainty
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.terms.words import what
 from introspect_cli.labels import step_words
@@ -123,6 +124,8 @@ def _why(result: DiffResult, first: Divergence) -> str:
     """The card "Why": where the cause lies, and the lines that a terminal shows."""
     follows = first.role is not Role.ORIGIN and first.reason != "resumed"
     known = result.explains[0].text if result.explains else first.reason
+    if [one.certainty for one in result.explains[:2]] == [Certainty.LEFT] * 2:
+        known = "no cause is on record"  # none of those that are left is more than the others
     blamed = "unknown: not everything was recorded" if follows else known
     return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
 

@@ -74,9 +74,9 @@ def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-c", "x = 1"])
-    assert list(source_files._without_file()) == [("-c", "x = 1")]
+    assert list(source_files._main_without_file()) == [("-c", "x = 1")]
     main.In, main.get_ipython = ["", "a = 1\n", "b = 2"], print
-    assert list(source_files._without_file()) == [("<notebook>", "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n")]
+    assert list(source_files._main_without_file()) == [("<notebook>", "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n")]
 
 
 def test_a_module_that_was_written_over_since_is_reported(project):

@@ -133,8 +133,8 @@ def test_names_of_another_framework_are_known_by_their_values(run, tmp_path):
         return name.replace("Net", "flax").replace(".", "/")
 
     for scale, verdict, said in (
-        (1.0, Verdict.SAME, "which is the output of flax in b"),
-        (1.5, Verdict.DIVERGED, "in or before Net.down (Linear) in a, which is flax.narrow in b"),
+        (1.0, Verdict.SAME, "the output of flax in b"),
+        (1.5, Verdict.DIVERGED, "the output of Net.down (Linear) in a, the output of flax.narrow in b"),
     ):
         found = forward(WEIGHTS, TOKENS.numpy(), scale=scale)
         found["output/Net.down"] = found["output/Net"]
@@ -257,13 +257,13 @@ def sampled(tmp_path_factory):
     ("run", "steps", "bad", "verdict", "said"),
     [
         ("even", range(6), 3, Verdict.SAME, "24 records of 3 steps"),
-        ("even", range(6), 4, Verdict.DIVERGED, "First divergence at step 4: the output of Net.act (ReLU) differs"),
-        ("odd", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU) differs"),
+        ("even", range(6), 4, Verdict.DIVERGED, "First divergence at step 4: the output of Net.act (ReLU)"),
+        ("odd", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU)"),
         ("odd", [3], 0, Verdict.SAME, "8 records of 1 step"),
         ("even", [0], 3, Verdict.SAME, "agree up to and including step 0."),
         ("odd", [0, 2], 3, Verdict.UNDECIDED, "Could not tell: the runs have no step in common."),
         ("every", range(6), 7, Verdict.SAME, "48 records of 6 steps"),
-        ("every", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU) differs"),
+        ("every", range(6), 3, Verdict.DIVERGED, "First divergence at step 3: the output of Net.act (ReLU)"),
         ("every", [0], 7, Verdict.SAME, "agree up to and including step 0."),
     ],
 )
@@ -303,7 +303,7 @@ def test_parameters_that_a_list_has_at_the_start_of_every_step_are_those_that_th
         result = compared(a, b)
         assert result.first.site == Site(Phase.START, Kind.PARAM, "Net.up.weight")
         assert (result.first.step, result.counts.diverged) == (3, 3)
-        assert "differs when the step begins" in result.sentence
+        assert "the parameter Net.up.weight when the step begins" in result.sentence
         assert "left: the update of the step before" in result.sentence
 
 

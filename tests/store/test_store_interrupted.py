@@ -114,15 +114,15 @@ def test_a_failing_allocation_at_any_line_leaves_the_run_sound(tmp_path, first):
 @pytest.mark.parametrize("first", sliced(range(STRIDE), [11]))
 def test_an_interrupt_that_comes_twice_leaves_the_run_sound(tmp_path, monkeypatch, first):
     """The second while the step is written once more: then it may be missing, and what follows is whole."""
-    guard, now = LogWriter.guard, []
+    undo, now = LogWriter.undo_uncounted, []
 
     def traced(writer):
         if now and now[0].within and now[0].came:  # the step is being written once more
             sys._getframe(1).f_trace = now[1]
             sys.settrace(now[1])
-        guard(writer)
+        undo(writer)
 
-    monkeypatch.setattr(LogWriter, "guard", traced)
+    monkeypatch.setattr(LogWriter, "undo_uncounted", traced)
     twice = 0
     for at in range(first, 10_000, STRIDE):
         now[:] = Stop(at, KeyboardInterrupt), Stop(max(0, at - 20), KeyboardInterrupt)
