@@ -76,7 +76,9 @@ LATER = frozenset({"found"})
 """Columns that most frozen rows have not: they are compared where a row or `should_be.yaml` has them."""
 
 
-OTHER_NAMES = frozenset({"ranks", "faults", "splits", "refactorings", "ports", "checkpoints", "resumed", "scenes"})
+OTHER_NAMES = frozenset(
+    {"ranks", "faults", "splits", "precision", "refactorings", "ports", "checkpoints", "resumed", "scenes"}
+)
 """Questions about runs in which a value has two names, parts, calls or numbers of a step: no claim is derived again."""
 
 

@@ -60,7 +60,7 @@ def started(place, *command):
 
 
 def assert_ended_together(run, said):
-    assert "First divergence at step 4, on both ranks" in said
+    assert "First divergence at step 4, on all 2 ranks" in said
     assert "(--stop)" in said
     assert "end\n" not in said
     with open_run(run) as opened:

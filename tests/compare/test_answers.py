@@ -28,7 +28,12 @@ def assert_worded(name, said):
     path, text = ANSWERS / name, "\n".join(f"== {title}\n{each}" for title, each in said)
     if os.environ.get("INTROSPECT_WRITE_ANSWERS"):
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    assert without_rounding(text) == without_rounding(path.read_text(encoding="utf-8"))
+
+
+def without_rounding(text):
+    """A text without numbers that another processor rounds otherwise: how many agree closely, and tiny distances."""
+    return re.sub(r"\d+(?= of them (?:only )?within| more within)|\d(?:\.\d+)?e-(?:0[6-9]|\d\d)", "#", text)
 
 
 @pytest.mark.parametrize(

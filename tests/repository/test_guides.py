@@ -201,6 +201,7 @@ def shortened(printed, body):
 def alike(printed, body):
     """Whether the same words are printed, with numbers that other kernels may give."""
     printed, body = ((re.sub(r"\s+|<(?=1e-07)", " ", text)) for text in (shortened(printed, body), body))
+    printed, body = ((re.sub(r"\d+ of them (?=within|only)", "", text)) for text in (printed, body))
     if NUMBER.sub("#", printed) != NUMBER.sub("#", body):
         return False
     return all(map(close, NUMBER.findall(printed), NUMBER.findall(body)))

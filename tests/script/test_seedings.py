@@ -9,9 +9,9 @@ import torch
 from opcapture import compared
 
 SCRIPT = """
-from numpy.random import default_rng
 import random
 import torch
+from numpy.random import default_rng
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -95,7 +95,7 @@ def test_runs_that_set_the_same_are_the_same_and_nothing_stays_replaced(answer):
     assert functions == (torch.manual_seed, torch.set_rng_state, random.seed, random.Random.seed)
 
 
-def test_one_line_has_all_steps_none_what_checkpointing_restores_and_numpy_was_imported_first(tmp_path, introspect):
+def test_one_line_has_all_steps_none_what_checkpointing_restores_and_new_generators_are_on_record(tmp_path, introspect):
     (tmp_path / "train.py").write_text(SCRIPT.replace(THERE, "torch.manual_seed(7)"))
     done = introspect("capture", "-q", "-o", "run", "train.py", new_process=True)
     assert done.returncode == 0, done.stderr
