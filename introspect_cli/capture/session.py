@@ -240,7 +240,10 @@ class Session:
         return self._reference.status
 
     def exit_code(self, ending: Ending) -> int | None:
-        """The exit code of the whole process: the script's if it failed or there is no `status`, else `status`."""
+        """The exit code of the whole process: the script's if it failed or there is no `status`, else `status`.
+
+        None where there is no `status`, and the script's was not seen.
+        """
         return ending.exit_code if self.status is None or ending.exit_code else self.status
 
     def finish(self, ending: Ending) -> None:

@@ -133,7 +133,7 @@ class _Loader:
         self._done = done
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """The module that the real loader creates."""
+        """The module that the real loader creates; None where it leaves that to python."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 

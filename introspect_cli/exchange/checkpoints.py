@@ -117,7 +117,11 @@ def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] |
     left = _MOST_RELOADED
 
     def read(checksum: int) -> NDArray[Any] | None:
-        """The tensor, widened; its elements are taken off what may still be read."""
+        """The tensor, widened; its elements are taken off what may still be read.
+
+        None where there is none with this checksum, where it cannot be read, and where it has more elements than may
+        be.
+        """
         nonlocal left
         tensor = held.get(checksum)
         if tensor is None or tensor.unread or math.prod(tensor.shape) > min(left, _LARGEST_RELOADED):

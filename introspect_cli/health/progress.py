@@ -85,7 +85,10 @@ class Progress(Gathered):
                 self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
 
     def _moved_ranks(self, now: AlignedStep) -> dict[int, bool]:
-        """By rank, whether any parameter with a gradient changed in the step; keeps its checksums for the next."""
+        """By rank, whether any parameter with a gradient changed in the step; keeps its checksums for the next.
+
+        A rank without such a parameter, or without an earlier value of one, is left out.
+        """
         with_grad = {(rank, now.sites[n].fqn) for n in now.of(Kind.GRAD, Phase.OPTIMIZER) for rank in now.rows[n]}
         before, moved = dict(self._last), dict[int, bool]()
         for phase in (Phase.START, Phase.OPTIMIZER):

@@ -59,7 +59,7 @@ def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
 
 
 def _shortened(text: str | None, start: int) -> str | None:
-    """A text from `start` on, at most `_LONGEST` characters, with `...` where cut."""
+    """A text from `start` on, at most `_LONGEST` characters, with `...` where cut; None for None."""
     if text is None:
         return None
     rest = f"...{text[start:]}" if start else text

@@ -195,7 +195,7 @@ class DeviceEngine:
     def _prepare(
         self, tensor: torch.Tensor, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...]
     ) -> Prepared | None:
-        """`prepare` without the cache; `dtype`, `shape` and `strides` are the tensor's."""
+        """`prepare` without the cache, with the same cases of None; `dtype`, `shape` and `strides` are the tensor's."""
         element, count = ELEMENTS.get(str(dtype).removeprefix("torch.")), tensor.numel()
         if element is None or not count or in_memory(shape, strides):
             return None
