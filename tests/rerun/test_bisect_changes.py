@@ -33,7 +33,7 @@ class Asked(Attempts):
 
     rule = None
 
-    def _attempt(self, chosen):
+    def _make_attempt(self, chosen):
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
