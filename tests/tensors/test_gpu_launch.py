@@ -298,7 +298,7 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
 
     def plain(slot, tensor, _intake, batch=None):
         summarizer._arena.address(slot)
-        summarizer._layout_of.append(summarizer._layouts.number(devices_layout(tensor)))
+        summarizer._layout_of.append(summarizer._layouts.number_of(devices_layout(tensor)))
         batch.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
         return True
 
