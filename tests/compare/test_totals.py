@@ -168,4 +168,4 @@ def test_ranks_share_tables_and_have_few_files_open(tmp_path):
             for rank in one.ranks:
                 assert len(one.rank(rank).read(step)) == 14
         assert len(os.listdir("/proc/self/fd")) - before < 2 * 64 + 8
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what an earlier test left may close meanwhile

@@ -56,7 +56,7 @@ def program(train):
 @pytest.fixture(autouse=True)
 def _as_of_many_ranks(monkeypatch):
     """Shares of tensors are looked for, as where there is a process group."""
-    monkeypatch.setattr(flat, "launchers", SimpleNamespace(grouped=lambda: True))
+    monkeypatch.setattr(flat, "launchers", SimpleNamespace(is_grouped=lambda: True))
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from store_contents import attack, build, control, problem, written
 from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
-from introspect_cli.compare.reasons.back import _mix
+from introspect_cli.compare.reasons.back import _mix_share
 from introspect_cli.exchange.frames import frames
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary
 from introspect_cli.store.read.run import open_run
@@ -168,4 +168,4 @@ def test_sketches_that_are_no_numbers_are_no_mix():
     for at in range(3):
         given = [fine, fine * 2, np.arange(16.0)]
         given[at] = np.full(16, np.nan)
-        assert not _mix(*given)
+        assert not _mix_share(*given)
