@@ -13,6 +13,7 @@ from neutrality import watched
 from opcapture import captured, compared, records
 from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
+from validated import STEPS, Net
 
 from introspect_cli.capture.probes.optimizer_values import Plan
 from introspect_cli.compare.terms.result import Verdict
@@ -202,19 +203,6 @@ def test_looking_for_names_keeps_no_tensor_alive(tmp_path):
 
 
 # --- evaluation never shifts training: the same training with and without it is the same run
-
-
-STEPS = 3
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.body(x)))
 
 
 def places_of(run):

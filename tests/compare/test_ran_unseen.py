@@ -9,11 +9,9 @@ from artefacts import REPOSITORY
 from introspect_cli.store.read.run import open_run
 
 BEGIN = """
-import sys
 import torch
 from torch import nn
 
-other = "other" in sys.argv
 torch.manual_seed(0)
 data = torch.randn(8, 4)
 
