@@ -67,7 +67,7 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
     """
     place = _raised_at(ending)
     facts = {
-        "ended": _now("milliseconds"),  # which of several ranks ended first
+        "ended": _now(),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.without_credentials(ending.exception),
@@ -172,9 +172,9 @@ _OF_THE_SCRIPT = frozenset({"autocast", "beginning", "built", "operators", "opti
 """Documents with values of the script's, which are redacted; the others are, or hold none."""
 
 
-def _now(timespec: str = "seconds") -> str:
-    """The time in UTC as ISO 8601, to `timespec`."""
-    return dt.datetime.now(dt.timezone.utc).isoformat(timespec=timespec)
+def _now() -> str:
+    """The time in UTC as ISO 8601, to the microsecond: a file written in the second of the start is older than it."""
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="microseconds")
 
 
 class Documents:

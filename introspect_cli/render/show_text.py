@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
@@ -76,7 +77,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("ran", _command(manifest)),
         ("in", run.directory),
         ("on", run.machine),
-        ("started", str(manifest.get("started", ""))),
+        ("started", _time(manifest, "started")),
         ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
         ("ended", "" if source else _ending(run)),
         ("steps", _steps(run)),
@@ -125,12 +126,17 @@ def _command(manifest: dict[str, Any]) -> str:
     return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
 
+def _time(manifest: dict[str, Any], name: str) -> str:
+    """When a run `started` or `ended` (`name`), to the second; "" where the manifest does not say."""
+    return re.sub(r"\.\d+", "", str(manifest.get(name) or ""))
+
+
 def _ending(run: Overview) -> str:
     """How a run ended, in words: when, by what signal or exception, with which exit code."""
     manifest = run.manifest
     if run.state == "running":
         return "still being written"
-    ended = str(manifest.get("ended") or "")
+    ended = _time(manifest, "ended")
     if manifest.get("signal"):
         return f"by signal {manifest['signal']} {ended}".strip()
     if run.state == "interrupted":

@@ -169,6 +169,12 @@ def test_until_step_ends_the_script(captured):
     assert done.stdout == ""
 
 
+def test_a_file_written_just_before_the_start_is_older_than_the_run(captured, project):
+    (project / "data.txt").write_text("2")
+    run, _ = captured(args=["1"])
+    assert (project / "data.txt").stat().st_mtime < run.time("started").timestamp() < run.time("ended").timestamp()
+
+
 def test_settings_tell_what_ran_on_what(captured, project):
     run, _ = captured(
         args=("--lr", "0.1", "--token", "abc", "--flag"),
