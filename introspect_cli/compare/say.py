@@ -87,7 +87,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "rounding[: {far}]",
     "exists-only": "the {kind} {name} exists only in {side}[ ({cls})]",
     "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
-    "accumulated": "a different number of accumulated batches",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
     "arguments": "it is called with different arguments[; only in a: {a}][; only in b: {b}]",
     "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
@@ -119,7 +118,6 @@ _LIKELY: Final[Mapping[str, str]] = {
     "each time",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
-    "children": "the script runs {names} in a process of its own, which is not recorded and may have changed it",
     "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
     "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
@@ -317,7 +315,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-tolerated": "The first difference within the tolerance is {first}.",
     "gradients": "Gradients of this step that differ: {differ} of {all}.",
     "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
-    "batch-before": "The batch before it is {known}.",
     "gap-after": "The records of step {step} agree, and no step between can be compared: the runs diverged by step "
     "{now}.",
     "gap-from": "No step before is on record: the runs diverged by step {now}.",

@@ -119,7 +119,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
     # The last, since a terminal may have no rows left for it.
     result = against[1] if against is not None else None
     if result is not None and result.verdict is Verdict.DIVERGED:
-        blocks += map_blocks(result, _MODULES, 80)
+        blocks += map_blocks(result, _MODULES)
     return blocks
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
 from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
-from introspect_cli.compare.reasons.forward import batch_before, draws_nothing, find_call_counts
+from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.say import told
@@ -137,15 +137,13 @@ def lines_before(at: View) -> tuple[str, ...]:
 
 
 def _count_lines(at: View) -> Iterator[str]:
-    """Lines that count gradients or tensors that differ, and on the batch or the step before, by the reason."""
+    """Lines that count gradients or tensors that differ, and on the step before, by the reason."""
     if at.tells == "gradient":
         differ, recorded = at.gradients
         yield told("gradients", differ=differ, all=recorded)
     if at.tells in {"initial", "outside"} and not at.first.only:
         differ, states = at.initial
         yield told("tensors", differ=differ, all=len(states), equal=states.count(EQUAL))
-    if at.tells == "batch" and (known := batch_before(at)):
-        yield told("batch-before", known=known)
     if at.step.gap and at.cause.reason == "gap":
         earlier = at.compared[at.compared < at.first.step]
         yield told("gap-after" if len(earlier) else "gap-from", step=max(earlier, default=None), now=at.first.step)

@@ -25,7 +25,7 @@ from introspect_cli.compare.step.rests_on import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, joint_known
+from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.terms.names import THEN, ancestors
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -341,19 +341,6 @@ def left_in_batch(at: View) -> Iterator[str]:
         yield "this-part"
     else:
         yield from ("order", "data-seed", "workers", "augmentation", "files")
-
-
-def batch_before(at: View) -> str:
-    """What is known of the loader's earlier batches in this step, else in the previous one; "" unless they agree.
-
-    It is the value of `Known.EQUAL` or `Known.WITHIN`.
-    """
-    step, site = at.step, at.site
-    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    state = step.known(unions[step.alignment.call[unions] < site.call])
-    if state is Known.UNSEEN and step.state_before is not None:
-        state = joint_known(step.state_before[unions])
-    return state.value if state in {Known.EQUAL, Known.WITHIN} else ""
 
 
 # --- what the script gives to a model

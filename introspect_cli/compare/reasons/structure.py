@@ -155,7 +155,7 @@ def _find_subject(at: View) -> Iterator[Finding]:
             return
         if at.site.kind in _TENSORS:  # a module that both have may lack a tensor in one run
             subject = at.site.fqn
-        if not _is_name_missing(at, subject) and not _other_kind(at):
+        if not _is_name_missing(at, subject):
             return
     tensor = at.site.kind in _TENSORS and subject == at.site.fqn
     if replaced := at.classes_of(owner_of(subject)):
@@ -168,17 +168,7 @@ def _find_subject(at: View) -> Iterator[Finding]:
     runs = not tensor and (subject in trees[at.lacks] or (module is not None and not owner_of(subject)))
     code = "runs-only" if runs else "exists-only"
     kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
-    named = f"in {at.lacks} a {other}" if tensor and (other := _other_kind(at)) else ""
-    yield found(code, kind=kind, name=subject, side=side, cls=named if tensor else name)
-
-
-def _other_kind(at: View) -> str:
-    """`buffer` or `parameter` where the other run has the tensor as that instead; "" otherwise."""
-    if at.site.kind not in _TENSORS:
-        return ""
-    (kind,) = _TENSORS - {at.site.kind}
-    named = (union for union in at.step.of(kind, frozenset(Phase)) if at.step.alignment.fqn[union] == at.site.fqn)
-    return kind.one.removeprefix("the ") if at.recorded(at.lacks, named) else ""
+    yield found(code, kind=kind, name=subject, side=side, cls="" if tensor else name)
 
 
 def _is_name_missing(at: View, name: str = "") -> bool:
@@ -189,17 +179,11 @@ def _is_name_missing(at: View, name: str = "") -> bool:
 
 
 def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Findings where a module runs a different number of times in b, or where optimizers step in another order.
-
-    Also that batches are accumulated, where a root module runs as often as there are losses.
-    """
+    """Findings where a module runs a different number of times in b, or where optimizers step in another order."""
     if not at.calls:
         return
     name, one, two = at.calls
     yield found("calls", module=name, a=often(one), b=often(two))
-    whole = not owner_of(name) and at.losses[0] != at.losses[1]
-    if whole and one * at.losses[1] == two * at.losses[0]:  # as many losses as batches
-        yield found("accumulated")
     one_of, two_of = (sorted(_parameters_with_gradient(at, side)) for side in "ab")
     if one_of and two_of and not {*one_of} & {*two_of}:
         yield found("optimizers-order", a=one_of[0], b=two_of[0])

@@ -201,10 +201,6 @@ def hyperparameter_changes_of(at: View) -> list[Difference]:
     settled, recorded = at.setup.changes_for(at.site.fqn), recorded_names(at.table)
     if at.step.comparison.offset:
         settled = [change for change in settled if "lr" in recorded and change.name not in recorded]
-    if any(change.name == "lr" for change in settled) and "lr" in recorded:
-        here = [change for change in at.hyperparameters if change.about == "lr"]
-        if all(not change.of and change.name == "lr" for change in here):
-            settled = [*here, *(change for change in settled if change.name != "lr")]
     names = {change.name for change in settled}
     others = [
         change
