@@ -336,7 +336,7 @@ def _with_ending(compared: Compared, at: View, place: str, why: str) -> _Ended:
         words=cut.words,
         last=_last_agreed_words(at),
     )
-    return _Ended(cut_off if at.lacks == cut.side else f"{cut_off} {whole}", leads=True)
+    return _Ended(cut_off if at.side_without == cut.side else f"{cut_off} {whole}", leads=True)
 
 
 def _last_agreed_words(at: View) -> str:

@@ -182,7 +182,7 @@ def clues_of(scene: View) -> Clues:
         place.extend(event.line for event in events_there)
         words |= {word for event in events_there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in events_there) else set()
-    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
@@ -213,7 +213,7 @@ def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
     if scene.cause.reason == "rng" and not scene.is_first_step:
         for places, settings in zip(lines, differing_calls(scene.runs, scene.first), strict=True):
             places.extend(setting.line for setting in settings)
-    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
         for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
             places.extend([event.line] if event is not None else [])
     return lines

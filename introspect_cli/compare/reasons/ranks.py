@@ -234,7 +234,7 @@ def find_collective(at: View) -> Iterator[Finding]:
     """Finding where one run alone has the collective, or where it is another collective."""
     a, b = at.first.a, at.first.b
     if side := at.first.only:
-        yield found("collective-missing", side=side, other=at.lacks, name=_collective_name(a or b))
+        yield found("collective-missing", side=side, other=at.side_without, name=_collective_name(a or b))
     elif "." not in at.site.path:
         yield found("collective-other", a=_collective_name(a), b=_collective_name(b))
 

@@ -180,7 +180,7 @@ def applying_hyperparameters(at: View) -> list[Difference]:
     That is where evidence was not observed, other optimizers step, gradients were not added up, or the state is fresh.
     Those that choose a kernel are left out, and those of some groups only.
     """
-    if at.tells != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
+    if at.explained_reason != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
     others = at.optimizers[0] != at.optimizers[1] and all(at.optimizers)
     if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(find_fresh_state(at)):
