@@ -1,7 +1,8 @@
 """Changes between the source files of two runs, the most likely cause of their divergence first.
 
-Files are paired by name, the two scripts also under different names. Names, classes and lines that changes are matched
-with come from the first divergence.
+Files are paired by name, the two scripts also under different names. A text comes from the run, or from the git clone
+in the current directory, if that has the file with the recorded digest. Names, classes and lines that changes are
+matched with come from the first divergence.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from introspect_cli.compare.settings.seedings import differing_calls
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
 
 
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
+_SECONDS = 5
 _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
@@ -45,7 +50,7 @@ _MOST = 1 << 19
 def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
     """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
 
-    None where either run has no digests of its files.
+    None where either run has no digests of its files. May run git to read texts.
 
     Args:
         a: one run.
@@ -58,8 +63,8 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     """
     if any("sources" not in run.settings for run in (a, b)):
         return None
-    one, two = Sources(a), Sources(b)
-    renamed = _names_in_b(one, two, (_script_of(a), _script_of(b)))
+    one, two = _SourceTexts(a), _SourceTexts(b)
+    renamed = _names_in_b(one, two)
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     if not differing:
@@ -70,10 +75,10 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     unread: list[tuple[str, str]] = []
     sides: tuple[dict[str, str], dict[str, str]] = {}, {}
     wanted = {renamed.get(name, name) for name in differing}
-    texts_b = _texts_of(two, {}, wanted)
+    texts_b = two.texts({}, wanted)
     for name in differing:
         other = renamed.get(name, name)
-        texts = _text_of(one, name), _text_of(two, other)
+        texts = one.text(name), two.text(other)
         missing = [t is None and n in side.digests for t, n, side in zip(texts, (name, other), (one, two), strict=True)]
         if any(missing):
             unread.append((other, "text"))
@@ -84,70 +89,105 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
     back = {new: old for old, new in renamed.items()}
     for quiet in (in_comments, in_names):
-        for other in [o for o in quiet if not (_is_unredacted(one, back.get(o, o)) and _is_unredacted(two, o))]:
+        for other in [o for o in quiet if not (one.is_unredacted(back.get(o, o)) and two.is_unredacted(o))]:
             quiet.remove(other)
             unread.append((other, "secret"))
-    every = _texts_of(one, renamed, wanted) if changes else {}, texts_b
+    every = one.texts(renamed, wanted) if changes else {}, texts_b
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     return CodeChanges(ranked(changes, every, clues), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
-def _names_in_b(one: Sources, two: Sources, scripts: tuple[str, str]) -> dict[str, str]:
+def _names_in_b(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
     """Files that have another name in b, a's name to b's.
 
-    The two scripts, by their file names, then files with one partner of their basename.
+    The two scripts, then files with one partner of their basename.
     """
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
-    names: dict[str, str] = {}
+    names = {one.script: two.script} if one.script in left and two.script in right else {}
     for name in left:
-        base = PurePath(name).name
-        same = [other for other in right if PurePath(other).name == (scripts[1] if base == scripts[0] else base)]
-        if len(same) == 1 and same[0] not in names.values():
+        same = [other for other in right if PurePath(other).name == PurePath(name).name]
+        if name not in names and len(same) == 1 and same[0] not in names.values():
             names[name] = same[0]
     return names
 
 
-def _script_of(run: Run) -> str:
-    """File name of a run's script; "" where it is not on record."""
-    return PurePath(str(run.manifest.get("script") or "")).name
+class _SourceTexts:
+    """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
+
+    def __init__(self, run: Run) -> None:
+        """Read the names and digests of the run's source files and its git commit.
+
+        Texts are read when they are asked for.
+        """
+        self._sources = Sources(run)
+        self.digests = self._sources.digests
+        commit = run.settings.document("git").get("commit")
+        self._commit = commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else ""
+        script = PurePath(str(run.manifest.get("script") or "")).name
+        named = [name for name in self.digests if PurePath(name).name == script]
+        self.script = named[0] if len(named) == 1 else ""
+
+    def text(self, name: str) -> str | None:
+        """The text of a file: of the run, else of git if its digest is the recorded one; None where neither has it."""
+        if name in self._sources:
+            return self._sources[name].text
+        digest = self.digests.get(name)
+        if digest is None or not self._commit or not _PATH.fullmatch(name):
+            return None
+        data = _git_blob(f"{self._commit}:{name}")
+        return data.decode("utf-8", "replace") if source_digest(data) == digest else None
+
+    def is_unredacted(self, name: str) -> bool:
+        """Whether nothing was redacted in the text that the run keeps; True for files that it does not keep."""
+        return name not in self._sources or self._sources[name].exact
+
+    def texts(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
+        """Texts by their names in b.
+
+        All of `wanted`, and others that the run keeps until `_MOST` characters are reached.
+
+        Of the others, those in the top directories of `wanted` come first.
+
+        Args:
+            renamed: names in this run to names in b, where they differ.
+            wanted: names in b.
+        """
+        texts: dict[str, str] = {}
+        size = 0
+        tops = {name.partition("/")[0] for name in wanted}
+
+        def distance(name: str) -> tuple[bool, bool]:
+            """Sort key: names that are wanted, then those in their top directories, then others."""
+            name = renamed.get(name, name)
+            return name not in wanted, "/" in name and name.partition("/")[0] not in tops
+
+        for name in sorted(self.digests, key=distance):
+            in_b = renamed.get(name, name)
+            text = self.text(name) if name in self._sources or in_b in wanted else None
+            if text is not None and (size < _MOST or in_b in wanted):
+                texts[in_b] = text
+                size += len(text)
+        return texts
 
 
-def _text_of(sources: Sources, name: str) -> str | None:
-    """The text of a file; None where the run does not keep it."""
-    return sources[name].text if name in sources else None
+def _git_blob(name: str) -> bytes:
+    """Bytes of `commit:path` in the git clone of the current directory; b"" where git fails or does not have it.
 
-
-def _is_unredacted(sources: Sources, name: str) -> bool:
-    """Whether nothing was redacted in the text that the run keeps; True for files that it does not keep."""
-    return name not in sources or sources[name].exact
-
-
-def _texts_of(sources: Sources, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-    """Texts of a run by their names in b: all of `wanted`, and others until `_MOST` characters are reached.
-
-    Of the others, those in the top directories of `wanted` come first.
-
-    Args:
-        sources: of the run.
-        renamed: names in this run to names in b, where they differ.
-        wanted: names in b.
+    Runs `git cat-file` and waits at most `_SECONDS`.
     """
-    texts: dict[str, str] = {}
-    size = 0
-    tops = {name.partition("/")[0] for name in wanted}
+    import subprocess
 
-    def distance(name: str) -> tuple[bool, bool]:
-        """Sort key: names that are wanted, then those in their top directories, then others."""
-        name = renamed.get(name, name)
-        return name not in wanted, "/" in name and name.partition("/")[0] not in tops
-
-    for name in sorted(sources, key=distance):
-        in_b, text = renamed.get(name, name), sources[name].text
-        if size < _MOST or in_b in wanted:
-            texts[in_b] = text
-            size += len(text)
-    return texts
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell; the name was checked
+            ["git", "cat-file", "blob", name],  # noqa: S607 - the user's own git
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""
 
 
 _LINE = re.compile(r"(.+):(\d+)\Z")
@@ -200,7 +240,7 @@ def clues_of(scene: View) -> Clues:
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         ran=frozenset(module.module_class for module in tree.values()),
-        scripts=frozenset(map(_script_of, scene.runs)),
+        scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 
