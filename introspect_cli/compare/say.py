@@ -325,8 +325,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
     "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
     "Until then, {until}, everything {which} agrees[ within tolerance{within}].",
-    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.[ The last record "
-    "that agrees is {last}.]",
+    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.",
     "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
     # a resumed run
     "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "

@@ -12,7 +12,7 @@ from introspect_cli.compare.terms.words import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.render.blocks import Block, Figure, Line, line, number, rest_of
-from introspect_cli.render.plots_text import map_blocks, spark
+from introspect_cli.render.plots_text import map_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
             one.
     """
     blocks: list[Block] = [Line(((clean(look.path), "heading"), (f"  {watch_line(look)}", "")))]
-    for curve in look.curves[:_CURVES]:
-        blocks += _curve(curve)
-    blocks.append(line())
+    blocks += [*map(_curve, look.curves[:_CURVES]), line()]
     if against is not None:
         blocks += _distance(look, *against)
     for finding in look.check.findings[:_FINDINGS]:
@@ -130,18 +128,16 @@ def watch_line(look: Look) -> str:
     return f"{look.state.value}, {where}{rate}"
 
 
-def _curve(curve: Curve) -> list[Block]:
-    """A curve's last value, its range and a sparkline; one line where all values are equal."""
+def _curve(curve: Curve) -> Line:
+    """A line: a curve's last value and its range, or that all values are equal."""
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
-    last = number(values[-1]) if math.isfinite(values[-1]) else "not finite"
+    said = f"{number(values[-1]) if math.isfinite(values[-1]) else 'not finite'} at step {curve.steps[-1]}"
     if len(values) > 1 and len(finite) == len(values) and min(finite) == max(finite):
-        return [Line(((clean(curve.name), "heading"), (f"  {last} at each of {len(values):,} steps", "")))]
-    span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
-    return [
-        Line(((clean(curve.name), "heading"), (f"  {last} at step {curve.steps[-1]}{span}", ""))),
-        spark(values, 80),
-    ]
+        said = f"{number(values[-1])} at each of {len(values):,} steps"
+    elif finite:
+        said += f", {number(min(finite))} to {number(max(finite))}"
+    return Line(((clean(curve.name), "heading"), (f"  {said}", "")))
 
 
 def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:

@@ -1,21 +1,18 @@
-"""Sites and modules over all steps: sparklines, and tables of where two runs differ."""
+"""Sites and modules over all steps, and tables of where two runs differ."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.render.blocks import (
     Block,
     Column,
-    Figure,
     Line,
     distance,
     line,
     number,
     rest_of,
-    sparkline,
     table_of,
     two_numbers,
 )
@@ -67,27 +64,19 @@ _ENDS = 20
 
 
 def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
-    """For each site a heading, a sparkline and its values: all, or the first and the last `_ENDS`."""
+    """For each site a heading and its values: all, or the first and the last `_ENDS`."""
     blocks: list[Block] = []
     for history in histories:
         numbers = [value for value in history.values if value is not None]
         span = f"{number(min(numbers))} to {number(max(numbers))}" if numbers else "no number"
         title = f"{'' if history.texts else f' {stat}: {span}'} over {count(len(history.steps), 'step')}"
         blocks.append(Line(((clean(history.site), "heading"), (title, ""))))
-        if numbers:
-            blocks.append(spark(history.values, 116, 2))
         texts = history.texts or tuple(number(value, 5) for value in history.values)
         pairs = [f"{step}: {clean(text, 40)}" for step, text in zip(history.steps, texts, strict=True)]
         if len(pairs) > 2 * _ENDS:
             pairs = [*pairs[:_ENDS], f"... {len(pairs) - 2 * _ENDS} more ...", *pairs[-_ENDS:]]
         blocks.append(line("  ".join(pairs), "", 2))
     return blocks
-
-
-def spark(values: Sequence[float | None], widest: int, indent: int = 0) -> Figure:
-    """A sparkline as wide as the terminal allows: 10 to `widest` columns."""
-    drawn = partial(sparkline, values)
-    return Figure(lambda width: [line(drawn(max(min(width - 2 * indent, widest), 10)), "name", indent, wrap=False)])
 
 
 def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: str) -> list[Block]:

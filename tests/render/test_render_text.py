@@ -11,13 +11,12 @@ from introspect_cli.render.blocks import (
     Column,
     Line,
     Table,
+    cut,
     distance,
     fit,
     line,
     number,
     shape,
-    shorten,
-    sparkline,
     table_lines,
     two_numbers,
 )
@@ -50,9 +49,9 @@ def test_strangers_texts_are_made_harmless(text, shown):
 
 def test_long_texts_are_cut():
     assert clean("x" * 100, 10) == "xxxxxxx..."
-    assert shorten("GPT.blocks.0.attn.qkv.weight", 20) == "….0.attn.qkv.weight"
-    assert shorten("GPT", 20) == "GPT"
-    assert all(len(shorten("GPT.blocks.0.attn.qkv.weight", width)) <= width for width in range(1, 40))
+    assert cut("GPT.blocks.0.attn.qkv.weight", 20, front=True) == "…s.0.attn.qkv.weight"
+    assert cut("GPT", 20) == "GPT"
+    assert all(len(cut("GPT.blocks.0.attn.qkv.weight", width, front=True)) <= width for width in range(1, 40))
 
 
 @pytest.mark.parametrize(
@@ -73,16 +72,6 @@ def test_two_numbers_are_told_apart_and_counted():
     assert two_numbers(0.5, 0.25) == ("0.5", "0.25")
     counted = count(1, "step"), count(1200, "step"), count(2, "branch", "branches")
     assert counted == ("1 step", "1,200 steps", "2 branches")
-
-
-def test_a_sparkline_has_a_bar_for_each_value():
-    assert sparkline([0, 1, 2, 3], 10) == "▁▃▆█"
-    assert sparkline([1, 1], 10) == "▅▅"
-    assert sparkline([0, None, math.nan, 1], 10) == "▁ !█"
-    assert len(sparkline(list(range(1000)), 50)) == 50
-    assert sparkline([-1.7e308, 1.7e308, 1.7e308], 10) == "▁██"
-    assert len(sparkline([-1.7e308, 1.7e308, 1.7e308] * 10, 10)) == 10
-    assert sparkline([0, 1], 10) == "▁█"
 
 
 NAMES = ("GPT.blocks.0.attn.qkv.weight (Linear)", "GPT.head (Linear)")

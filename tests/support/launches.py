@@ -46,7 +46,7 @@ _LATER = ("fsdp2", "hsdp", "gpipe", "1f1b", "interleaved", "tp", "ep")
 _IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
 
 
-def side_without(case):
+def lacks(case):
     """Whether this torch is too old for the layout that a case's name begins with.
 
     Before torch 2.5 DTensor was private, before 2.6 `fully_shard`, and a pipeline stage needed examples of its inputs.

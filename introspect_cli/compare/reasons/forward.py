@@ -131,8 +131,7 @@ def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
     """FQN of the module in `fqn` that gave the last output from `low` to below `high` in a's sequence; "" for none.
 
-    Of a deeper module it is the child of `fqn` around it, if that has records. A module outside `fqn` counts too, as
-    code may call it, except where ranks are put together.
+    Of a deeper module it is the child of `fqn` around it, if that has records.
     """
     alignment = step.alignment
     sequence = step.table.a.sequence
@@ -146,8 +145,6 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
         if name.startswith(prefix):
             child = prefix + name[len(prefix) :].partition(".")[0]
             return child if child in alignment.by_fqn else name
-        if not step.is_gathered:
-            return name
     return ""
 
 
