@@ -133,7 +133,7 @@ _LIKELY: Final[Mapping[str, str]] = {
 BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
 """Between what something was drawn, where that is no module."""
 LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
-_FACTORS = {"world": "ranks", "group": "the data-parallel ranks", "batches": "accumulated batches"}
+_FACTORS = {"world": "ranks", "group": "the data-parallel ranks"}
 
 _LEFT: Final[Mapping[str, str]] = {
     "code": "its code",

@@ -62,25 +62,10 @@ def _element_table(elements: Sequence[tuple[Sequence[int], Any, Any]], differing
     rows = []
     for index, one, two in elements:
         far = abs(one - two)
-        rows.append((str(list(index)), *pair_words(one, two), number(far, 3) if math.isfinite(far) else "-"))
+        both = (f"{one:.6g}", f"{two:.6g}") if isinstance(one, complex) else two_numbers(one, two, 6, 17)
+        rows.append((str(list(index)), *both, number(far, 3) if math.isfinite(far) else "-"))
     more = [line(f"{differing - len(rows):,} more differ, by no more.", "dim")] if differing > len(rows) else []
     return [line(), Table(heads, tuple(rows)), *more]
-
-
-def pair_words(one: Any, two: Any) -> tuple[str, str]:
-    """Two elements, in as many digits as it takes to tell them apart and to show their distance to within a fifth.
-
-    2.9003549 and 2.9003551 are 2.90035 and 2.90036 in six digits: told apart, and fifty times too far.
-    """
-    if isinstance(one, complex):
-        return f"{one:.6g}", f"{two:.6g}"
-    distance = abs(one - two)
-    for digits in range(4, 18):
-        texts = two_numbers(one, two, digits, 17)
-        shown = abs(float(f"{one:.{digits}g}") - float(f"{two:.{digits}g}"))
-        if texts[0] != texts[1] and not abs(shown - distance) > distance / 5:
-            break
-    return texts
 
 
 # One divergence looked at closely.
