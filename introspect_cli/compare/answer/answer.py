@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.answer.compared import Compared
-    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.findings import Resumption
     from introspect_cli.compare.terms.result import Beside

@@ -12,19 +12,19 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
-from introspect_cli.compare.changes.clues import Clues, CodeChanges
+from introspect_cli.compare.changes.statements import Clues, CodeChanges
 from introspect_cli.compare.reasons.draws import is_drawn_otherwise
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
+    differing_calls,
     last_fillings,
     partings,
     script_seedings,
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.seedings import differing_calls
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.read.source_texts import Sources
@@ -33,7 +33,7 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.changes.clues import Bounds
+    from introspect_cli.compare.changes.statements import Bounds
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
