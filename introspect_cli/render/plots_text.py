@@ -30,34 +30,32 @@ _MOST_ROWS = 40
 def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
     """The divergence map as a table, the first `most` modules that differ; [] where the result has no map.
 
-    Of each module the first step in which its forward pass differs, and the largest distance in any step; where only
-    the backward pass differs, the first step of that.
+    Of each module the first step in which its forward or backward pass differs, and the largest distance in the forward
+    pass of any step.
     """
     found = result.map
     if found is None:
         return []
-    modules: list[tuple[int, str, float | None]] = []
+    modules: list[tuple[int, str, float]] = []
     for name, values, behind in zip(found.modules, found.values, found.behind, strict=True):
-        differs = [step for step, value in zip(found.steps, values, strict=True) if value > 0]
-        backward = [step for step, flag in zip(found.steps, behind, strict=True) if flag]
-        if differs or backward:
-            largest = max(value for value in values if value > 0) if differs else None
-            modules.append((min(differs or backward), clean(name), largest))
-    columns: list[tuple[Column, Callable[[tuple[int, str, float | None]], str]]] = [
+        differs = [place for place, value in enumerate(values) if value > 0 or behind[place]]
+        if differs:
+            modules.append((found.steps[differs[0]], clean(name), max(values[place] for place in differs)))
+    modules.sort(key=lambda row: row[0])
+    columns: list[tuple[Column, Callable[[tuple[int, str, float]], str]]] = [
         (Column("module", least=18), lambda row: row[1]),
         (Column("from step", right=True), lambda row: str(row[0])),
         (Column("up to rel. L2", right=True), lambda row: _farthest(row[2])),
     ]
     span = f" (steps {found.steps[0]} to {found.steps[-1]})" if found.steps else ""
-    modules.sort(key=lambda row: row[0])
+    equal = count(len(found.modules) - len(modules), "row")
     table = table_of(modules[:most], columns, caption=f"Divergence map{span}")
-    equal = len(found.modules) - len(modules)
-    return [line(), table, *rest_of(len(modules), most), line(f"{count(equal, 'more row')} equal throughout", "dim")]
+    return [line(), table, *rest_of(len(modules), most), line(f"{equal} equal throughout", "dim")]
 
 
-def _farthest(value: float | None) -> str:
-    """The largest distance of a module, for a cell: `one run only` for infinity, `backward pass` for None."""
-    return "backward pass" if value is None else "one run only" if math.isinf(value) else distance(value)
+def _farthest(value: float) -> str:
+    """The largest distance of a module, for a cell: `one run only` for infinity, `backward pass` for 0."""
+    return "one run only" if math.isinf(value) else distance(value) if value > 0 else "backward pass"
 
 
 _ENDS = 20
