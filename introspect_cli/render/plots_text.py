@@ -48,9 +48,9 @@ def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
         (Column("up to rel. L2", right=True), lambda row: _farthest(row[2])),
     ]
     span = f" (steps {found.steps[0]} to {found.steps[-1]})" if found.steps else ""
-    equal = count(len(found.modules) - len(modules), "row")
     table = table_of(modules[:most], columns, caption=f"Divergence map{span}")
-    return [line(), table, *rest_of(len(modules), most), line(f"{equal} equal throughout", "dim")]
+    equal = rest_of(len(found.modules), len(modules), what="more that are equal in all of them")
+    return [line(), table, *rest_of(len(modules), most), *equal]
 
 
 def _farthest(value: float) -> str:

@@ -318,8 +318,11 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
 
 
 def _steps_words(steps: Sequence[int]) -> str:
-    """Steps in words, the first 6: `steps 3, 5, 6`."""
-    return f"step{'s' * (len(steps) > 1)} {some([str(step) for step in steps], 6)}"
+    """Ascending steps in words: `step 3`, `steps 5-9`; `4 steps from 5 to 9` where one between is not among them."""
+    first, last = steps[0], steps[-1]
+    if last - first == len(steps) - 1:
+        return f"step {first}" if len(steps) == 1 else f"steps {first}-{last}"
+    return f"{len(steps):,} steps from {first} to {last}"
 
 
 def copies_note(first: Divergence) -> list[str]:
