@@ -150,15 +150,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: text in a terminal, fitted to its width; a drawing on a page.
+    """A picture on a page, which a terminal does not show.
 
     Attributes:
-        letters: its blocks, given a width.
-        drawing: its markup.
+        drawing: makes its markup.
     """
 
-    letters: Callable[[int], Sequence[Block]]
-    drawing: Callable[[], str] = str
+    drawing: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -253,9 +251,7 @@ def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
             yield block
         elif isinstance(block, Table):
             yield from table_lines(block, width)
-        elif isinstance(block, Figure):
-            yield from lines_of(block.letters(width), width)
-        else:
+        elif isinstance(block, Fold):
             yield from (line(), line(block.title, "heading"), *lines_of(block.blocks, width))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.words import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
-from introspect_cli.render.blocks import Block, Figure, Line, line, number, rest_of
+from introspect_cli.render.blocks import Block, Line, line, number, rest_of
 from introspect_cli.render.plots_text import map_blocks
 from introspect_cli.texts import clean, count
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4
-_NARROWEST, _WIDEST = 40, 80
+_READABLE = 76  # columns, of a pipe too
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
@@ -81,15 +80,9 @@ def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
     for rule in rules:
         blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))
         for text, style in ((rule.about, ""), (f"when: {rule.when}", "dim")):
-            blocks.append(Figure(partial(_folded, text, style)))
+            folded = textwrap.wrap(text, _READABLE, break_long_words=False, break_on_hyphens=False)
+            blocks += [line(part, style, 4 if number else 2) for number, part in enumerate(folded)]
     return blocks
-
-
-def _folded(text: str, style: str, width: int) -> list[Block]:
-    """A text wrapped to the terminal's `width`, but to no less than `_NARROWEST` and no more than `_WIDEST` columns."""
-    room = max(min(width, _WIDEST), _NARROWEST) - 4
-    folded = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-    return [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
 
 
 _CURVES = 4

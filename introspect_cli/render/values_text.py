@@ -40,14 +40,13 @@ def values_blocks(records: Sequence[Stored]) -> list[Block]:
         if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
         else:
-            blocks.append(Figure(partial(_array, stored.values)))
+            blocks += _array(stored.values)
     return blocks
 
 
-def _array(values: NDArray[Any], width: int) -> list[Block]:
-    """A tensor as lines of text fitted to the terminal; of more than 200 elements the middle is left out."""
-    wide = max(min(width, 120) - 2, 20)
-    text = np.array2string(values, max_line_width=wide, threshold=200, edgeitems=3, precision=6, separator=" ")
+def _array(values: NDArray[Any]) -> list[Block]:
+    """A tensor as lines of text of at most 78 characters; of more than 200 elements the middle is left out."""
+    text = np.array2string(values, max_line_width=78, threshold=200, edgeitems=3, precision=6, separator=" ")
     return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
@@ -95,7 +94,7 @@ def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[
     if not difference.elements.differing:
         return blocks
     picture = difference.picture
-    drawn = Figure(lambda _: (), partial(_picture_svg, picture))
+    drawn = Figure(partial(_picture_svg, picture))
     return [*blocks, drawn, *_tables(difference)]
 
 
