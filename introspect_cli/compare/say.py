@@ -348,6 +348,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names: it was copied in part, or is "
     "damaged (`introspect verify` looks through it)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
+    "some-steps": "{steps} steps from {first} to {last}",
     "only-saves-files": "Only run {run} saves {names}: not compared.",
     "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
     "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",

@@ -322,7 +322,7 @@ def _steps_words(steps: Sequence[int]) -> str:
     first, last = steps[0], steps[-1]
     if last - first == len(steps) - 1:
         return f"step {first}" if len(steps) == 1 else f"steps {first}-{last}"
-    return f"{len(steps):,} steps from {first} to {last}"
+    return told("some-steps", steps=f"{len(steps):,}", first=first, last=last)
 
 
 def copies_note(first: Divergence) -> list[str]:
