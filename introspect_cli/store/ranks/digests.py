@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.ranks.plan import Plan
     from introspect_cli.store.ranks.stacked import LayoutTables, Rows
-    from introspect_cli.store.ranks.whole_names import WholeNames
+    from introspect_cli.store.ranks.whole_reader import WholeReader
 
     Array = NDArray[Any]
 
@@ -33,7 +33,7 @@ _MOST_FORMS = 16
 
 
 def layout_free_digests(
-    names: WholeNames, tables: LayoutTables, rows: Array, plans_of: Callable[[int], Sequence[Plan]]
+    names: WholeReader, tables: LayoutTables, rows: Array, plans_of: Callable[[int], Sequence[Plan]]
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
     """Digests of steps that are equal for equal values in any layout.
 
@@ -107,7 +107,7 @@ def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Ar
 
 
 def _constant_parts(
-    names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
+    names: WholeReader, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
 ) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
@@ -116,7 +116,7 @@ def _constant_parts(
         steps' totals do not say how they compare.
     """
     basis, site_keys = plan.basis, np.asarray(names.sites.key, np.uint64)
-    if plan.mixed.any() or plan.unreduced.any() or plan.misfits or plan.unknown:
+    if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
         return None
     kind = names.kinds[basis.site]
     counts = ~np.isin(kind, LEFT_OUT)
@@ -140,7 +140,7 @@ def _constant_parts(
     return site_keys[basis.site[unseen]], lanes
 
 
-def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
+def _share_of(names: WholeReader, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
     """For each row a number of its share, equal for shares of the same copies.
 
     -1 stands for values of each rank's own, -2 where the rank has no such share on record.
