@@ -8,7 +8,7 @@ ranks. Checksums are exact: the sums under them are integers modulo 2**64.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,12 @@ from introspect_cli.sums import mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from introspect_cli.records import Layout
     from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
-    from introspect_cli.store.ranks.whole_reader import WholeReader
 
     Array = NDArray[Any]
 
@@ -40,24 +40,33 @@ _ROUNDING = 1e-4
 """Copies whose sketches are further apart than this share of them are different."""
 
 
+@dataclass
 class Combiner:
     """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same.
 
     Attributes:
         tables: the ranks' layouts.
-        names: the common site numbers.
+        kinds: int64 (sites,), the code of each site's kind.
+        value_of: int64 (sites,), for the gradient of an activation the site of that; -1 for all others.
+        buffers_at_first: bool (sites,), values of buffers at the start of a run.
+        left_out: which rows of a step are ignored, bool (rows,).
+        layout_number: the number of a layout of wholes; one that is new gets the next.
         lacking: why values that each rank has its own of are not all there; "" where they are.
         complete: whether all ranks were recorded, so that a missing part of the model is an error.
         plan: of the step that was combined last; None before the first.
     """
 
-    def __init__(self, tables: LayoutTables, names: WholeReader, lacking: str = "", *, complete: bool = False) -> None:
-        """Keep what steps are combined by; see the attributes. Nothing is planned or read yet."""
-        self.tables, self.names = tables, names
-        self.lacking, self.complete = lacking, complete
-        self.plan: Plan | None = None
-        self._layouts = np.zeros(0, np.uint32)
-        self._batched: dict[bytes, int] = {}
+    tables: LayoutTables
+    kinds: Array
+    value_of: Array
+    buffers_at_first: Array
+    left_out: Callable[[StackedStep], Array]
+    layout_number: Callable[[Layout], int]
+    lacking: str
+    complete: bool
+    plan: Plan | None = None
+    _layouts: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    _batched: dict[bytes, int] = field(default_factory=dict)
 
     def combine(self, step: StackedStep) -> StepBatch:
         """Combine a step of all ranks into one batch, one record per site."""
@@ -70,7 +79,7 @@ class Combiner:
         That of the step before, where both have the same `Rows` object, else a new one.
         """
         if self.plan is None or self.plan.basis is not step.rows:
-            self.plan = plan_of(step, self.tables, self.names.kinds, self.names.left_out(step))
+            self.plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
             numbers = step.rows.layout[self.plan.rows[self.plan.starts]]
             different, which = np.unique(numbers, return_inverse=True)
             wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
@@ -82,7 +91,7 @@ class Combiner:
 
         A layout that is new gets the next number.
         """
-        return self.names.layout_number(whole_layout(self.tables.layouts[part]))
+        return self.layout_number(whole_layout(self.tables.layouts[part]))
 
     def batched_number(self, numbers: Array) -> int:
         """The number of the layout of tensors concatenated along dimension 0.
@@ -95,7 +104,7 @@ class Combiner:
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self.tables.layouts[number] for number in numbers.tolist()]
-            self._batched[key] = self.names.layout_number(batched_layout(layouts))
+            self._batched[key] = self.layout_number(batched_layout(layouts))
         return self._batched[key]
 
 
@@ -111,7 +120,7 @@ class CombinedStep:
         """Make each group's row of its first record; `combined` does the rest.
 
         Args:
-            combiner: whose tables and names count.
+            combiner: whose tables count.
             step: the records of all ranks.
             plan: of that step.
             layout: uint32 (groups,), the number of each group's layout; changed here.
@@ -368,7 +377,7 @@ class CombinedStep:
             partless &= ~own
         cut = any_of(tables.part[number] > 0, plan.starts)
         differ = partless & (cut | ~self._is_equal())
-        self._set_unseen(differ & self.combiner.names.buffers_at_first[plan.site], "another one on each rank")
+        self._set_unseen(differ & self.combiner.buffers_at_first[plan.site], "another one on each rank")
         differ &= ~np.isin(plan.kind, _FIRSTS)
         random = differ & (plan.kind == KIND_CODES[Kind.RNG])
         self._set_unseen(random, "each rank has its own")
@@ -438,7 +447,7 @@ class CombinedStep:
         here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
         equals &= ~np.isin(layouts, layouts[~equals & (plan.kind == KIND_CODES[Kind.OUTPUT])])
         whole = self.how == Joined.PARTS
-        values = self.combiner.names.value_of[here[groups]]
+        values = self.combiner.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
         return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
 

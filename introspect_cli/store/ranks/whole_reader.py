@@ -145,7 +145,9 @@ class WholeReader(Reader):
         """For each step a digest that is equal in any layout; None where the ranks' totals do not tell."""
         if self._fold or self.stages or self._lacking or len(self.readers) == 1:
             return [None] * len(self.common_steps)
-        step_digests, self._forms = layout_free_digests(self, self._tables, self._positions, self._plans)
+        totals, tables = [reader.totals for reader in self.readers], self._tables
+        keys = np.asarray(self.sites.key, np.uint64)
+        step_digests, self._forms = layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
         return step_digests
 
     def _plans(self, row: int) -> list[Plan]:
@@ -413,7 +415,16 @@ class WholeReader(Reader):
     def _combiner(self, which: int, of: int) -> Combiner:
         """The combiner of slice `which` of `of`; the same one until another slice is asked for."""
         if self._last_combiner is None or self._last_combiner[0] != (which, of):
-            combiner = Combiner(self._tables, self, self._lacking, complete=self._complete)
+            combiner = Combiner(
+                self._tables,
+                self.kinds,
+                self.value_of,
+                self.buffers_at_first,
+                self.left_out,
+                self.layout_number,
+                self._lacking,
+                self._complete,
+            )
             self._last_combiner = (which, of), combiner
         return self._last_combiner[1]
 
