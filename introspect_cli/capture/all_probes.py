@@ -108,7 +108,7 @@ class Probes:
         state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
-        self.beginning = BeginningProbe(self.context, modules)
+        self.beginning = BeginningProbe(self.context)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[GuardedProbe] = [
             self.children,

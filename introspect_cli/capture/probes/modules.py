@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.probes.gradients import GradientProbe
 
-    Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-
 
 class ModuleProbe(GuardedProbe):
     """Watches calls of modules."""
@@ -47,20 +45,9 @@ class ModuleProbe(GuardedProbe):
         self.values = self._calls.values
         """Recorder of inputs and outputs."""
         self._names = context.names
-        self._own_calls = OwnCalls(self._guarded, self._patches, self._record_own_call, self._record_by_name)
+        self._own_calls = OwnCalls(self._guarded, self._patches, self._record_or_pass, self._record_by_name)
         self.unseen = Unseen(context, self._own_calls.see_forward)
         """Methods that ran unseen."""
-        self._around: Callable[[Called], Called] | None = None
-        self._set_called: Callable[[], None] = lambda: None
-
-    def surround(self, around: Callable[[Called], Called] | None) -> None:
-        """Have every call, recorded or not, run through `around(call)` from now on; None ends that."""
-        self._around = around
-        self._set_called()
-
-    def _surrounded(self, called: Called) -> Called:
-        """What `surround` makes of a call; the call itself where nothing surrounds calls."""
-        return called if self._around is None else self._around(called)
 
     def phase(self) -> Phase | None:
         """Phase of the innermost running call of this thread.
@@ -75,8 +62,7 @@ class ModuleProbe(GuardedProbe):
 
         It calls only the original while compiled, exported or off.
         """
-        guarded, calls = self._guarded, functools.partial(self._record_or_pass, original)
-        called: Called = calls
+        guarded, called = self._guarded, functools.partial(self._record_or_pass, original)
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
         # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
@@ -86,20 +72,7 @@ class ModuleProbe(GuardedProbe):
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
 
-        def set_called() -> None:
-            nonlocal called
-            called = self._surrounded(calls)
-
-        self._set_called = set_called
-        set_called()
         return __call__
-
-    @uncounted
-    def _record_own_call(
-        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a call that does not go through `nn.Module.__call__`, and record it if it is to be."""
-        return self._surrounded(functools.partial(self._record_or_pass, original))(module, args, kwargs)
 
     @uncounted
     def _record_by_name(
@@ -112,7 +85,7 @@ class ModuleProbe(GuardedProbe):
         calls = self.stack.calls
         if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
             return original(module, *args, **kwargs)
-        return self._record_own_call(original, module, args, kwargs)
+        return self._record_or_pass(original, module, args, kwargs)
 
     @uncounted
     def _record_or_pass(
