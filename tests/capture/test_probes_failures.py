@@ -20,7 +20,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.write.rank_writer import RankWriter
 from introspect_cli.store.write.run_writer import StoreWriter
-from introspect_cli.tensors.unusual import UnusualTensors
+from introspect_cli.tensors.summarizer import Summarizer
 
 OPERATORS = {"level": "op", "vjp": ("Model.last:Model.body",)}
 INSIDE = {"compile": "keep"}
@@ -87,14 +87,14 @@ def test_value_that_cannot_be_summarised_is_one_gap(tmp_path, monkeypatch):
     class Refuses(torch.Tensor):
         pass
 
-    original = UnusualTensors._add
+    original = Summarizer._add_unusual
 
     def special(self, tensor):
         if isinstance(tensor, Refuses):
             raise Mistake("no")
         return original(self, tensor)
 
-    monkeypatch.setattr(UnusualTensors, "_add", special)
+    monkeypatch.setattr(Summarizer, "_add_unusual", special)
     net = nn.Sequential(nn.Identity(), nn.Linear(8, 1))
     with watched(tmp_path / "run") as session:
         net(torch.randn(2, 8).as_subclass(Refuses))

@@ -19,7 +19,7 @@ from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.fingerprints import Fingerprints, UnheldParameters
+from introspect_cli.capture.probes.optimizer_values import parameters_of
 from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
@@ -28,7 +28,7 @@ from introspect_cli.tensors.special import is_wrapped
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import torch
     from torch import nn
@@ -57,7 +57,8 @@ class StateProbe(GuardedProbe):
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[tuple[list[int], int], list[int], Sequence[int]]] = ById()
         self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
-        self._fingerprints = Fingerprints(context.recorder.summarizer)
+        self._fingerprints: dict[int, Hashable] = {}
+        """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
         self._unheld = UnheldParameters(context)
@@ -134,7 +135,11 @@ class StateProbe(GuardedProbe):
                 call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
-            self._fingerprints.remember(list(tensors))
+            self._keep_fingerprints(list(tensors))
+
+    def _keep_fingerprints(self, tensors: list[torch.Tensor]) -> None:
+        """Keep the fingerprints that tensors have now, as they have just been recorded."""
+        self._fingerprints.update(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -240,8 +245,9 @@ class StateProbe(GuardedProbe):
     def _rewritten(self, contents: Contents) -> Contents:
         """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        since, parts = self._fingerprints.rewritten(contents[1]), self._context.parts
-        changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
+        before, is_rounded = self._fingerprints, self._context.parts.is_rounded
+        pairs = zip(contents[1], self._recorder.summarizer.marks(contents[1]), strict=True)
+        changed = {id(one) for one, now in pairs if before.get(id(one)) != now and not is_rounded(one)}
         return _filtered(contents, lambda tensor: id(tensor) in changed)
 
     def on_root_left(self, root: nn.Module) -> None:
@@ -346,7 +352,7 @@ class StateProbe(GuardedProbe):
             site_of: gives the site for the name of a piece.
         """
         self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
-        self._fingerprints.remember(tensors)
+        self._keep_fingerprints(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Site of a tensor; None where it has no values here, no name, or is not to be recorded."""
@@ -385,3 +391,27 @@ def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Conten
     """The tensors for which `are(tensor)` is true, with their kinds; `are` is called once for each."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []
+
+
+class UnheldParameters:
+    """Parameters that an optimizer holds and no module."""
+
+    def __init__(self, context: Context) -> None:
+        """Look for nothing before `tensors`."""
+        self._context = context
+        self._as_of = -1
+        self._references: list[weakref.ref[torch.Tensor]] = []
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
+
+        [] also where parameters lie in flat tensors. Cached until a name changes.
+        """
+        names = self._context.names.parameters
+        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
+            return []
+        if self._as_of != names.changes:
+            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
+            self._as_of, self._references = names.changes, list(map(weakref.ref, alone))
+        return [tensor for reference in self._references if (tensor := reference()) is not None]
