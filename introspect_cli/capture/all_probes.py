@@ -156,7 +156,6 @@ class Probes:
                 self.optimizers,
                 globs=options.ops,
                 views=options.views,
-                all_dtypes=options.all_dtypes,
                 into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
             self._probes.append(ops)

@@ -295,7 +295,7 @@ class Session:
             self.words.append(nothing_recorded(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
-            self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
+            self.words.append(summary(self.path, self.launch, probes, self._manifest, lost=lost))
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]

@@ -55,8 +55,7 @@ class StateProbe(GuardedProbe):
         self._recorded: set[str] = set()
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._after: ById[tuple[tuple[list[int], int], list[int], Sequence[int]]] = ById()
-        self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
+        self._after: ById[tuple[object, Sequence[int]]] = ById()
         self._fingerprints: dict[int, Hashable] = {}
         """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
@@ -266,35 +265,35 @@ class StateProbe(GuardedProbe):
 
     def on_after_optimizer(self) -> None:
         """Record every buffer of every root after an optimizer step."""
-        names = self._context.names
-        for root in names.roots():
+        changes = self._context.names.parameters.changes
+        for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            mark, sites = self._buffers.get(root) or (None, [])
-            if zero.is_loaded() or self._cutting.get(root) or mark != (contents[2], names.parameters.changes):
-                sites = self._record(contents, Phase.OPTIMIZER)
-                if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
-                    self._buffers.set(root, ((contents[2], names.parameters.changes), sites))
-            else:
-                self._write(
-                    sites, contents[1], lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
-                )
+            may_move = zero.is_loaded() or self._cutting.get(root)
+            self._record_after(root, None if may_move else (contents[2], changes), contents)
 
     def parameters_after(self, stepping: Stepping) -> None:
-        """Record the parameters that an optimizer has stepped; sites are cached until names or parameters change."""
-        if Kind.PARAM not in self._context.kinds:
+        """Record the parameters that an optimizer has stepped."""
+        if Kind.PARAM in self._context.kinds:
+            parameters, lengths = stepping.parameters, [len(one["params"]) for one in stepping.optimizer.param_groups]
+            # What is at the same place of the same optimizer under the same identity has the name it had.
+            mark = lengths, self._context.names.parameters.changes, list(map(id, parameters))
+            self._record_after(stepping.optimizer, mark, ([Kind.PARAM] * len(parameters), parameters, []))
+
+    def _record_after(self, owner: object, mark: object, contents: Contents) -> None:
+        """Record what an optimizer step leaves; sites are cached while nothing has changed.
+
+        Args:
+            owner: whose tensors these are: an optimizer, or a root.
+            mark: equal to the last one where all have the names that they had; None where that is not known.
+            contents: the tensors, with their kinds.
+        """
+        cached = self._after.get(owner)
+        if mark is not None and cached is not None and cached[0] == mark:
+            self._write(cached[1], contents[1], Phase.OPTIMIZER)
             return
-        parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
-        # What is at the same place of the same optimizer under the same identity has the name it had.
-        held = (lengths, self._context.names.parameters.changes)
-        cached = self._after.get(stepping.optimizer)
-        if cached is None or cached[0] != held or cached[1] != list(map(id, parameters)):
-            sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
-            if None in sites:
-                self._record(([Kind.PARAM] * len(parameters), parameters, []), Phase.OPTIMIZER)
-                return
-            cached = (held, list(map(id, parameters)), numbers_of(site for site in sites if site is not None))
-            self._after.set(stepping.optimizer, cached)
-        self._write(cached[2], parameters, lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+        sites = self._record(contents, Phase.OPTIMIZER)
+        if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
+            self._after.set(owner, (mark, numbers_of(sites)))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Modules below a root that hold tensors, found by a walk of the tree and cached until the next walk."""
@@ -336,12 +335,10 @@ class StateProbe(GuardedProbe):
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._write(sites, tensors, lambda name: self._site_of(name, phase, Kind.PARAM, again=again))
+        self._write(sites, tensors, phase, again=again)
         return sites
 
-    def _write(
-        self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
-    ) -> None:
+    def _write(self, sites: Sequence[int], tensors: list[torch.Tensor], phase: Phase, *, again: bool = False) -> None:
         """Emit tensors at sites, and remember their fingerprints.
 
         Pieces of flat tensors are emitted at sites of their own.
@@ -349,8 +346,13 @@ class StateProbe(GuardedProbe):
         Args:
             sites: one for each tensor.
             tensors: what to record.
-            site_of: gives the site for the name of a piece.
+            phase: of the sites.
+            again: as for `_record`.
         """
+
+        def site_of(name: ParameterName) -> int:
+            return self._site_of(name, phase, Kind.PARAM, again=again)
+
         self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
         self._keep_fingerprints(tensors)
 
