@@ -313,7 +313,7 @@ class Summarizer:
                 self._launch_batch(engine, entries)
         return slots
 
-    def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
+    def fingerprints(self, tensors: list[torch.Tensor]) -> list[Hashable]:
         """Fingerprint of each tensor; one that differs from an earlier one says that it was written to or moved.
 
         A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory.

@@ -166,7 +166,7 @@ class ModuleProbe(GuardedProbe):
         evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
             with self._guarded:
-                self._names.state(module, None)
+                self._names.ensure_named(module, None)
         depth = len(calls)
         try:
             calls.append(None)
@@ -290,7 +290,7 @@ class ModuleProbe(GuardedProbe):
             phase = self._phase_of_call()
             if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
                 if self._context.clock.trained.is_trained(module):
-                    self._names.state(module, None)
+                    self._names.ensure_named(module, None)
                 return None, False
             # A copy that is only evaluated takes no name from what is trained.
             is_copy = (
@@ -298,14 +298,14 @@ class ModuleProbe(GuardedProbe):
                 and not self._context.clock.trained.is_trained(module)
                 and next(parameters_in(module), None) is not None
             )
-            state = self._names.state(module, None, EVALUATED if is_copy else "")
+            state = self._names.ensure_named(module, None, EVALUATED if is_copy else "")
             stack.phase = phase
             if phase is not Phase.RECOMPUTE:
                 self._context.clock.tell_root(module)
         else:
             if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
                 return None, False
-            state = self._names.find(module) or self._names.state(module, caller)
+            state = self._names.find(module) or self._names.ensure_named(module, caller)
         is_compiled = type(module).__name__ == "OptimizedModule"
         if wrapped(module) is not None and not is_compiled:
             return state, False

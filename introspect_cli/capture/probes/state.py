@@ -138,7 +138,7 @@ class StateProbe(GuardedProbe):
 
     def _keep_fingerprints(self, tensors: list[torch.Tensor]) -> None:
         """Keep the fingerprints that tensors have now, as they have just been recorded."""
-        self._fingerprints.update(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
+        self._fingerprints.update(zip(map(id, tensors), self._recorder.summarizer.fingerprints(tensors), strict=True))
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -245,7 +245,7 @@ class StateProbe(GuardedProbe):
         """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         before, is_rounded = self._fingerprints, self._context.parts.is_rounded
-        pairs = zip(contents[1], self._recorder.summarizer.marks(contents[1]), strict=True)
+        pairs = zip(contents[1], self._recorder.summarizer.fingerprints(contents[1]), strict=True)
         changed = {id(one) for one, now in pairs if before.get(id(one)) != now and not is_rounded(one)}
         return _filtered(contents, lambda tensor: id(tensor) in changed)
 
