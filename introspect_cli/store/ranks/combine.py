@@ -344,12 +344,14 @@ class CombinedStep:
             one = np.array([group])
             part = self.tables.layouts[int(self.basis.layout[self.row[group]])].part
             assert part is not None  # so it was planned
-            if part.owed not in ("sum", "avg") or number > part.owing or self.out.sketch is None:
-                self._set_unseen(one, f"a {part.owed} over {part.owing} ranks is still owed")
+            if part.reduction not in ("sum", "avg") or number > part.reduced_over or self.out.sketch is None:
+                self._set_unseen(one, f"a {part.reduction} over {part.reduced_over} ranks is still owed")
                 continue
-            total = self._sketches(at).sum(axis=0) * (part.owing / len(at))
-            self._reset_groups(one, Joined.OWED, Status.PARTIAL, f"{part.owed} over {part.owing} ranks, still owed")
-            self.out.sketch[group] = total / part.owing if part.owed == "avg" else total
+            total = self._sketches(at).sum(axis=0) * (part.reduced_over / len(at))
+            self._reset_groups(
+                one, Joined.OWED, Status.PARTIAL, f"{part.reduction} over {part.reduced_over} ranks, still owed"
+            )
+            self.out.sketch[group] = total / part.reduced_over if part.reduction == "avg" else total
             for name in _NONFINITE:
                 if name in self.out.counts:
                     self.out.counts[name][group] = self.block.counts[name][plan.rows[at]].sum()
