@@ -47,9 +47,10 @@ ASKED = {
     },
     "kernels": ["diff kernels eager-12 *", "diff kernels eager compiled", "diff kernels trainer *"],
     "ranks": [
-        *(f"* ranks *{name}" for name in ("single", "ddp", "ddp-one", "fsdp2", "hsdp", "tp", "zero1", "1f1b", "ep")),
+        *(f"* ranks *{name}" for name in "single ddp ddp-one ddp-rolled fsdp2 hsdp tp zero1 1f1b ep".split()),
         "* ranks *accumulated",
         "diff ranks manual *",
+        *(f"check layouts {name}" for name in ("fsdp2-unshard", "manual-one")),  # which tests read
     ],
     "faults": ["* faults *"],
 }
