@@ -167,6 +167,11 @@ EVENTS = (
           "optimizers'"),
     Event("optimizers", "torch.amp:GradScaler", ("step",), "_watch_scaler_step", "steps that are skipped for "
           "infinities"),
+    Event("operators", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_leave_for_optimizer", "that "
+          "operators of an optimizer's step are left out", Treatment.HOOK),
+    Event("operators", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_return_after_optimizer",
+          "as above", Treatment.HOOK),
+    Event("compile", "torch", ("compile",), "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
     Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
           Treatment.REPLACE),
     Event("modules", "torch.nn:Module", ("__init_subclass__",), "_own_calls.subclassing", "modules that are called "
@@ -177,7 +182,7 @@ EVENTS = (
           "_names.note_parameter", "names of parameters whose model was not called", Treatment.HOOK),
     Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_watch_wait", "results of collectives"),
 )  # fmt: skip
-"""What is watched from when to when, and why. Kernels of collectives, taps and the compiler's backends are put in place
+"""What is watched from when to when, and why. Kernels of collectives and taps are put in place
 by their probes: they are as many as torch has operators and the script has compiled modules."""
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import Places
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.probes.modules import ModuleProbe
-    from introspect_cli.capture.probes.optimizers import OptimizerProbe
 
 
 class OpProbe(GuardedProbe):
@@ -44,8 +41,6 @@ class OpProbe(GuardedProbe):
     def __init__(
         self,
         context: Context,
-        modules: ModuleProbe,
-        optimizers: OptimizerProbe,
         *,
         globs: tuple[str, ...] = (),
         views: bool = False,
@@ -55,8 +50,6 @@ class OpProbe(GuardedProbe):
 
         Args:
             context: the recorder and the step clock.
-            modules: knows the module that is running.
-            optimizers: knows whether an optimizer step is.
             globs: globs over operator names; all where empty.
             views: whether results that share their input's memory are recorded too.
             into_compiled: whether compiled regions run as python, so that what they run is recorded too.
@@ -65,19 +58,10 @@ class OpProbe(GuardedProbe):
         super().__init__(context, then=self._switch_off)
         self.facts = Operators(globs, views=views)
         self._places = Places()
-        self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
+        self.calls = Calls(context, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
         self.arguments = OperatorArguments(context.facts)
         self._mode = OpMode(self)
-
-    def install(self) -> None:
-        """Register optimizer hooks, and start to listen; operators are seen once a step begins."""
-        before, after = (
-            register_optimizer_step_pre_hook(self._leave_for_optimizer),
-            register_optimizer_step_post_hook(self._return_after_optimizer),
-        )
-        self._patches.hold(before, after)
-        super().install()
 
     def remove(self) -> None:
         """Stop listening and recording, and pop the mode from this thread's stack."""
@@ -87,7 +71,7 @@ class OpProbe(GuardedProbe):
 
     def _switch_off(self) -> None:
         """Record nothing from now on: called after a failure."""
-        self._guarded.on = self.live = False
+        self.live = False
 
     def on_begin(self) -> None:
         """Push the mode and start to record, as a step begins; a mode of the script's on the stack keeps it off."""
@@ -97,15 +81,13 @@ class OpProbe(GuardedProbe):
 
     def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pop the mode before an optimizer step without a closure, whose operators are not recorded."""
-        with self._guarded:
-            if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
-                self._mode.leave_stack()
+        if len(args) < 2 and kwargs.get("closure") is None:
+            self._mode.leave_stack()
 
     def _return_after_optimizer(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Push the mode again after an optimizer step, while the step of the capture goes on."""
-        with self._guarded:
-            if self._guarded.on and self.live:
-                self._mode.enter_stack()
+        if self.live:
+            self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
         """Record operators outside of modules in the loss phase from now on, since a root has been called."""

@@ -91,11 +91,6 @@ class OptimizerProbe(GuardedProbe):
 
         return left
 
-    @property
-    def stepping(self) -> bool:
-        """Whether this thread is inside an optimizer's step."""
-        return bool(self._context.clock.running.optimizers)
-
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

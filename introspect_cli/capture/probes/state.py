@@ -62,10 +62,6 @@ class StateProbe(GuardedProbe):
         self._fresh: set[str] = set()
         self._unheld = UnheldParameters(context)
         self._step = self._called = -1
-        self.within: Callable[[], Phase | None] = lambda: None
-        """The phase of the module calls under way; None where none is, or its calls are not recorded."""
-        self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
-        """The phase of the outermost call that begins."""
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
@@ -81,7 +77,7 @@ class StateProbe(GuardedProbe):
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
-        phase = self.within()
+        phase = self._context.stack.innermost
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
@@ -103,7 +99,7 @@ class StateProbe(GuardedProbe):
         def leave(_result: object) -> None:
             (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
             if has_given and not waiting:
-                self._write_given(names_of, own, self.outer())
+                self._write_given(names_of, own, self._context.stack.phase)
 
         return leave
 
@@ -160,7 +156,7 @@ class StateProbe(GuardedProbe):
             self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
         if names:
-            self._write_given(names, others, self.outer())
+            self._write_given(names, others, self._context.stack.phase)
 
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.

@@ -70,6 +70,7 @@ class Moments:
     Attributes:
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
         on_root: told of outermost modules that are about to run and will be recorded.
+        on_made: told of a module that no other one holds, when it is named in the forward that calls it.
         on_root_left: told of such a module when its forward pass of training has returned.
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
@@ -83,6 +84,7 @@ class Moments:
         """Start without listeners."""
         self.on_forward: list[Callable[[nn.Module], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_made: list[Callable[[nn.Module], None]] = []
         self.on_root_left: list[Callable[[nn.Module], None]] = []
         self.on_begin: list[Callable[[], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
