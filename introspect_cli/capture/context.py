@@ -35,7 +35,7 @@ def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
 
 
 class Stack(threading.local):
-    """Running module calls of one thread; None for one that is not recorded, nor anything inside it."""
+    """What runs in one thread: calls of modules, None for one of which nothing is recorded, and steps of optimizers."""
 
     def __init__(self) -> None:
         """Start outside every module, in each thread anew."""
@@ -43,6 +43,8 @@ class Stack(threading.local):
         self.phase = Phase.FORWARD
         self.outer = Phase.FORWARD
         self.in_graph = False
+        self.optimizers: list[int] = []
+        """Optimizers (by `id`) whose step this thread is in, outermost first."""
         self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
         """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
 

@@ -98,7 +98,7 @@ class Calls:
         """The phase of what runs outside every module."""
         self._recorder = context.recorder
         self._names = context.names
-        self._stack, self._running = context.stack, context.clock.running
+        self._stack = context.stack
         self._places = places
         self._into_compiled = into_compiled
         self.scopes: dict[tuple[str, Phase], Scope] = {}
@@ -142,7 +142,7 @@ class Calls:
             if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
                 scope = self._latest = self.scope_of(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
         else:
-            if self._running.optimizers:
+            if stack.optimizers:
                 return None
             scope = self.scope_of(SCRIPT, self.between, "", watched=None)
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
+from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, parameters_of, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.optimizer_values import parameters_of
 from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
@@ -232,7 +231,7 @@ class StateProbe(GuardedProbe):
         changed = self._rewritten(contents)
         if not changed[1]:
             return
-        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
+        phase = Phase.OPTIMIZER if self._context.stack.optimizers else Phase.START
         if phase is Phase.START:
             self._writes.set(root, True)
         self._record(changed, phase, again=True)

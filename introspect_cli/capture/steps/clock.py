@@ -8,7 +8,6 @@ of the model.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +55,6 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
         raise raised.pop(0)
 
 
-class Running(threading.local):
-    """Stack of optimizers (by `id`) whose step this thread is in, outermost first."""
-
-    def __init__(self) -> None:
-        """Start outside every optimizer step, in each thread anew."""
-        self.optimizers: list[int] = []
-
-
 class Moments:
     """Lists of listeners for events of a step.
 
@@ -107,7 +98,6 @@ class StepClock(Moments):
         evaluation: tells evaluation from training.
         trained: the optimizers, and what they train.
         labels: what the script's framework calls the step.
-        running: optimizers that step now.
         ticks: steps that have ended.
         has_optimizer: whether the script has built one, so that their steps end steps.
         stepped: whether one has stepped.
@@ -134,7 +124,6 @@ class StepClock(Moments):
         self.trained = Trained()
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
-        self.running = Running()
         self.ticks = 0
         self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = False
         self.passed_over: list[list[int]] = []
