@@ -174,7 +174,7 @@ EVENTS = (
     Event("compile", "torch", ("compile",), "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
     Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
           Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", ("__init_subclass__",), "_own_calls.subclassing", "modules that are called "
+    Event("modules", "torch.nn:Module", ("__init_subclass__",), "subclassing", "modules that are called "
           "past `nn.Module.__call__`", Treatment.REPLACE),
     Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.note_child",
           "names by path", Treatment.HOOK),

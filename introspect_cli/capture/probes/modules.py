@@ -27,7 +27,6 @@ from introspect_cli.capture.naming.contents import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
 from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen, tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 
-class ModuleProbe(GuardedProbe):
+class ModuleProbe(OwnCalls):
     """Watches calls of modules."""
 
     name = "modules"
@@ -54,8 +53,7 @@ class ModuleProbe(GuardedProbe):
         self.values = ModuleValues(context, gradients)
         """Recorder of inputs and outputs."""
         self._names, self._draws = context.names, context.draws
-        self._own_calls = OwnCalls(self._guarded, self._patches, self._record_or_pass, self._record_by_name)
-        self.unseen = Unseen(context, self._own_calls.see_forward)
+        self.unseen = Unseen(context, self.see_forward)
         """Methods that ran unseen."""
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
