@@ -285,15 +285,15 @@ class Patches:
         original does once its probe is off.
         """
         while self._hooks:
-            self._hooks.pop().remove()
+            self._hooks[-1].remove()
+            self._hooks.pop()  # after it: whatever comes in between, none is left behind
         while self._replaced:
-            owner, name, replacement, original = self._replaced.pop()
-            if vars(owner).get(name) is not replacement:
-                continue
-            if original is _MISSING:
+            owner, name, replacement, original = self._replaced[-1]
+            if vars(owner).get(name) is replacement and original is _MISSING:
                 delattr(owner, name)
-            else:
+            elif vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
+            self._replaced.pop()
 
 
 def _owner(home: str) -> Any:
