@@ -77,19 +77,17 @@ class Probes:
                 writes the documents calls it and takes it out.
         """
         rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
-        self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
-        self.rank = store.rank(
-            rank,
-            stats=options.measures,
-            sketch=options.sketch,
-            sorted_stats=options.sorted_stats,
-            operators=options.level == "op",
-        )
+        kept: dict[str, Any] = {
+            "stats": options.measures,
+            "sketch": options.sketch,
+            "sorted_stats": options.sorted_stats,
+        }
+        self.summarizer = Summarizer(**kept)
+        self.rank = store.rank(rank, operators=options.level == "op", **kept)
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.policy = StepPolicy(options, self.rank, store, guard.note, box, number=rank)
-        save, lost = options.save_tensors, store_lost
-        self.recorder = Recorder(self.summarizer, self.rank, store, self.policy, save, lost)
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.policy, options.save_tensors, store_lost)
         self.context = Context(self.recorder, self.names, guard, options.record, facts, wants_eval=bool(options.eval))
         self.policy.copies = self.context.copies
         gradients = GradientProbe(self.context)
