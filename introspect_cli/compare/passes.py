@@ -73,7 +73,6 @@ from introspect_cli.compare.terms.distance import (
 )
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
-from introspect_cli.compare.terms.reach import with_reach
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     MODULE_KINDS,
@@ -404,13 +403,8 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass.
-
-    Learn `coarse`, `furthest` and `left`.
-    """
-    options = comparison.options
-    rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
-    after = with_reach(learned, table, comparison.layouts, rounded)
+    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse`."""
+    options, after = comparison.options, learned
     if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:

@@ -22,7 +22,6 @@ from introspect_cli.records import Site, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.compare.terms.findings import StepReach
     from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
     from introspect_cli.store.format.batch import StepBatch
 
@@ -62,8 +61,6 @@ class Learned(NamedTuple):
             ranks or microbatches are put together; None while that was not seen.
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
-        furthest: site with the largest distance of b relative to the perturbed noise.
-        left: first site at which b exceeds it; None while it does not.
     """
 
     coarse: int | None = None
@@ -72,8 +69,6 @@ class Learned(NamedTuple):
     backward_ratio: float | None = None
     units: Mapping[str, float] = {}
     flows_back: bool = False
-    furthest: StepReach | None = None
-    left: StepReach | None = None
 
 
 class Half(NamedTuple):
