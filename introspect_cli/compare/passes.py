@@ -248,7 +248,7 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
 
 def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark one-sided rows ABSENT that the other run could not have, and rows that cannot be compared NOT_SEEN."""
-    table = _without_unsaved(_without_unwatched(table, comparison))
+    table = _without_unwatched(table, comparison)
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
@@ -291,20 +291,6 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
     alone = table.one_sided[rows]
     return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
-
-
-def _without_unsaved(table: Table) -> Table:
-    """Mark one-sided rows of saved files ABSENT where the other run has no such file and call in this step."""
-    alignment, saved = table.alignment, table.alignment.kind == kind_code(Kind.PRODUCT)
-    if not saved.any():
-        return table
-
-    def files(sites: Ids) -> list[tuple[str, int]]:
-        return [(alignment.fqn[site], int(alignment.call[site])) for site in sites.tolist()]
-
-    both = {*files(table.sites_a[saved[table.sites_a]])} & {*files(table.sites_b[saved[table.sites_b]])}
-    rows = np.flatnonzero(table.diverging & table.one_sided & saved[table.site])
-    return table.marked(rows[[file not in both for file in files(table.site[rows])]], ABSENT) if len(rows) else table
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
@@ -965,8 +951,8 @@ def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple
     """Pass: mark in `Table.cause` the rows that diverge but are not counted as divergences.
 
     These are random states that differ, and rows of one run alone whose kind or name the other run may lack
-    (`Comparison.causes`), or whose saved tensor the other run saves in this step under another name. With `strict` none
-    is marked.
+    (`Comparison.causes`), or whose saved tensor the other run saves under another name, or not in this step. With
+    `strict` none is marked.
     """
     if comparison.causes is None:
         return table, learned
@@ -976,11 +962,15 @@ def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple
 
 
 def _saved_elsewhere(table: Table) -> Mask:
-    """Mask of one-sided rows of saved tensors whose checksum the other run saves in this step under another name."""
+    """Mask of one-sided rows of saved tensors that the other run saves in this step under another name, by checksum.
+
+    All, where the other run saves nothing in this step.
+    """
     mask, saved = np.zeros(len(table), np.bool_), table.alignment.kind == kind_code(Kind.PRODUCT)
     for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
         rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
-        mask[rows] = np.isin(batch.checksum[row_of[rows]], half.batch.checksum[saved[half.sites]])
+        others = half.batch.checksum[saved[half.sites]]
+        mask[rows] = np.isin(batch.checksum[row_of[rows]], others) if len(others) else True
     return mask
 
 

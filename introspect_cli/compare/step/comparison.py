@@ -169,8 +169,7 @@ class Comparison(Sides):
 
         None if `strict`.
 
-        The others are activations and evaluation; sites whose name one run lacks among its sites and in its module
-        tree; saved tensors whose last key is a name that one run lacks.
+        The others are activations and evaluation, and sites whose name one run lacks among its sites and modules.
         """
         if self.options.strict:
             return None
@@ -183,9 +182,6 @@ class Comparison(Sides):
         missing = (named[0] | named[1]) - (one & two)
         if missing:
             alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
-            keys = {f"['{name.partition('.')[2]}']" for name in missing}
-            saved = np.fromiter((path[path.rfind("[") :] in keys for path in alignment.path), np.bool_, alignment.size)
-            alone |= saved & (alignment.kind == kind_code(Kind.PRODUCT))
         return random, alone & ~random
 
     # --- a run that goes on
