@@ -33,15 +33,29 @@ _WEEKS = 2 * 7 * 86400
 
 @functools.cache
 def recorder_key() -> str:
-    """A digest of all that decides what a capture writes: the code that records, python and torch."""
+    """A digest of all that decides what a capture writes: python, torch, the code that records without docstrings."""
     about = hashlib.sha256(f"{sys.version_info[:3]} {version('torch')} {version('numpy')}".encode())
     sources = [
         path for folder in _RECORDS for path in (PACKAGE / folder).rglob("*") if path.suffix in {".cpp", ".h", ".so"}
     ]
     for path in sorted({*_recorders(), *sources}):
         about.update(f"\0{path.relative_to(PACKAGE).as_posix()}\0".encode())
-        about.update(path.read_bytes())
+        about.update(_code(path) if path.suffix == ".py" else path.read_bytes())
     return about.hexdigest()[:16]
+
+
+def _code(path: Path) -> bytes:
+    """What a file of python does: its syntax tree without docstrings, so that neither they nor comments count."""
+    tree = ast.parse(path.read_bytes())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [each for each in body if not _is_text(each)]
+    return ast.dump(tree).encode()
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _recorders() -> set[Path]:

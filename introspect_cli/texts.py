@@ -98,20 +98,6 @@ def group_label(ranks: list[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown}" + (f",... ({len(ranks)})" if len(ranks) > _SHOWN else "")
 
 
-def group_size(label: str) -> int | None:
-    """Number of ranks in a group, by the name that `group_label` gives it, also with ` #2` behind.
-
-    None for any other text, and for a range whose stride is 0.
-    """
-    match = re.fullmatch(r"ranks? (\d+)(?:-(\d+)(?:/(\d+))?|((?:,\d+)+)(?:,\.\.\. \((\d+)\))?)?(?: #\d+)?", label)
-    if match is None:
-        return None
-    first, last, stride, more, all_ = match.groups()
-    if last is not None:
-        return (int(last) - int(first)) // int(stride or 1) + 1 if int(stride or 1) else None
-    return int(all_) if all_ else 1 + (more or "").count(",")
-
-
 def rank_list(ranks: list[int]) -> str:
     """Ranks by number, `rank 3`, `ranks 1, 2`: the first 8, then `, ...`."""
     shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")

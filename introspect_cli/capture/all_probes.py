@@ -108,7 +108,7 @@ class Probes:
         state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
-        self.beginning = BeginningProbe(self.context, modules)
+        self.beginning = BeginningProbe(self.context)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[GuardedProbe] = [
             self.children,
@@ -156,7 +156,6 @@ class Probes:
                 self.optimizers,
                 globs=options.ops,
                 views=options.views,
-                all_dtypes=options.all_dtypes,
                 into_compiled=self._compile is not None and self._compile.runs_as_python,
             )
             self._probes.append(ops)

@@ -116,7 +116,7 @@ EVENTS = (
     Event("pyarrow.parquet", "pyarrow.parquet:ParquetFile", ("__init__",), "watch_library_read", "as above"),
     Event("pyarrow.parquet", "pyarrow.parquet:ParquetDataset", ("__init__",), "watch_library_read", "as above"),
     Event("h5py", "h5py:File", ("__init__",), "watch_library_read", "as above"),
-    Event("safetensors", "safetensors", ("safe_open",), "stand_in_for", "as above", Treatment.REPLACE),
+    Event("safetensors.torch", "safetensors.torch", ("load_file",), "watch_library_read", "as above"),
     Event("children", "multiprocessing.process:BaseProcess", ("start",), "_watch_start", "that children train unseen"),
     Event("spawned", "torch.multiprocessing.spawn", ("start_processes",), "_watch_spawn", "ranks are one run",
           raised=True),
@@ -129,7 +129,8 @@ EVENTS = (
     Event("early draws", "random:Random", ("seed",), "_watch_new_generator", "seeds of the script's own "
           "generators", group=DRAWS),
     Event("early draws", "numpy.random", ("default_rng",), "_watch_new_generator", "as above", group=DRAWS),
-    Event("early methods", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", group=DRAWS, raised=True),
+    Event("early draws", "torch:Tensor", _DRAWING, "_watch_fill", "as of initialisers", compilers=True, group=DRAWS,
+          raised=True),
     *(
         Event("seedings", home, names, "_watch_setting", "that a state was set, not drawn from", group=DRAWS,
               raised=True)

@@ -81,7 +81,7 @@ class Guard:
         Raises:
             BaseException: the error itself, where it is the script's (`passes`).
         """
-        if self.passes(error):
+        if self.is_scripts(error):
             raise error
         if probe in self.failed:
             return
@@ -91,7 +91,7 @@ class Guard:
         self.details.append("".join(traceback.format_exception(error))[-4000:])
         self.note(f"{lost} not observed from here on: {type(error).__name__}: {error}{line}")
 
-    def passes(self, error: BaseException) -> bool:
+    def is_scripts(self, error: BaseException) -> bool:
         """Whether an error is the script's own (interrupt, timeout) and has to reach it.
 
         False once the script is over.
@@ -154,7 +154,7 @@ class Guarded:
         if error is None:
             self._leave()
             return False
-        swallowed = not self._guard.passes(error)
+        swallowed = not self._guard.is_scripts(error)
         try:
             if swallowed:
                 self.on = False

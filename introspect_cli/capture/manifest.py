@@ -8,7 +8,6 @@ would be seen.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import os
 import platform
@@ -295,15 +294,4 @@ class Documents:
         try:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:
-            if name == "optimizers":  # names of parameters grow with the depth of a model, and are in the store anyway
-                nameless = [
-                    {**optimizer, "groups": [{**group, "params": []} for group in optimizer["groups"]]}
-                    for optimizer in value
-                ]
-                with contextlib.suppress(DocumentTooLargeError):
-                    self._store.write_settings(name, nameless)
-                    self._guard.note(
-                        "which parameters an optimizer has is not recorded: there is no room for the names"
-                    )
-                    return
             self._guard.note(f"the settings {name} are not recorded: they are larger than a store allows")

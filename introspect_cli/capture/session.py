@@ -169,7 +169,7 @@ class Session:
         if any(issubclass(type(thing), Optimizer) for thing in gc.get_objects()):
             probes.context.clock.expect_optimizers()
         if model is not None:
-            probes.names.state(model, None)
+            probes.names.ensure_named(model, None)
 
     def _torch_imported(self) -> None:
         """Build and install the probes, seed torch as asked; called inside the script's `import torch`."""
@@ -295,7 +295,7 @@ class Session:
             self.words.append(nothing_recorded(self.path, installed="session" not in self._guard.failed))
         else:
             lost = bool(self._store_lost)
-            self.words.append(summary(self.path, self.options, self.launch, probes, self._manifest, lost=lost))
+            self.words.append(summary(self.path, self.launch, probes, self._manifest, lost=lost))
         published = self._publishers.finish()
         self.words += published
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
@@ -343,6 +343,6 @@ class Session:
             try:
                 yield
             except (IntrospectError, OSError) as error:
-                if self._guard.passes(error):
+                if self._guard.is_scripts(error):
                     raise
                 self._note_lost(StoreError(str(error)))

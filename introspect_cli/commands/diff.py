@@ -38,7 +38,7 @@ class Shown(Working):
     settings: bool = option(False, "Show only what differs besides numbers.")
     changes: bool = option(False, "List changed statements, the likeliest cause first.")
     level: str = option("module", "op: show the operators of the first diverging step, too.", choices=("module", "op"))
-    output: str | None = option(None, "Draw these operators into a file, .svg or .html.", "-o", metavar="FILE")
+    output: str | None = option(None, "Draw these operators into a file, .svg.", "-o", metavar="FILE")
     map_: bool = option(False, "Show modules by steps, shaded by distance.")
     verbose: bool = option(False, "Show what differs in each listed divergence.", "-v")
     values: bool = option(False, "Show the stored values of the first divergence.")
@@ -251,7 +251,7 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     if graph is not None and shown.output:
         from introspect_cli.render.graph import draw
 
-        draw(graph, shown.output, f"{a} against {b}: operators")
+        draw(graph, shown.output)
 
     def blocks() -> Iterator[Any]:
         """The answer as drawn: only settings or changed statements where asked, else the comparison and its extras."""

@@ -195,7 +195,7 @@ class GraphOptions(OfRank):
     step: str | None = option(None, "Which step [default: the first that has operators].", metavar="STEP")
     prune: bool = option(True, "Leave out middle layers and operators that keep the scale [default: yes].")
     target: tuple[str, ...] = option((), "Only modules or operators of that name.", metavar="GLOB")
-    output: str | None = option(None, "Draw into this file, .svg or .html.", "-o", metavar="FILE")
+    output: str | None = option(None, "Draw into this file, .svg.", "-o", metavar="FILE")
 
 
 @show.command()
@@ -215,7 +215,7 @@ def graph(run: str | None, asked: GraphOptions) -> int:
     if asked.prune or asked.target:
         flow = data_flow.prune(flow, asked.target, scales=asked.prune, layers=asked.prune)
     if asked.output:
-        draw(flow, asked.output, f"{opened.path}: operators")
+        draw(flow, asked.output)
     else:
         answer(asked.format_, lambda: graph_document(flow), lambda: graph_blocks(flow))
     return SAME

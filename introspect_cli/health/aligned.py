@@ -24,8 +24,6 @@ from introspect_cli.texts import rank_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from numpy.typing import NDArray
-
     from introspect_cli.store.read.rank_reader import RankReader
     from introspect_cli.store.read.run import Run
 
@@ -273,15 +271,6 @@ class AlignedStep:
         """Statistics of a rank's record, NaN where absent."""
         floats = self.batches[rank].floats
         return [float(floats[name][row]) if name in floats else np.nan for name in names]
-
-    def sketch(self, rank: int, row: int) -> NDArray[np.float64] | None:
-        """Sketch of a rank's record, float64 (16,).
-
-        None where it was not kept, is not finite, or for a single element.
-        """
-        sketch, layout = self.batches[rank].sketch, self.layout(rank, row)
-        several = sketch is not None and layout.numel > 1 and np.isfinite(sketch[row]).all()
-        return sketch[row].astype(np.float64) if several and sketch is not None else None
 
     def is_whole(self, rank: int, row: int) -> bool:
         """Whether a record was observed and its layout has no part."""

@@ -68,7 +68,7 @@ RULES: tuple[Rule, ...] = (
 """Every rule, in the order in which they are documented."""
 
 _GATHERED = (progress.Progress, collectives.Collectives, equal.Parts, equal.Equal, data_parallel.RankInputs)
-"""What rules about ranks ask for, in the order in which a step is handed to them: collectives explain gradients."""
+"""What rules about ranks ask for; each step is handed to them in this order."""
 
 
 def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:

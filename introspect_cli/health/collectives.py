@@ -32,22 +32,15 @@ class Call(NamedTuple):
     Attributes:
         what: the operation with dtype and shapes, as `all_reduce sum of float32 [4]`.
         source: `file:line`.
-        rows: rows of what goes in and comes out, by path.
     """
 
     what: str
     source: str
-    rows: Mapping[str, int]
 
     @property
     def where(self) -> str:
         """The operation and its line, for a sentence: `all_reduce sum of float32 [4] at train.py:41`."""
         return f"{self.what} at {self.source}" if self.source else self.what
-
-    @property
-    def operation(self) -> str:
-        """The operation alone: `all_reduce`."""
-        return self.what.split(" ", 1)[0]
 
 
 def _is_message(group: str) -> bool:
@@ -60,7 +53,6 @@ class Collectives(Gathered):
 
     Attributes:
         seen: whether any rank recorded any.
-        calls: of the latest step: those of each rank, by group and number.
         mismatched: the first that ranks call differently, by group.
     """
 
@@ -68,31 +60,21 @@ class Collectives(Gathered):
         """Find out whether any rank has a site of a collective; calls are compared in `step`."""
         super().__init__(ranks)
         self.seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
-        self.calls: dict[int, dict[tuple[str, int], Call]] = {}
         self.mismatched: dict[str, Hit] = {}
 
     def step(self, now: AlignedStep) -> None:
         """Compare the collectives of a step between the ranks of each group.
 
-        Sets `calls` to those of this step. Adds to `mismatched` a group's first mismatch; later ones of that group are
-        dropped. Sends and receives between two ranks are not compared.
+        Adds to `mismatched` a group's first mismatch; later ones of that group are dropped. Sends and receives between
+        two ranks are not compared.
         """
-        self.calls = {rank: {} for rank in now.batches}
-        for number in now.of(Kind.COLLECTIVE):
-            site = now.sites[number]
-            _, is_value, value = site.path.partition(".")
-            for rank, row in now.rows[number].items():
-                source = self.ranks.readers[rank].sites.source[int(now.batches[rank].site[row])]
-                call = self.calls[rank].get((site.fqn, site.call)) or Call("", source, {})
-                if is_value:
-                    call = call._replace(rows={**call.rows, f".{value}": row})
-                else:
-                    call = call._replace(what=now.text(rank, row).strip("'\""))
-                self.calls[rank][site.fqn, site.call] = call
         by_group: dict[str, dict[int, list[Call]]] = {}
-        for rank, calls in self.calls.items():
-            for group, number in sorted(calls, key=lambda key: key[1]):
-                by_group.setdefault(group, {}).setdefault(rank, []).append(calls[group, number])
+        for number in sorted(now.of(Kind.COLLECTIVE), key=lambda number: now.sites[number].call):
+            site = now.sites[number]
+            for rank, row in now.rows[number].items() if "." not in site.path else ():  # else what goes in or comes out
+                source = self.ranks.readers[rank].sites.source[int(now.batches[rank].site[row])]
+                call = Call(now.text(rank, row).strip("'\""), source)
+                by_group.setdefault(site.fqn, {}).setdefault(rank, []).append(call)
         for group, sequences in by_group.items():
             mismatch = None if _is_message(group) else compare(sequences, group, f"in step {now.step}")
             if mismatch is not None:
@@ -161,7 +143,7 @@ def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:
     for reader in readers:
         for step, group, what, source in _read_begun(reader):
             groups = steps.setdefault(step, {})
-            groups.setdefault(group, {}).setdefault(reader.rank, []).append(Call(what, source, {}))
+            groups.setdefault(group, {}).setdefault(reader.rank, []).append(Call(what, source))
     hits = []
     for step, groups in sorted(steps.items()):
         for group, ranks in groups.items():

@@ -8,9 +8,8 @@ output, what all of them hold whole of its input must be equal. DDP broadcasts t
 forward pass, unless it was told not to; where nobody does, each rank evaluates, and saves, statistics of its own
 samples.
 
-Why gradients differ is looked up in the step in which they begin to. A script divides before a reduction, after it, or
-never, so what an optimizer takes is a multiple of what came out of the collective, which sketches tell. Where
-collectives were not recorded, the elements of a bias's gradient still add up to those of its module's output.
+Why gradients differ is looked up in the step in which they begin to: the elements of a bias's gradient add up to those
+of its module's output, so that what a rank's optimizer takes tells whether it is what its own backward pass gave.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.health.aligned import AlignedStep, Difference, Gathered, Ledger, Ranks
-from introspect_cli.health.collectives import Collectives
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
-from introspect_cli.store.format.batch import scale_between
 from introspect_cli.store.ranks.plan import Covering, covering, same_parts, share
-from introspect_cli.texts import count, group_size, rank_list
+from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
 
 _LEAST = 8  # elements of a parameter whose equality on two ranks is no accident
 _PLACES = {Status.OBSERVED, Status.PARTIAL}
-_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce", "broadcast")
 _ROUNDING, _RANKS_DIFFER = 1e-5, 1e-3
 _BY_DESIGN = 0.1
 """Outputs that always differ by more, without a draw, are meant to: a module that takes its rank's share."""
@@ -200,7 +196,7 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     by_part: dict[object, dict[int, int]] = {}
     for rank, row in _held(now, number):
         layout, status = now.layout(rank, row), now.status(rank, row)
-        owed = layout.part is None or bool(layout.part.owed)
+        owed = layout.part is None or bool(layout.part.reduction)
         if status is Status.NOT_OBSERVED or (status is Status.PARTIAL and owed):
             return [{}]
         by_part.setdefault((layout.shape, layout.part), {})[rank] = row
@@ -242,7 +238,7 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
     """The part of each rank's record of a site, without those still to be summed; {} where any record is no part."""
     parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
-    return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.owed}
+    return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.reduction}
 
 
 def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
@@ -293,60 +289,14 @@ def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) 
 
 
 def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """A clause on how a gradient was reduced, proved first by collectives, else by sums, else by equal copies.
-
-    "" where nothing proves it, or the ranks' gradients are multiples of one another.
-    """
-    rows = now.rows[number]
-    if found.is_multiple:
-        return ""
-    proof = _by_collectives(equal.ranks.of(Collectives), now, rows)
-    return proof or _by_sums(equal.ranks, now, now.sites[number].fqn, rows) or _equal_gradients(now, rows)
-
-
-def _by_collectives(collectives: Collectives, now: AlignedStep, rows: Rows) -> str:
-    """A clause where collectives of the step show why ranks' gradients differ; "" otherwise.
-
-    A collective is a gradient's if the gradient is a positive multiple of its result or input, by sketches. It tells of
-    ranks that take the input, of different groups, or of different numbers in one group.
-    """
-    found: dict[tuple[bool, int], tuple[str, int, str]] = {}
-    for rank, row in rows.items():
-        mine, calls = now.sketch(rank, row), collectives.calls.get(rank, {})
-        if mine is None:
-            return ""
-        for (group, number), call in calls.items():
-            for path, at in call.rows.items() if call.operation in _REDUCTIONS else ():
-                passed = now.sketch(rank, at)
-                if passed is not None and now.numel(rank, at) == now.numel(rank, row):
-                    factor, rest = scale_between(passed, mine)
-                    if factor > 0 and rest <= _ROUNDING:
-                        found.setdefault((path.startswith(".out"), rank), (group, number, call.where))
-    came = {rank: found[True, rank] for rank in sorted(rows) if (True, rank) in found}
-    kept = sorted(rank for rank in rows if (False, rank) in found and rank not in came)
-    if kept:
-        return (
-            f"its gradient was not reduced on {rank_list(kept)}: its optimizer takes what went into "
-            f"{found[False, kept[0]][2]} there, not what came out"
-        )
-    groups = dict.fromkeys(group for group, _, _ in came.values())
-    if len(came) < len(rows) or (len(groups) > 1 and any(group_size(name) == len(came) for name in groups)):
-        return ""
-    (group, number, where), *others = came.values()
-    if len(groups) > 1:
-        return f"its gradient was reduced over {' and over '.join(f'{name} alone' for name in groups)} ({where})"
-    other = next((each for _, each, _ in others if each != number), None)
-    unlike = f"collective {number} of {group} on one rank and out of collective {other} on another ({where})"
-    return f"its gradient came out of {unlike}: the order differs" if other is not None else ""
-
-
-def _by_sums(ranks: Ranks, now: AlignedStep, fqn: str, rows: Rows) -> str:
     """A clause on ranks whose gradient adds up to what their own backward pass gave; "" where there are none.
 
-    Only ranks count whose backward pass gave another sum than the mean of all.
-
-    Also "" where the gradient is in parts, or a sum is unknown on any rank.
+    Only ranks count whose backward pass gave another sum than the mean of all. Also "" where ranks' gradients are
+    multiples of one another or parts, or a sum is unknown on any rank.
     """
+    if found.is_multiple:
+        return ""
+    rows, fqn, ranks = now.rows[number], now.sites[number].fqn, equal.ranks
     outputs = [now.rows[number] for number in ranks.adding_up.get(fqn, ()) if number in now.rows]
     parts = any(now.layout(*at).part is not None for at in rows.items())
     taken = {rank: now.total(rank, row) for rank, row in rows.items()}
@@ -377,17 +327,6 @@ def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int])
     given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
     known = [each for each in given if each is not None]
     return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
-
-
-def _equal_gradients(now: AlignedStep, rows: Rows) -> str:
-    """A clause naming groups of ranks with equal gradients; "" where all differ or any is sharded."""
-    ranks: dict[int, list[int]] = {}
-    for rank, row in rows.items():
-        ranks.setdefault(now.checksum(rank, row), []).append(rank)
-    if len(ranks) == len(rows) or any(now.layout(*at).part is not None for at in rows.items()):
-        return ""
-    which = " and another ".join(f"on {rank_list(sorted(same))}" for same in ranks.values())
-    return f"it is one gradient {which}: it was not reduced over all ranks, or changed after that"
 
 
 class Row(NamedTuple):
@@ -473,8 +412,7 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
 def reduction(ranks: Ranks) -> Iterator[Hit]:
     """Gradients of one parameter differ between ranks when the optimizer takes them.
 
-    When: the parameter was equal on them before; --record default,collective tells over whom the gradient was
-        reduced
+    When: the parameter was equal on them before
     Cause: an all-reduce that is missing, over the wrong group, or skipped on some ranks; of multiples, clipping or
         unscaling by what each rank has of its own
     """
@@ -667,7 +605,7 @@ class Parts(Gathered):
         holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
         parts: dict[Part, int] = {}
         for rank, part in holders:
-            if part is not None and part.numel and not part.owed:
+            if part is not None and part.numel and not part.reduction:
                 parts.setdefault(part, rank)
         if not parts:
             return ""

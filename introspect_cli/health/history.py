@@ -1,10 +1,9 @@
 """Statistics over time: curves of losses, norms and rates; scales along the depth of a model; sites packed for a page.
 
 A page that shows the statistics of any site of two runs cannot hold a thousand steps of ten thousand sites. So values
-stand as they were recorded, in float32, never requantised. Sites that say most come first and keep every step; when
-most of the room is used, the next ones keep some steps, the one that matters among them; what still finds no room is
-left out, and the page says how much. A series that is constant, or that the second run shares with the first, takes no
-room.
+stand as they were recorded, in float32, never requantised, at as many steps as all sites have room for, the one that
+matters among them. Sites that say most come first; what finds no room is left out, and the page says how much. A series
+that is constant, or that the second run shares with the first, takes no room.
 
 Whether two records are equal, their checksums say, step by step.
 """
@@ -36,9 +35,9 @@ _SERIES: dict[str, Callable[[dict[str, NDArray[np.float32]]], NDArray[np.float32
 BUDGET = 3_200_000
 """Bytes of all series before they are compressed."""
 
-MOST_POINTS = 2000
-COARSE_POINTS = 48
-_WHOLE_SHARE = 0.6  # of the budget, for sites that keep every step
+_BYTES = 4  # of a value
+MOST_POINTS, LEAST_POINTS = 2000, 48
+"""Steps that are kept of each site: as many of the run's as all sites have room for, within these bounds."""
 
 _ORDER = (
     *("loss", "hyperparameter", "output", "grad", "param", "grad_output"),
@@ -54,30 +53,16 @@ Series = dict[str, tuple["int | float", ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Series of some sites over common steps.
+class Packed:
+    """Series of many sites over common steps, within a budget of bytes.
 
     Attributes:
-        steps: int64 (P,), the steps that are kept.
+        sites: name of each site.
+        about: module class, dtype, shape and numel of each site.
+        series: of each site, rows of `values`.
+        kept: int64 (P,), the steps that are kept.
         values: float32 (n, P), NaN where there is no value.
         states: uint8 (sites, P), how a and b compare; empty for a single run.
-    """
-
-    steps: NDArray[np.int64]
-    values: NDArray[np.float32]
-    states: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
-class Packed:
-    """Series of many sites, within a budget of bytes.
-
-    Attributes:
-        sites: name of each site; the first `whole` keep every step.
-        about: module class, dtype, shape and numel of each site.
-        series: of each site, rows of its part.
-        whole: how many sites are in the first part.
-        parts: every kept step, and some of them.
         total: sites there were.
         steps: steps there were.
     """
@@ -85,14 +70,15 @@ class Packed:
     sites: tuple[SiteName, ...]
     about: tuple[tuple[str, str, tuple[int, ...], int], ...]
     series: tuple[Series, ...]
-    whole: int
-    parts: tuple[Rows, Rows]
+    kept: NDArray[np.int64]
+    values: NDArray[np.float32]
+    states: NDArray[np.uint8]
     total: int
     steps: int
 
 
-class _Part:
-    """The series of one part of `Packed`, collected site by site."""
+class _Window:
+    """The steps that are kept, and where they lie in each run's table."""
 
     def __init__(self, tables: Sequence[Table], shifts: Sequence[int], steps: NDArray[np.int64]) -> None:
         """Find where the kept steps lie in each run's table.
@@ -103,10 +89,8 @@ class _Part:
             steps: int64 (P,), the steps that are kept.
         """
         self.steps = steps
-        self.rows: list[NDArray[np.float32]] = []
-        self.states: list[NDArray[np.uint8]] = []
         # Of sites that keep some steps, and of those that keep all: where the kept steps lie in both.
-        self._windows = [
+        self._places = [
             (
                 table,
                 [
@@ -119,7 +103,7 @@ class _Part:
 
     def values_at(self, run: int, number: int, name: str) -> NDArray[Any]:
         """A site's statistic (checksums for any other `name`) at the kept steps of a run; NaN or 0 where absent."""
-        table, common = self._windows[run]
+        table, common = self._places[run]
         column = table.column(number)
         values = _SERIES[name](column.floats) if name in _SERIES else column.checksum
         out = np.full(len(self.steps), np.nan if name in _SERIES else 0, values.dtype)
@@ -127,49 +111,41 @@ class _Part:
         out[there] = values[rows]
         return out
 
-    def series_of(self, runs: dict[int, int]) -> tuple[Series, list[NDArray[np.float32]]]:
+    def series_of(self, runs: dict[int, int], kept: int) -> tuple[Series, list[NDArray[np.float32]]]:
         """What a page needs of one site: (its series by statistic, the new rows that they refer to).
 
         A series has an entry for each run: -1 for one without values, a float where the value never changes, else the
-        number of a row. Runs with equal rows share one. Numbers go on from the rows kept so far, so give the new ones
-        to `keep` before the next call. A statistic without any values is left out.
+        number of a row. Runs with equal rows share one. A statistic without any values is left out.
 
         Args:
             runs: by run, the number of the site in its table; a run without the site is missing.
+            kept: how many rows there are already, from which on new ones are numbered.
         """
         series: Series = {}
         rows: list[NDArray[np.float32]] = []
         for stat in _SERIES:
             entries: list[int | float] = []
             numbers: dict[bytes, int] = {}
-            for run in range(len(self._windows)):
+            for run in range(len(self._places)):
                 values = self.values_at(run, runs[run], stat) if run in runs else np.zeros(0, np.float32)
                 if np.isnan(values).all():
                     entries.append(-1)
                 elif (values == values[0]).all():
                     entries.append(float(f"{values[0]:.9g}"))
                 else:
-                    fresh = len(self.rows) + len(rows)
+                    fresh = kept + len(rows)
                     entries.append(numbers.setdefault(values.tobytes(), fresh))
                     rows += [values] if entries[-1] == fresh else []
             if any(entry != -1 or isinstance(entry, float) for entry in entries):
                 series[stat] = tuple(entries)
         return series, rows
 
-    def keep(self, runs: dict[int, int], rows: list[NDArray[np.float32]], *, compared: bool) -> None:
-        """Add rows, and the site's states where `compared` (equal, differs, in one run); `runs` as in `series_of`."""
-        self.rows += rows
-        if compared:
-            none = np.zeros(len(self.steps), np.uint64)
-            a, b = (self.values_at(run, runs[run], "checksum") if run in runs else none for run in (0, 1))
-            cases = [(a != 0) & (a == b), (a != 0) & (b != 0), (a != 0) & (1 not in runs), (b != 0) & (0 not in runs)]
-            self.states.append(np.select(cases, [EQUAL, DIFFERS, ONLY_A, ONLY_B], UNKNOWN).astype(np.uint8))
-
-    def result(self) -> Rows:
-        """Everything that was kept."""
-        none = 0, len(self.steps)
-        values = np.stack(self.rows) if self.rows else np.zeros(none, np.float32)
-        return Rows(self.steps, values, np.stack(self.states) if self.states else np.zeros(none, np.uint8))
+    def states_of(self, runs: dict[int, int]) -> NDArray[np.uint8]:
+        """uint8 (P,), how a and b compare at each kept step (`UNKNOWN` to `ONLY_B`); `runs` as in `series_of`."""
+        none = np.zeros(len(self.steps), np.uint64)
+        a, b = (self.values_at(run, runs[run], "checksum") if run in runs else none for run in (0, 1))
+        cases = [(a != 0) & (a == b), (a != 0) & (b != 0), (a != 0) & (1 not in runs), (b != 0) & (0 not in runs)]
+        return np.select(cases, [EQUAL, DIFFERS, ONLY_A, ONLY_B], UNKNOWN).astype(np.uint8)
 
 
 def pack(
@@ -186,7 +162,7 @@ def pack(
         tables: one rank of each run.
         keep_step: a step that must stay; None for none.
         shifts: what is added to the step numbers of each run; 0 where there are fewer.
-        budget: bytes of all series.
+        budget: bytes of all series; sites that find no room in it are left out, in the order of `_ORDER` the last.
         compared: whether the second run is b; False where there is no b.
     """
     shifts = [*shifts, *[0] * (len(tables) - len(shifts))]
@@ -198,31 +174,31 @@ def pack(
     names = sorted(by_name, key=lambda name: ([*_ORDER, name[1]].index(name[1]), name[3] > 0))
     steps = [table.many.steps if len(table.many.steps) else table.few.steps for table in tables]
     every = np.unique(np.concatenate([of_run + shift for of_run, shift in zip(steps, shifts, strict=True)]))
-    kept = _thinned(every, MOST_POINTS, keep_step)
-    parts = _Part(tables, shifts, kept), _Part(tables, shifts, _thinned(kept, COARSE_POINTS, keep_step))
-    used, whole = 0, len(names)
+    room = budget // (max(len(names), 1) * len(_SERIES) * len(tables) * _BYTES)
+    window = _Window(tables, shifts, _thinned(every, min(max(room, LEAST_POINTS), MOST_POINTS), keep_step))
     sites: list[SiteName] = []
     series: list[Series] = []
+    kept: list[NDArray[np.float32]] = []
+    states: list[NDArray[np.uint8]] = []
     about = []
     with np.errstate(all="ignore"):  # a store from a stranger may hold a negative variance
-        for place, name in enumerate(names):
+        for name in names:
             numbers = by_name[name]
-            entry, rows = parts[place >= whole].series_of(numbers)
-            if place < whole and used + sum(row.nbytes for row in rows) > _WHOLE_SHARE * budget:
-                whole = place
-                entry, rows = parts[1].series_of(numbers)
-            used += sum(row.nbytes for row in rows)
-            if used > budget and sites:
+            entry, rows = window.series_of(numbers, len(kept))
+            if sites and (len(kept) + len(rows)) * len(window.steps) * _BYTES > budget:
                 break
-            parts[place >= whole].keep(numbers, rows, compared=compared)
+            kept += rows
+            states += [window.states_of(numbers)] if compared else []
             sites.append(name)
             series.append(entry)
             run, number = next(iter(numbers.items()))
             layout = tables[run].layout(number)
             described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
             about.append((tables[run].module_class[number], *described))
-    both = parts[0].result(), parts[1].result()
-    return Packed(tuple(sites), tuple(about), tuple(series), min(whole, len(sites)), both, len(names), len(every))
+    none = 0, len(window.steps)
+    values = np.stack(kept) if kept else np.zeros(none, np.float32)
+    compares = np.stack(states) if states else np.zeros(none, np.uint8)
+    return Packed(tuple(sites), tuple(about), tuple(series), window.steps, values, compares, len(names), len(every))
 
 
 def _thinned(every: NDArray[np.int64], points: int, keep: int | None) -> NDArray[np.int64]:

@@ -134,34 +134,21 @@ def graph_svg(graph: Graph) -> str:
     )
 
 
-def graph_html(graph: Graph, title: str) -> str:
-    """An HTML page that holds the SVG."""
-    title = html.escape(clean(title))
-    notes = "".join(f"<p>{html.escape(clean(note))}</p>" for note in graph.notes)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        "<style>body{margin:16px;font:14px system-ui,sans-serif;color:#1b1f24;background:#fff}"
-        f".scroll{{overflow:auto}}h1{{font-size:18px}}</style></head><body><h1>{title}</h1>"
-        f"<p>Step {graph.step}: {len(graph.nodes)} of {graph.total} results of operators. Hover over one for its "
-        f'numbers.</p>{notes}<div class="scroll">{graph_svg(graph)}</div></body></html>'
-    )
-
-
 def _is_across(start: Node, end: Node) -> bool:
     """Whether one of two nodes ran in the backward pass and the other did not."""
     return (start.record.site.phase is Phase.BACKWARD) != (end.record.site.phase is Phase.BACKWARD)
 
 
-def draw(graph: Graph, path: str, title: str) -> None:
-    """Write the picture to a file: a page where `path` ends in .html or .htm, the bare drawing where it ends in .svg.
+def draw(graph: Graph, path: str) -> None:
+    """Write the picture to a file, which any browser shows.
 
     Raises:
-        UsageError: it ends in something else, or cannot be written.
+        UsageError: the name does not end in .svg, or it cannot be written.
     """
-    if not path.endswith((".svg", ".html", ".htm")):
-        raise UsageError(f"{path} is neither .svg nor .html: name the file so that its kind is known.")
+    if not path.endswith(".svg"):
+        raise UsageError(f"{path} is no .svg: name the file so that its kind is known.")
     try:
-        write_whole(Path(path), graph_svg(graph) if path.endswith(".svg") else graph_html(graph, title))
+        write_whole(Path(path), graph_svg(graph))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}.") from None
 

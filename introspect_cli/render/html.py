@@ -168,11 +168,7 @@ def _picture(graph: Graph | None) -> list[Block]:
 
 def _kept_sentence(history: Packed) -> str:
     """Markup of a sentence: how many sites and steps the page holds, and how many sites found no room."""
-    every, some = history.parts
-    sentence = f"{count(history.whole, 'site')} with {count(len(every.steps), 'step')} of {history.steps:,}"
-    rest = len(history.sites) - history.whole
-    if rest:
-        sentence += f", {count(rest, 'site')} with {count(len(some.steps), 'step')}"
+    sentence = f"{count(len(history.sites), 'site')} with {count(len(history.kept), 'step')} of {history.steps:,}"
     sentence += ", values as recorded (float32)."
     left = history.total - len(history.sites)
     if left:

@@ -87,11 +87,9 @@ def page_data(page: Page) -> str:
             {stat: [[finite(cell)] if isinstance(cell, float) else cell for cell in row] for stat, row in site.items()}
             for site in history.series
         ],
-        "whole": history.whole,
-        "parts": [
-            {"steps": part.steps.tolist(), "values": packed(part.values), "states": packed(part.states)}
-            for part in history.parts
-        ],
+        "steps": history.kept.tolist(),
+        "values": packed(history.values),
+        "states": packed(history.states),
         "depth": [_depth(name, depth) for name, depth in page.depths],
         "rounding": _units(history),
         "map": None,

@@ -1,4 +1,4 @@
-"""Pictures made of letters: the divergence map, sparklines and plots of sites over all steps."""
+"""Pictures made of letters, the divergence map and sparklines; tables of sites over all steps."""
 
 from __future__ import annotations
 
@@ -80,8 +80,6 @@ def _shade(value: float, behind: float) -> tuple[str, str]:
     return next((mark, style) for limit, mark, style in _SHADES if value <= limit)
 
 
-_HIGH = 8
-_PLOTS = 4
 _ROWS = 12
 _ENDS = 20
 _AROUND = 3
@@ -112,7 +110,7 @@ def spark(values: Sequence[float | None], widest: int, indent: int = 0) -> Figur
 
 
 def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: str) -> list[Block]:
-    """For each site of two runs a table of values, and for the first `_PLOTS` a plot; a line where one run lacks it."""
+    """For each site of two runs a table of values, or a line where one run lacks it."""
     blocks: list[Block] = []
     for place, (a, b) in enumerate(pairs):
         one = a or b
@@ -123,46 +121,8 @@ def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: st
         if a is None or b is None:
             blocks.append(line(f"only in {'b' if a is None else 'a'}, {count(len(one.steps), 'step')}", "unsure", 2))
             continue
-        blocks += [Figure(partial(_plot, a, b))] * (place < _PLOTS)
         blocks += _table(a, b)
-    if len(pairs) > _PLOTS:
-        blocks.append(line(f"Plots of the first {_PLOTS} of {count(len(pairs), 'site')}; narrow the name for others."))
     return blocks
-
-
-def _plot(a: History, b: History, width: int) -> list[Block]:
-    """Both runs over the steps, `a` and `b`, and one mark where they coincide."""
-    points = [
-        (name, step, value)
-        for name, history in (("a", a), ("b", b))
-        for step, value in zip(history.steps, history.values, strict=True)
-        if value is not None and math.isfinite(value)
-    ]
-    if not points:
-        return [line("no finite number to plot", "dim", 2)]
-    values, steps = [value for *_, value in points], sorted({step for _, step, _ in points})
-    low, high = min(values), max(values)
-    log = low > 0 and high > 100 * low
-    scale = math.log10 if log else lambda value: value / 2  # halves of the largest numbers are a finite way apart
-    bottom, span = scale(low), (scale(high) - scale(low)) or 1.0
-    names = {_HIGH - 1: number(high, 4), 0: number(low, 4)}
-    left = max(map(len, names.values())) + 1
-    room = max(min(min(width, 100) - left - 4, max(len(steps), 60)), 1)
-    first, reach = steps[0], max(steps[-1] - steps[0], 1)
-    cells: dict[tuple[int, int], set[str]] = {}
-    for name, step, value in points:
-        column = round((step - first) / reach * (room - 1))
-        cells.setdefault((round((scale(value) - bottom) / span * (_HIGH - 1)), column), set()).add(name)
-    lines: list[Block] = []
-    for row in range(_HIGH - 1, -1, -1):
-        spans = [(f"{names.get(row, '').rjust(left)} │", "dim")]
-        for column in range(room):
-            marks = cells.get((row, column), set())
-            mark = "•" if len(marks) == 2 else next(iter(marks), " ")
-            spans.append((mark, {"a": "name", "b": "warm"}.get(mark, "")))
-        lines.append(Line(tuple(spans), 2, wrap=False))
-    foot = f"step {first}".ljust(max(room - len(str(steps[-1])), 0)) + str(steps[-1])
-    return [*lines, line(" " * (left + 2) + foot + ("  (log scale)" if log else ""), "dim", 2, wrap=False)]
 
 
 def _table(a: History, b: History) -> list[Block]:

@@ -153,9 +153,7 @@ class Engine:
         self,
         out: r.Rows,
         tensor: torch.Tensor,
-        *,
-        with_stats: bool,
-        with_sketch: bool,
+        flags: int,
         sorted_stats: Sequence[str] = (),
         runs: Sequence[tuple[int, torch.Tensor]] | None = None,
     ) -> None:
@@ -166,8 +164,7 @@ class Engine:
         Args:
             out: the row, shape (32,); overwritten.
             tensor: any shape, strides and dtype; not quantized.
-            with_stats: whether to compute statistics.
-            with_sketch: whether to compute the sketch.
+            flags: the sum of STATS and SKETCH, as far as they are wanted.
             sorted_stats: `med`, `mode` or both, to compute these too.
             runs: contiguous runs to summarise in place of the tensor, each with the index of its first element in the
                 whole tensor; None for all of the tensor.
@@ -176,7 +173,7 @@ class Engine:
         if code is None:
             out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
         else:
-            self._summarise_by_kernels(out, tensor, code, k.STATS * with_stats | k.SKETCH * with_sketch, runs)
+            self._summarise_by_kernels(out, tensor, code, flags, runs)
         if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
             order = fallback.median_and_mode(tensor, sorted_stats)
             out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()

@@ -15,7 +15,7 @@ from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.launch import IN_FLIGHT
-from introspect_cli.texts import group_label, group_size
+from introspect_cli.texts import group_label
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
@@ -113,12 +113,6 @@ def _began(path, number):
 )
 def test_a_group_is_called_by_its_ranks(ranks, wanted):
     assert group_label(ranks) == wanted
-    assert group_size(wanted) == group_size(f"{wanted} #2") == len(ranks)
-
-
-def test_what_is_no_name_of_a_group_has_no_size():
-    assert [group_size(name) for name in ("", "messages of ranks 0,1", "no ranks", "ranks 1-5/0")] == [None] * 4
-    assert group_size(group_label([*range(0, 20, 2), 21, 40])) == 12
 
 
 HOLDS = """

@@ -1467,4 +1467,4 @@ def test_a_graph_of_a_models_modules_takes_none_of_their_names():
     names.note_child(net, "last", net.last)
     names.note_child(graph, "last", graph.last)
     assert graph.last is net.last
-    assert names.state(net.last, None).fqn == "Model.last"
+    assert names.ensure_named(net.last, None).fqn == "Model.last"

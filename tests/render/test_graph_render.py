@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -14,7 +14,7 @@ from torch import nn
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import graph_of
-from introspect_cli.render.graph import draw, graph_blocks, graph_html, graph_svg
+from introspect_cli.render.graph import draw, graph_blocks, graph_svg
 from introspect_cli.store.read.run import open_run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -107,17 +107,19 @@ def test_what_is_not_finite_is_red(runs):
     assert found["forward Net.fc: aten.addmm.default"] != "fill:#d7263d"
 
 
-def test_names_from_strangers_are_escaped(runs, tmp_path):
-    page = graph_html(graph(runs["a"]), "<script>alert(1)</script>")
-    assert "<script" not in page
-    assert 'class="s"' not in page.partition("<svg")[0], "that is the faint kind of edge"
-    assert "&lt;script&gt;" in page
-    draw(graph(runs["a"]), str(tmp_path / "x.html"), "title")
-    assert (tmp_path / "x.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    with pytest.raises(UsageError, match=r"neither \.svg nor \.html"):
-        draw(graph(runs["a"]), str(tmp_path / "x.png"), "title")
+def test_names_from_strangers_are_escaped(runs):
+    drawn = graph(runs["a"])
+    strange = replace(drawn.nodes[0].record, site=replace(drawn.nodes[0].record.site, fqn="<script>alert(1)</script>"))
+    svg = graph_svg(replace(drawn, nodes=(replace(drawn.nodes[0], record=strange), *drawn.nodes[1:])))
+    assert "<script" not in svg
+    assert "&lt;script&gt;" in svg
+
+
+def test_a_picture_is_an_svg_that_can_be_written(runs, tmp_path):
+    with pytest.raises(UsageError, match=r"is no \.svg"):
+        draw(graph(runs["a"]), str(tmp_path / "x.png"))
     with pytest.raises(UsageError, match="cannot write"):
-        draw(graph(runs["a"]), str(tmp_path / "no" / "x.svg"), "title")
+        draw(graph(runs["a"]), str(tmp_path / "no" / "x.svg"))
 
 
 def test_the_table_has_scale_forward_and_of_the_gradient(runs):
@@ -138,11 +140,10 @@ def test_show_graph_and_diff_level_op_from_the_command_line(runs, introspect, tm
     assert boxes((tmp_path / "net.svg").read_text(encoding="utf-8"))
     document = json.loads(introspect("show", "graph", "--no-prune", "--format", "json", runs["a"]).stdout)
     assert len(document["nodes"]) == document["total"] > 8
-    said = introspect("diff", "--level", "op", "-o", "diff.html", runs["a"], runs["b"])
+    said = introspect("diff", "--level", "op", "-o", "diff.svg", runs["a"], runs["b"])
     assert said.returncode == 1, said.stderr
     assert "aten.mul.Tensor of Net" in said.stdout
-    page = Path(tmp_path / "diff.html").read_text(encoding="utf-8")
-    found = boxes(page[page.index("<svg") : page.index("</svg>") + 6])
+    found = boxes((tmp_path / "diff.svg").read_text(encoding="utf-8"))
     assert found["forward Net: aten.mul.Tensor"] == "fill:#d7263d"
     assert found["forward Net: aten.tanh.default"] == "fill:#f4a259"
     assert found["forward Net.fc: aten.addmm.default"] == "fill:var(--eq,#e8ecef)"

@@ -14,7 +14,6 @@ from introspect_cli.render.blocks import (
     distance,
     fit,
     line,
-    lines_of,
     number,
     shape,
     shorten,
@@ -186,12 +185,6 @@ def test_colours_are_read_on_black_and_on_white(back):
         light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # relative luminance, WCAG 2
         contrast = (max(light, back) + 0.05) / (min(light, back) + 0.05)
         assert contrast > 3.5, (name, contrast)
-
-
-def test_a_plot_of_the_largest_numbers_there_are():
-    a, b = (History("Net loss", "loss", (0, 1, 2), (-1.7e308, each, 1.7e308)) for each in (0.0, 1.0))
-    rows = [block.text for block in lines_of(pair_blocks([(a, b)], "mean"), 80)]
-    assert sum("•" in row for row in rows) == 3
 
 
 @pytest.mark.parametrize(("steps", "said"), [(20, "differs at 1 of 20 steps."), (90, "; 14 of them are listed.")])

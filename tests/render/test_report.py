@@ -323,14 +323,13 @@ def test_ten_thousand_sites_stay_small_and_say_what_was_left_out(tmp_path):
         packed = pack([read_table(run.rank(0))] * 2, budget=100_000)
     assert packed.total == 10_000
     assert len(packed.sites) < 10_000
-    assert sum(part.values.nbytes for part in packed.parts) <= 100_000
+    assert packed.values.nbytes <= 100_000
 
 
 def series_of(packed, place, stat, run=0):
     """A series as the page reads it."""
     entry = packed.series[place][stat][run]
-    part = packed.parts[place >= packed.whole]
-    return [entry] * len(part.steps) if isinstance(entry, float) else part.values[entry].tolist()
+    return [entry] * len(packed.kept) if isinstance(entry, float) else packed.values[entry].tolist()
 
 
 def test_packed_values_are_those_recorded(tmp_path):
@@ -344,21 +343,21 @@ def test_packed_values_are_those_recorded(tmp_path):
     assert series_of(packed, place, "mean") == [np.float32(each["mean"]) for each in recorded]
     assert series_of(packed, place, "std") == pytest.approx([each["std"] for each in recorded], rel=1e-6)
     assert series_of(packed, place, "absmax") == [np.float32(each["absmax"]) for each in recorded]
-    assert packed.whole == len(packed.sites) == packed.total
+    assert len(packed.sites) == packed.total
+    assert packed.kept.tolist() == list(range(9))
 
 
-def test_what_finds_no_room_keeps_some_steps_and_the_one_that_matters(tmp_path):
+def test_where_not_all_steps_find_room_the_one_that_matters_does(tmp_path):
     steps = [
         [row("forward", "output", f"Net.{n}", np.array([n, step], np.float32)) for n in range(8)] for step in range(99)
     ]
     write_run(tmp_path / "a", steps)
     with open_run(tmp_path / "a") as run:
-        packed = pack([read_table(run.rank(0))], keep_step=33, budget=6000)
-    every, some = packed.parts
-    assert 0 < packed.whole < len(packed.sites) <= packed.total == 8
-    assert len(every.steps) == 99
-    assert len(some.steps) < 60
-    assert 33 in some.steps
+        packed = pack([read_table(run.rank(0))], keep_step=33, budget=7000)
+    assert len(packed.sites) == packed.total == 8
+    assert packed.steps == 99
+    assert len(packed.kept) < 60
+    assert 33 in packed.kept
 
 
 def late_peak(tmp_path):
@@ -377,11 +376,10 @@ def test_checksums_decide_what_differs_and_numbers_are_the_recorded_ones(tmp_pat
         tables = [read_table(run.rank(0)) for run in (a, b)]
         packed = pack(tables, keep_step=30, compared=True)
         alone = pack(tables[:1])
-    every = packed.parts[0]
-    assert every.states[0].tolist() == [DIFFERS if step >= 30 else EQUAL for step in every.steps]
+    assert packed.states[0].tolist() == [DIFFERS if step >= 30 else EQUAL for step in packed.kept]
     assert series_of(packed, 0, "mean", 0) == [0.375] * 40
     assert series_of(packed, 0, "absmax", 1) == [1.5 if step >= 30 else 0.5 for step in range(40)]
-    assert not len(alone.parts[0].states)
+    assert not len(alone.states)
 
 
 def test_the_map_does_not_call_equal_what_the_answer_says_diverges(introspect, page, tmp_path, browser):

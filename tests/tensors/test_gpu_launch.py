@@ -190,9 +190,9 @@ def on_a_device(summarizer, monkeypatch, cuda):
     """Have a summarizer treat tensors in CPU memory as those of a device with streams."""
     rows = DeviceRows(CPU, cuda)
     summarizer._devices._rows[CPU] = rows
-    monkeypatch.setattr(summarizer._plain, "add", lambda *_: False)
+    monkeypatch.setattr(summarizer, "_add_plain", lambda *_: False)
     monkeypatch.setattr(
-        summarizer._unusual,
+        summarizer,
         "_summarise_on_cpu",
         lambda _row, parts: summarizer._devices.add(len(summarizer._layout_of) - 1, parts.values, parts.runs),
     )
@@ -296,13 +296,13 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
     engine._launch = fails
     x = torch.randn(4)
 
-    def plain(slot, tensor, _intake, batch=None):
+    def plain(slot, tensor, batch=None):
         summarizer._arena.address(slot)
         summarizer._layout_of.append(summarizer._layouts.number_of(devices_layout(tensor)))
         batch.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
         return True
 
-    monkeypatch.setattr(summarizer._plain, "add", plain)
+    monkeypatch.setattr(summarizer, "_add_plain", plain)
     summarizer.add_all([x, x])
     table = taken(summarizer)
     assert table.status.tolist() == [Status.NOT_OBSERVED] * 2

@@ -24,7 +24,7 @@ def engine():
 
 def compiled(engine, tensor, **options):
     out = r.empty(1)
-    engine.fill(out[0], tensor, with_stats=True, with_sketch=True, **options)
+    engine.fill(out[0], tensor, kernels.STATS | kernels.SKETCH, **options)
     return out
 
 

@@ -141,7 +141,7 @@ class Names:
         state = self.states.get(id(module))
         return state if state is not None and state.reference() is module else None
 
-    def state(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
+    def ensure_named(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
         """The state of a module that is being called; names it now if it has no name, and with it all of its root.
 
         Args:

@@ -49,7 +49,6 @@ class OpProbe(GuardedProbe):
         *,
         globs: tuple[str, ...] = (),
         views: bool = False,
-        all_dtypes: bool = False,
         into_compiled: bool = False,
     ) -> None:
         """Watch nothing yet.
@@ -61,11 +60,9 @@ class OpProbe(GuardedProbe):
             globs: globs over operator names; all where empty.
             views: whether results that share their input's memory are recorded too.
             into_compiled: whether compiled regions run as python, so that what they run is recorded too.
-            all_dtypes: whether results that are no floating point numbers are recorded too.
         """
         self.live = False
         super().__init__(context, then=self._switch_off)
-        self._all_dtypes = all_dtypes
         self.facts = Operators(globs, views=views)
         self._places = Places()
         self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
@@ -189,7 +186,7 @@ class OpProbe(GuardedProbe):
         for path, value in found:
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
-            if not self.wants(value):
+            if value.dtype not in FLOATS:
                 writers.forget(value)
                 continue
             site = call.sites.get(path)
@@ -202,10 +199,6 @@ class OpProbe(GuardedProbe):
                 given = self._given_of(call, node, args, kwargs)
             self._recorder.emit(site, value, given)
             writers.set_writer(site, value)
-
-    def wants(self, value: torch.Tensor) -> bool:
-        """Whether a result's dtype is recorded: floating point, or any with `--all-dtypes`."""
-        return self._all_dtypes or value.dtype in FLOATS
 
     def _new_site(self, call: OpCall, path: str) -> int:
         """Register the site of the result at `path` of a call, keep it in the call, and return its number."""

@@ -109,11 +109,6 @@ class CaptureOptions:
         "With --level op: also results that are views of an input [default: no].",
         "--views/--no-views",
     )
-    all_dtypes: bool = of_records(
-        False,
-        "With --level op: also integers and booleans [default: no].",
-        "--all-dtypes/--float-dtypes",
-    )
     vjp: tuple[str, ...] = of_records(
         (),
         "Record a vector-Jacobian product with ones, such as lm_head:blocks.0/input[0]; repeatable.",

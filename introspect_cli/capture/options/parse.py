@@ -63,8 +63,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     parse_pairs(options.vjp, options.jacobian_norm)
-    if options.level != "op" and (options.ops or options.views or options.all_dtypes):
-        raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
+    if options.level != "op" and (options.ops or options.views):
+        raise UsageError("--ops and --views say which operators are recorded: give --level op with them")
     if options.level == "op" and options.compile == "keep":
         raise UsageError("--level op looks at operators that run as python: give --compile eager with it, not keep")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options

@@ -109,7 +109,7 @@ class CollectiveProbe(GuardedProbe):
             torch.distributed.ProcessGroup,
             Event("", "torch.distributed", (), "_watch_method", "", raised=True),
         )
-        for name in METHODS & vars(group).keys():
+        for name in [name for name in vars(group) if name.startswith(METHODS)]:
             self._patches.watch(group, name, self._guarded, self._watch_method, asking)
         functions = importlib.import_module(_FUNCTIONS)
         functional = Event("", _FUNCTIONS, (), "_watch_functional", "", compilers=True, group=_FUNCTIONAL, raised=True)

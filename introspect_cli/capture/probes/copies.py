@@ -122,7 +122,7 @@ class CopiesProbe(GuardedProbe):
                 memory_of(one) in held or names.name_of(one) is not None for one in tensors
             ):
                 continue
-            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
+            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.fingerprints(tensors), strict=True))
             if before.get(path, marks) == marks:
                 self._seen[path] = marks
             else:

@@ -160,11 +160,7 @@ class DataProbe(GuardedProbe):
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
                 counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
         rows, of_site = self._recorder.step_rows, {old: {"fqn": new} for old, new in renamed.items()}
-        rows.put(
-            rows.moved_rows(
-                rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {}
-            )
-        )
+        rows.put(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
         self._built.rename_loaders(renamed)
         self._noted.clear()
 
@@ -188,7 +184,7 @@ class DataProbe(GuardedProbe):
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
             batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder.step_rows
-            rows.put(rows.moved_rows(taken, lambda site: batch if site.kind is Kind.BATCH else None))
+            rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
         """Record each leaf of a batch; a gap if the batch cannot be looked into.

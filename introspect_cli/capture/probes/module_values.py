@@ -164,7 +164,7 @@ class ModuleValues:
             if site is None:
                 site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
             recomputed = phase is Phase.RECOMPUTE
-            if placed is not None and placed.part.source == "tag" and not placed.part.owed and not recomputed:
+            if placed is not None and placed.part.source == "tag" and not placed.part.reduction and not recomputed:
                 self._gradients.watch_share(value, site, placed.shape, placed.part)
             else:
                 self._gradients.watch(value, site, recomputed=recomputed)

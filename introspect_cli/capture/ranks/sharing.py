@@ -162,7 +162,7 @@ class Pipelines:
         if follows and not order.guessed:
             return
         if self._names.find(module) is None:
-            self._names.state(module, None)
+            self._names.ensure_named(module, None)
         for inner in modules_in(module):
             state = self._names.find(inner)
             if state is None or (order.guessed and unwrap(inner) is not unwrap(module)):

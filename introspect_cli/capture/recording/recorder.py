@@ -4,20 +4,27 @@ Probes fire from the main thread, from autograd's threads, from the script's own
 and a value; the recorder has the value summarised at once (the script may overwrite it a line later), notes the
 order, and at the end of the step gives everything to the store in one batch. A lock keeps a step's rows and the
 summariser's slots together when threads meet.
+
+What a device computes is not waited for: a step that ends is set aside with what is still to come of its summaries, and
+is written when the next one has ended. One whose writing an interrupt stopped is not lost: it is tried once more, and
+written once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.recording.backlog import Backlog
 from introspect_cli.capture.recording.black_box import SavedTensors
-from introspect_cli.capture.recording.step_block import EndedStep
+from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
+from introspect_cli.capture.recording.step_policy import Records
 from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
+from introspect_cli.schedule.rules import NEVER
 from introspect_cli.tensors.kernels import new_lock
 from introspect_cli.tensors.places import Placed
 
@@ -74,7 +81,9 @@ class Recorder:
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """Labels of the ending step by the script's framework."""
-        self._rank = rank
+        self.steps_written = 0
+        """How many steps have been written so far; ended steps may still wait."""
+        self._rank, self._store = rank, store
         self._lock = new_lock()
         self._policy = policy
         self._store_lost = store_lost
@@ -84,7 +93,10 @@ class Recorder:
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        self._backlog = Backlog(rank, store, summarizer, policy, self._sites, self._lose)
+        self._layouts = 0  # how many the store has been given
+        self._spare: StepBlock | None = None  # of a step that was written
+        self._blocks: deque[StepBlock] = deque()  # of ended steps that wait to be written
+        self._begun: StepBlock | None = None  # whose writing has begun and not ended
         self.intake = None if self.saved.are_wanted else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
         self.record_small: Callable[[int, Any], int] = _not_small
@@ -101,11 +113,6 @@ class Recorder:
         if sites is not None and self.intake is not None:
             self.intake.into()
             self.record_small, self._record_small_all = _not_small, _none_small
-
-    @property
-    def steps_written(self) -> int:
-        """How many steps have been written so far; ended steps may still wait."""
-        return self._backlog.written
 
     @property
     def rows(self) -> int:
@@ -200,8 +207,8 @@ class Recorder:
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
                 self.saved.of_step.clear()
-            self._backlog.clear()
-            self.step = 0
+            self._blocks.clear()
+            self.step = self.steps_written = 0
             self._policy.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
@@ -219,7 +226,7 @@ class Recorder:
             was_wanted = self.wanted
             try:
                 self._end()
-                self._backlog.write(keep=1)
+                self._write(keep=1)
             finally:
                 if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
@@ -237,19 +244,84 @@ class Recorder:
         with self._lock:
             if current:
                 self._end()
-            self._backlog.write(keep=0)
+            self._write(keep=0)
 
     def _end(self) -> None:
-        """Move the current rows to the backlog as an ended step; nothing without rows. Lock held."""
+        """Set the current rows aside as an ended step; nothing without rows. Lock held."""
         if not self.step_rows.sites:
             return
         try:
             rows, saved = self.step_rows, self.saved.of_step
             noted = rows.sites.copy(), rows.slots.copy()
             ended = EndedStep(self.step, *noted, saved, rows.given, self.labels())
-            self._backlog.add(ended)
+            block, self._spare = self._spare, None
+            if block is None or block.message.rows != len(ended.sites):
+                block = StepBlock(self._rank.message(len(ended.sites)))
+            block.begin(ended, self.summarizer)
+            self._blocks.append(block)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
+
+    def _write(self, keep: int) -> None:
+        """Write the steps that wait, in order; a device is waited for, except as `keep` says. Lock held.
+
+        A step whose writing an exception stopped is tried once more at the next call.
+
+        Args:
+            keep: that many of the last steps stay if a device still computes them, and so does every step that is not
+                ready; 0 waits for all.
+        """
+        while self._blocks:
+            first = self._blocks[0]
+            if first.rows.is_waiting and (len(self._blocks) <= keep or (keep and not first.rows.is_ready())):
+                return
+            if first is self._begun:
+                self._blocks.popleft()
+            self._begun = first
+            self._write_one(first)
+            if self._blocks and self._blocks[0] is first:
+                self._blocks.popleft()
+            self._begun = None
+            self._spare = first
+
+    def _write_one(self, block: StepBlock) -> None:
+        """Wait for a step's summaries and write it with its whole tensors, unless the policy does not want it."""
+        block.rows.finish()
+        if not self.alive:
+            return
+        ended, policy = block.ended, self._policy
+        records = self._records(block) if policy.wants_values else None
+        expiry = policy.keep(ended.step, records)
+        if expiry == NEVER:
+            return
+        try:
+            saved = block.save_whole(self._store)
+            last = self._rank.last_step
+            if last is None or last < ended.step:
+                self._append(block)
+            self.steps_written += 1
+            if policy.box is not None:
+                not_finite = records is not None and (records.has_nan() or records.is_infinite())
+                policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
+            if policy.may_drop:
+                policy.note_written(ended.step, expiry, saved)
+        except StoreError as error:
+            self._lose(error)
+
+    def _records(self, block: StepBlock) -> Records:
+        """A step's kinds and columns for the policy, which looks at values."""
+        kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
+        layouts, layout = self.summarizer.layouts, block.columns.layout
+        return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
+
+    def _append(self, block: StepBlock) -> None:
+        """Append a step to the rank's stream, after those layouts that the store has not got yet."""
+        message = block.complete()
+        # Those that records have are only ever added to, so the store gives them the same numbers.
+        while self._layouts <= message.largest("layout"):
+            self._rank.layout(self.summarizer.layouts[self._layouts])
+            self._layouts += 1
+        self._rank.append(block.ended.step, message, block.ended.labels)
 
     def _empty(self) -> None:
         """Clear the current rows and copies. Lock held."""
@@ -263,4 +335,4 @@ class Recorder:
 
     def stop(self) -> None:
         """Record nothing more from now on; what waits is not written either."""
-        self.alive = self.wanted = self._backlog.open = False
+        self.alive = self.wanted = False

@@ -107,7 +107,7 @@ class TapProbe(GuardedProbe):
             owner = self._numbered[int(tapped.module[1:])]()
             if owner is None:
                 return
-            state = names.find(owner) or names.state(owner, None)
+            state = names.find(owner) or names.ensure_named(owner, None)
         if (stack.calls == [None] and not stack.in_graph) or private_api.tracing_state() is not None:
             return  # the outermost call is one that is not recorded; a compiler's own graph is no module call
         outermost, phase = not stack.calls or stack.calls == [None], stack.phase

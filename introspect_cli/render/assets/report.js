@@ -231,17 +231,15 @@
     else $("distances").hidden = true;
   }
 
-  // What the runs recorded: every step for the first sites, some steps for the others; checksums decide what differs.
-  const parts = [];
-  for (const part of data.parts) parts.push({ steps: part.steps, values: floats(await inflate(part.values)), states: await inflate(part.states) });
+  // What the runs recorded, at the steps that are kept; checksums decide what differs.
+  const kept = data.steps, values32 = floats(await inflate(data.values)), states = await inflate(data.states);
   const STATES = ["", "equal", "differs", "only in a", "only in b"];
-  const partOf = (site) => site < data.whole ? parts[0] : parts[1];
-  const stateAt = (site, at) => { const part = partOf(site); return part.states.length ? part.states[(site < data.whole ? site : site - data.whole) * part.steps.length + at] : 0; };
+  const stateAt = (site, at) => states.length ? states[site * kept.length + at] : 0;
   function series(site, stat, run) {
-    const entry = (data.series[site][stat] || [])[run], part = partOf(site), points = part.steps.length;
+    const entry = (data.series[site][stat] || [])[run], points = kept.length;
     if (entry === undefined || entry === -1) return null;
     if (Array.isArray(entry)) return new Float64Array(points).fill(entry[0] === null ? NaN : Number(entry[0]));
-    return part.values.subarray(entry * points, (entry + 1) * points);
+    return values32.subarray(entry * points, (entry + 1) * points);
   }
   function statistic(site, stat, run) {
     if (stat !== "l2") return series(site, stat, run);
@@ -374,11 +372,11 @@
     });
     const body = [], absent = new Set();
     for (const site of names.flatMap((module) => byModule.get(module) || [])) {
-      const own = partOf(site), at = own.steps.findIndex(inside);
+      const at = kept.findIndex(inside);
       if (at < 0) { absent.add(site); continue; }
       const state = stateAt(site, at), runs = data.two ? [0, 1] : [0];
       const numbers = ["mean", "std", "absmax"].flatMap((stat) => runs.map((run) => { const values = series(site, stat, run); return values ? single(values[at]) : ""; }));
-      if (state || numbers.some(Boolean)) body.push({ differs: state > 1, cells: [labels[site], String(own.steps[at]), STATES[state], ...numbers] });
+      if (state || numbers.some(Boolean)) body.push({ differs: state > 1, cells: [labels[site], String(kept[at]), STATES[state], ...numbers] });
     }
     const shown = [];
     if (listed.length) shown.push(tableOf("Divergences listed", ["record", "role", "rel. L2", "a", "b", "mean a", "mean b", "std a", "std b"], listed));
@@ -408,30 +406,30 @@
   let chosen = 0;
   function plotHistory() {
     if (!data.sites.length) { $("history").hidden = true; return; }
-    const stat = $("stat").value, part = partOf(chosen), runs = data.two ? 2 : 1;
+    const stat = $("stat").value, runs = data.two ? 2 : 1;
     const lines = [];
     for (let run = 0; run < runs; run++) {
       const ys = statistic(chosen, stat, run);
-      if (ys) lines.push({ name: "ab"[run], xs: part.steps, ys, colour: `var(--${"ab"[run]})`, dash: run ? "5 3" : "", width: run ? 1.8 : 2.2 });
+      if (ys) lines.push({ name: "ab"[run], xs: kept, ys, colour: `var(--${"ab"[run]})`, dash: run ? "5 3" : "", width: run ? 1.8 : 2.2 });
     }
     const others = [];
     for (let run = runs; (data.series[chosen].mean || data.series[chosen][Object.keys(data.series[chosen])[0]] || []).length > run; run++) { const ys = statistic(chosen, stat, run); if (ys) others.push(ys); }
     if (others.length && lines.length) others.push(lines[0].ys);
-    const bands = others.length > 1 ? [{ name: "noise runs", xs: part.steps, high: part.steps.map((_, at) => Math.max(...others.map((own) => own[at]))), low: part.steps.map((_, at) => Math.min(...others.map((own) => own[at]))) }] : [];
+    const bands = others.length > 1 ? [{ name: "noise runs", xs: kept, high: kept.map((_, at) => Math.max(...others.map((own) => own[at]))), low: kept.map((_, at) => Math.min(...others.map((own) => own[at]))) }] : [];
     const [, , , , , owner, dtype, shape] = data.sites[chosen];
     const name = `${TITLES[stat]} of ${labels[chosen]}${owner ? ` (${owner})` : ""}${dtype ? `, ${shape.join("x") || "scalar"} ${dtype}` : ""}`;
     $("history-name").textContent = name;
-    const told = (x) => { const at = part.steps.indexOf(x), state = at < 0 ? 0 : stateAt(chosen, at); return sided(lines)(x) + (state ? `; checksums: ${STATES[state]}` : ""); };
+    const told = (x) => { const at = kept.indexOf(x), state = at < 0 ? 0 : stateAt(chosen, at); return sided(lines)(x) + (state ? `; checksums: ${STATES[state]}` : ""); };
     chart("history-plot", { lines, bands, log: $("log").checked, height: 240, marks, label: name, read: "history-read", told });
     $("history-sick").textContent = [0, 1].slice(0, runs).flatMap((run) => {
-      const bad = series(chosen, "bad", run), where = bad ? part.steps.filter((_, at) => bad[at] > 0) : [];
-      return where.length ? [`${data.two ? `${"ab"[run]}: ` : ""}not finite at ${where.length} of ${part.steps.length} steps, from step ${where[0]} on`] : [];
+      const bad = series(chosen, "bad", run), where = bad ? kept.filter((_, at) => bad[at] > 0) : [];
+      return where.length ? [`${data.two ? `${"ab"[run]}: ` : ""}not finite at ${where.length} of ${kept.length} steps, from step ${where[0]} on`] : [];
     }).join("; ");
     if ($("history-values").open) valuesTable();
   }
   function valuesTable() {
-    const part = partOf(chosen), stat = $("stat").value, runs = data.two ? [0, 1] : [0], own = runs.map((run) => statistic(chosen, stat, run));
-    const body = part.steps.map((step, at) => ({ differs: stateAt(chosen, at) > 1, cells: [String(step), ...own.map((values) => values ? single(values[at]) : ""), ...(data.two ? [STATES[stateAt(chosen, at)]] : [])] }));
+    const stat = $("stat").value, runs = data.two ? [0, 1] : [0], own = runs.map((run) => statistic(chosen, stat, run));
+    const body = kept.map((step, at) => ({ differs: stateAt(chosen, at) > 1, cells: [String(step), ...own.map((values) => values ? single(values[at]) : ""), ...(data.two ? [STATES[stateAt(chosen, at)]] : [])] }));
     $("history-table").replaceChildren(tableOf($("history-name").textContent, ["step", ...(data.two ? ["a", "b", "checksums"] : [TITLES[stat]])], body));
   }
   function listSites() {
