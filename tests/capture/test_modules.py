@@ -142,9 +142,6 @@ def test_a_module_that_is_made_in_each_forward_has_its_attributes_on_record(tmp_
     assert sentence.endswith("Likely: eps 1e-05 -> 0.01.")
 
 
-# --- a model that is only called by `.forward()` shows no inputs and outputs; the last word of a capture says so
-
-
 def train_resumed(model):
     """Train as a script that resumes from a checkpoint: its optimizer makes its state before the model is called."""
     optimizer = torch.optim.Adam(model.parameters())

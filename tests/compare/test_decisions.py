@@ -32,6 +32,7 @@ images-average-without-buffers language-norms-decayed language-evaluated-in-trai
 """
 _SLICE = [case.name for case in [*cases.load_cases(), *cases.load_field_cases()] if case.in_slice]
 _PLANTED = [*_SLICE, *_ALSO.split()]
+RANKS = ("single", "ddp", "ddp-one", "ddp-rolled", "fsdp2", "hsdp", "tp", "zero1", "1f1b", "ep")
 ASKED = {
     "planted": [f"{verb} everything {name}{end}" for name in _PLANTED for verb, end in (("diff", ""), ("check", " *"))],
     "reduced": [f"diff {one} {name}" for name in _SLICE[::4] for one in ("lean*", "outputs", "checksums", "state")],
@@ -47,7 +48,7 @@ ASKED = {
     },
     "kernels": ["diff kernels eager-12 *", "diff kernels eager compiled", "diff kernels trainer *"],
     "ranks": [
-        *(f"* ranks *{name}" for name in "single ddp ddp-one ddp-rolled fsdp2 hsdp tp zero1 1f1b ep".split()),
+        *(f"* ranks *{name}" for name in RANKS),
         "* ranks *accumulated",
         "diff ranks manual *",
         *(f"check layouts {name}" for name in ("fsdp2-unshard", "manual-one")),  # which tests read
