@@ -38,7 +38,7 @@ ABSSUM: Final = 13
 MEDIAN: Final = 14
 MODE: Final = 15
 SAMPLE: Final = MEDIAN
-"""Eight bytes from the middle of a large tensor, by which `reuse` tells whether a second look is worth it. Whoever
+"""Eight bytes from the middle of a large tensor, by which the intake tells whether a second look is worth it. Whoever
 wants medians does not look a second time."""
 SKETCH: Final = 16
 """First of 16 sketch values."""
