@@ -194,7 +194,7 @@ class Reference:
                 after = None if first is None else ended
             if self._notice is not None and (told := self._share(self._notice, first, ended + 1)) is not None:
                 first, after = (told[0],), told[1]
-            recorder.saved.tell_comparison(-1 if self._against is None else self._against.agreed, first)
+            recorder.tell_comparison(-1 if self._against is None else self._against.agreed, first)
         if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
@@ -241,7 +241,7 @@ class Reference:
             if self._against is not None:
                 said = self._against.finish()
                 if recorder is not None:
-                    recorder.saved.tell_comparison(self._against.agreed, self._against.first)
+                    recorder.tell_comparison(self._against.agreed, self._against.first)
         return said
 
     def abandon(self) -> None:
