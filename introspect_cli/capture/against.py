@@ -60,16 +60,7 @@ class Against(BackgroundProcess):
         self._place: list[Any] | None = None
         self._ended = -1
         self._rest = b""
-        noise = [word for run in options.noise for word in ("--noise", run)]
-        question = {
-            "reference": options.against,
-            "run": str(run),
-            "asked": [
-                *(["--rtol", str(options.rtol)] if options.rtol else []),
-                *noise,
-                *shlex.split(options.diff or ""),
-            ],
-        }
+        question = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
         module = "introspect_cli.commands.live"
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock
+from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock, save_tensor
 from introspect_cli.capture.recording.step_policy import Records
 from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
@@ -42,14 +42,9 @@ if TYPE_CHECKING:
 _SUMMARISED = (torch.Tensor, Placed)
 
 
-def _not_small(_site: int, _value: object) -> int:
-    """Stand for `record_small` where values cannot be recorded in one call: -1, nothing done."""
-    return -1
-
-
-def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
-    """Stand for `_record_small_all` where values cannot be recorded in one call: False, nothing done."""
-    return False
+_NOT_SMALL: Callable[[int, Any], int] = lambda _site, _value: -1  # noqa: E731 - no more than a value
+_NONE_SMALL: Callable[[Any, Any], bool | list[int]] = lambda _sites, _tensors: False  # noqa: E731 - as above
+"""Stand for the intake's `record` and `record_all` where values cannot be recorded in one call: nothing is done."""
 
 
 class Recorder:
@@ -98,9 +93,9 @@ class Recorder:
         self._begun: StepBlock | None = None  # whose writing has begun and not ended
         self.intake = None if save_tensors or policy.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.record_small: Callable[[int, Any], int] = _not_small
+        self.record_small = _NOT_SMALL
         """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
-        self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
+        self._record_small_all = _NONE_SMALL
         if self.intake is not None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
@@ -111,7 +106,7 @@ class Recorder:
         self.step_rows.only = sites
         if sites is not None and self.intake is not None:
             self.intake.into()
-            self.record_small, self._record_small_all = _not_small, _none_small
+            self.record_small, self._record_small_all = _NOT_SMALL, _NONE_SMALL
 
     @property
     def rows(self) -> int:
@@ -332,16 +327,18 @@ class Recorder:
         if expiry == NEVER:
             return
         try:
-            saved = block.save_whole(self._store)
+            saved = block.saved(always=True)
+            for checksum, value in saved.items():
+                save_tensor(self._store, checksum, value)
             last = self._rank.last_step
             if last is None or last < ended.step:
                 self._append(block)
             self.steps_written += 1
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
+                policy.box.add(ended.step, block.saved(always=False), self._rank.digest, not_finite=not_finite)
             if policy.may_drop:
-                policy.note_written(ended.step, expiry, saved)
+                policy.note_written(ended.step, expiry, frozenset(saved))
         except StoreError as error:
             self._lose(error)
 
