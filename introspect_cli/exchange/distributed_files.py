@@ -1,7 +1,7 @@
 """Directories of `torch.distributed.checkpoint`: each tensor put together of the parts that ranks wrote.
 
-What is where stands in a pickle, `.metadata`, which torch itself loads without any care. Here it imports and calls
-nothing: a class becomes its name with what it was given. The parts are files of torch.save, which
+What is where stands in a pickle, `.metadata`, which torch itself loads without any care. Here it is taken apart by its
+opcodes, and makes nothing: a class becomes its name with what it was given. The parts are files of torch.save, which
 the weights-only loader reads.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import math
 import os
-import pickle
+import pickletools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,60 +22,100 @@ from introspect_cli.tensors.arrays import Pieces, cut
 from introspect_cli.tensors.torch_files import read as read_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from typing_extensions import Self
 
 _METADATA = ".metadata"
 _MOST_METADATA = 1 << 28
 
 
+@dataclass(eq=False)
 class Made:
-    """An object that a pickle would make by a call of what `name` names: its arguments, and the state set on it."""
+    """An object that a pickle would make by a call: the callable's name, its arguments, and the state set on it."""
 
-    name = ""
-
-    def __new__(cls, *given: Any) -> Self:
-        """Keep the arguments; nothing is called."""
-        made = object.__new__(cls)
-        made.given, made.state, made.other = given, dict[str, Any](), None
-        return made
-
-    given: tuple[Any, ...]
-    state: dict[str, Any]
-    other: Any
-
-    def __init__(self, *given: Any) -> None:
-        """Take what `__new__` was given."""
-
-    def __setstate__(self, state: Any) -> None:
-        """Keep a dict in `state`, and anything else in `other`."""
-        if isinstance(state, dict):
-            self.state.update(state)
-        else:
-            self.other = state
+    name: str
+    given: tuple[Any, ...] = ()
+    state: dict[str, Any] = field(default_factory=dict)
+    other: Any = None
 
 
-class _Names(pickle._Unpickler):  # noqa: SLF001 - the one in C gives a stranger's file as much memory as it asks for
-    """Reads a pickle without importing anything: each class or function that it names is a class of `Made`."""
+_MARK = object()
+"""Where an opcode's arguments begin on the stack."""
 
-    def find_class(self, module: str, name: str) -> type[Made]:
-        """A class that keeps what its instances are given."""
-        return type(name, (Made,), {"name": f"{module}.{name}"})
+_PUSHED: dict[str, Callable[[], Any]] = {
+    "EMPTY_DICT": dict,
+    "EMPTY_LIST": list,
+    "EMPTY_TUPLE": tuple,
+    "MARK": lambda: _MARK,
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+}
+_GIVEN = frozenset(
+    {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
+    | {"BINBYTES", "SHORT_BINBYTES", "INT", "LONG", "FLOAT", "UNICODE"}
+)
 
 
 def parse_pickle(data: bytes) -> Any:
     """Decode a pickle without executing anything; calls become `Made`.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: it has an opcode that `.metadata` files do not, or no end. Other damage raises what python does.
     """
-    try:
-        return _Names(io.BytesIO(data)).load()
-    except Exception as error:  # damage raises whatever an opcode does
-        raise ValueError(f"it is no pickle: {error}") from None
+    stack: list[Any] = []
+    memo: dict[Any, Any] = {}
+
+    def taken(count: int) -> list[Any]:
+        """Pop the last `count` items of the stack."""
+        items = stack[len(stack) - count :]
+        del stack[len(stack) - count :]
+        return items
+
+    def marked() -> list[Any]:
+        """Pop all items after the last mark, and the mark."""
+        return taken(next(at for at, item in enumerate(reversed(stack), 1) if item is _MARK))[1:]
+
+    argument: Any
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        if name in _GIVEN:
+            stack.append(argument)
+        elif name in _PUSHED:
+            stack.append(_PUSHED[name]())
+        elif name == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif name.endswith("PUT"):
+            memo[argument] = stack[-1]
+        elif name.endswith("GET"):
+            stack.append(memo[argument])
+        elif name.startswith("TUPLE"):
+            stack.append(tuple(marked() if name == "TUPLE" else taken(int(name[-1]))))
+        elif name in ("APPEND", "APPENDS"):
+            values = marked() if name == "APPENDS" else taken(1)
+            stack[-1].extend(values)
+        elif name in ("SETITEM", "SETITEMS"):
+            values = marked() if name == "SETITEMS" else taken(2)
+            stack[-1].update(zip(values[::2], values[1::2], strict=True))
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            words = str(argument).split(" ") if name == "GLOBAL" else taken(2)
+            stack.append(Made(".".join(map(str, words))))
+        elif name in ("REDUCE", "NEWOBJ"):
+            called, given = taken(2)
+            stack.append(Made(called.name, tuple(given)))
+        elif name == "BUILD":
+            [state] = taken(1)
+            if isinstance(state, dict):
+                stack[-1].state.update(state)
+            else:
+                stack[-1].other = state
+        elif name == "STOP":
+            return stack.pop()
+        elif name not in ("PROTO", "FRAME"):
+            raise ValueError(f"its metadata has an opcode {name}")
+    raise ValueError("its metadata has no end")
 
 
 class _Where(NamedTuple):
