@@ -253,7 +253,7 @@ def test_a_run_can_be_read_while_it_is_written(tmp_path):
         assert len(run.rank(0).sites) == 3 * count
     store.write_manifest({"status": "complete"})
     store.close()
-    assert verify_run(tmp_path / "run").records == 3 * count + 1
+    assert verify_run(tmp_path / "run").counts["records"] == 3 * count + 1
 
 
 def test_a_run_that_ends_while_it_is_opened_is_never_called_interrupted(tmp_path):
