@@ -194,15 +194,15 @@ class Part:
     Attributes:
         ranges: for each dimension the ranges of indices held, each its first index and how many, in the order in which
             the local tensor has them. For a part that is cut out of the flattened tensor, the ranges of that alone.
-        owed: how the ranks' values still have to be reduced to give the whole (`sum`, `avg`, ...); "" where not at all.
-        owing: over how many ranks.
+        reduction: by what the ranks' values still have to be reduced to give the whole (`sum`, `avg`, ...); "" by none.
+        reduced_over: how many ranks.
         source: how the place is known: `dtensor`, `flat` (one rank's stretch of a flattened parameter), `tag` (a plain
             tensor that a DTensor's `to_local` gave), `style` (one that a parallel style takes for a share).
     """
 
     ranges: tuple[tuple[tuple[int, int], ...], ...]
-    owed: str = ""
-    owing: int = 1
+    reduction: str = ""
+    reduced_over: int = 1
     source: str = "dtensor"
 
     @property

@@ -17,7 +17,7 @@ import os
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
@@ -60,16 +60,7 @@ class Against(BackgroundProcess):
         self._place: list[Any] | None = None
         self._ended = -1
         self._rest = b""
-        noise = [word for run in options.noise for word in ("--noise", run)]
-        question = {
-            "reference": options.against,
-            "run": str(run),
-            "asked": [
-                *(["--rtol", str(options.rtol)] if options.rtol else []),
-                *noise,
-                *shlex.split(options.diff or ""),
-            ],
-        }
+        question = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
         module = "introspect_cli.commands.live"
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
@@ -126,57 +117,6 @@ class Against(BackgroundProcess):
         return [f"against {self.reference}, at the end: {said}"]
 
 
-class Announced(NamedTuple):
-    """The first divergence as the first rank tells it to the others.
-
-    Attributes:
-        first: the step at which the runs diverge; None where it is not one step's.
-        after: the step after which all ranks end, where they are to.
-    """
-
-    first: int | None
-    after: int
-
-
-class Announcement:
-    """File `rank0/<DIVERGENCE>` by which the first rank tells all ranks of a divergence."""
-
-    def __init__(self, store: Path, rank: int) -> None:
-        """Create an empty file, on rank 0 alone; `store` is this rank's own directory in the run."""
-        self._path = store.parent / "rank0" / DIVERGENCE
-        self._announced: Announced | None = None
-        if not rank:
-            with suppress(OSError):
-                self._path.touch()
-
-    def announce(self, first: int | None, after: int) -> Announced:
-        """Write a divergence to the file, at the first call alone; every call returns what the first one wrote.
-
-        Args:
-            first: step at which the runs diverge; None where it is not one step's.
-            after: step after which all ranks end.
-        """
-        if self._announced is None:
-            self._announced = Announced(first, after)
-            with suppress(OSError):
-                self._path.write_text(json.dumps(self._announced._asdict()), encoding="utf-8")
-        return self._announced
-
-    def read(self) -> Announced | None:
-        """What the file says, read again until it says something; None while it is empty, missing or half written."""
-        if self._announced is None:
-            with suppress(OSError, ValueError, TypeError):
-                text = self._path.read_text(encoding="utf-8")
-                self._announced = Announced(**json.loads(text)) if text else None
-        return self._announced
-
-    def close(self) -> None:
-        """Remove the file if no divergence is known here; else leave it for ranks that have not read it yet."""
-        if self._announced is None:
-            with suppress(OSError):
-                self._path.unlink()
-
-
 class Reference:
     """The run named by `--against`, as a session uses it; does nothing without one."""
 
@@ -200,12 +140,14 @@ class Reference:
         self._options, self._guarded = options, guarded
         self._rank = launch.rank if launch is not None else 0
         self._against: Against | None = None
-        self._announcement: Announcement | None = None
+        self._notice: Path | None = None
+        """File by which the first rank tells all ranks of a divergence; None where they need not know."""
+        self._told: tuple[int | None, int] | None = None
         self._has_ended_the_script = False
         if options.against is not None:
             with guarded:
                 if launch is not None and launch.world_size > 1 and (options.stop or options.keep_around):
-                    self._announcement = Announcement(store, self._rank)
+                    self._notice = store.parent / "rank0" / DIVERGENCE
                 if not self._rank:
                     self._against = Against(run, options)
 
@@ -231,7 +173,7 @@ class Reference:
         Returns:
             True, once, if the script is to end now because of `--stop`; else False.
         """
-        if self._against is None and self._announcement is None:
+        if self._against is None and self._notice is None:
             return False
         ended, after = recorder.step - 1, None
         with self._guarded:
@@ -241,17 +183,37 @@ class Reference:
                     say(sentence)
                 first = self._against.first
                 after = None if first is None else ended
-            if self._announcement is not None:
-                heard = self._announcement.read() if first is None else self._announcement.announce(first[0], ended + 1)
-                if heard is not None:
-                    first, after = (heard.first,), heard.after
-            recorder.saved.tell_comparison(-1 if self._against is None else self._against.agreed, first)
+            if self._notice is not None and (told := self._share(self._notice, first, ended + 1)) is not None:
+                first, after = (told[0],), told[1]
+            recorder.tell_comparison(-1 if self._against is None else self._against.agreed, first)
         if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
         if not self._rank:
             say(f"the script is ended after step {ended} (--stop)")
         return True
+
+    def _share(self, notice: Path, first: tuple[int | None] | None, after: int) -> tuple[int | None, int] | None:
+        """Tell the other ranks of a divergence, or hear of one, by a file; what was told first stays.
+
+        Args:
+            notice: the file.
+            first: the step at which the runs diverge, None for all of a run, in a tuple; None where nothing is known
+                here.
+            after: the step after which all ranks end, where they are to.
+
+        Returns:
+            Both as they were told first; None where nobody has told anything, or the file is half written.
+        """
+        if self._told is None:
+            with suppress(OSError, ValueError):
+                if first is not None:
+                    self._told = first[0], after
+                    notice.write_text(json.dumps(self._told), encoding="utf-8")
+                else:
+                    step, end = json.loads(notice.read_text(encoding="utf-8"))
+                    self._told = step, end
+        return self._told
 
     @property
     def status(self) -> int | None:
@@ -270,16 +232,14 @@ class Reference:
             if self._against is not None:
                 said = self._against.finish()
                 if recorder is not None:
-                    recorder.saved.tell_comparison(self._against.agreed, self._against.first)
-            if self._announcement is not None and not self._rank:
-                self._announcement.close()
+                    recorder.tell_comparison(self._against.agreed, self._against.first)
         return said
 
     def abandon(self) -> None:
         """Forget the comparison in a forked child: close its descriptor, and leave process and file to the parent."""
         if self._against is not None:
             self._against.abandon()
-        self._against = self._announcement = None
+        self._against = self._notice = None
 
 
 def _digests(reference: str, rank: int) -> dict[int, bytes]:

@@ -8,7 +8,6 @@ would be seen.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import os
 import platform
@@ -96,7 +95,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": probes.modules.unseen.document} if probes.modules.unseen.document else {}),
+        **({"ran_unseen": probes.modules.unseen} if probes.modules.unseen else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,
@@ -295,15 +294,4 @@ class Documents:
         try:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:
-            if name == "optimizers":  # names of parameters grow with the depth of a model, and are in the store anyway
-                nameless = [
-                    {**optimizer, "groups": [{**group, "params": []} for group in optimizer["groups"]]}
-                    for optimizer in value
-                ]
-                with contextlib.suppress(DocumentTooLargeError):
-                    self._store.write_settings(name, nameless)
-                    self._guard.note(
-                        "which parameters an optimizer has is not recorded: there is no room for the names"
-                    )
-                    return
             self._guard.note(f"the settings {name} are not recorded: they are larger than a store allows")

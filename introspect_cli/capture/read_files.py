@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, redact_files, sources
 from introspect_cli.capture.events import Patches
-from introspect_cli.capture.file_readers import stand_in_for
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.start import ImportWatch
@@ -83,7 +82,7 @@ _SECRET = frozenset(
     {".env", ".netrc", ".pem", ".key", ".p12", ".pfx", ".pgpass", "credentials", "token", "id_rsa", "id_ed25519"}
 )
 _open_descriptor = os.open
-_READ_FROM = frozenset({"source", "path_or_paths", "name", "path"})
+_READ_FROM = ("source", "path_or_paths", "name", "path", "filename")
 """Names of the arguments that say what a library reads."""
 _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 
@@ -119,8 +118,8 @@ class ReadFiles:
         self._lock = threading.Lock()
         self._patches, self._places = Patches(), Places()
         self._original: Callable[..., Any] = open
-        self._opener: Callable[..., Any] | None = None
-        libraries = ("pyarrow", "pyarrow.parquet", "h5py", "safetensors")
+        self._opener = self._open  # one object, as `builtins.open` and `io.open` are
+        libraries = ("pyarrow", "pyarrow.parquet", "h5py", "safetensors.torch")
         self._imports = ImportWatch({name: functools.partial(self._watch_library, name) for name in libraries})
         self._seen: set[tuple[int, ...]] = set()
         self._files: dict[str, dict[str, Any]] = {}
@@ -144,16 +143,15 @@ class ReadFiles:
         self._patches.remove()
 
     def opener(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The replacement of `open`, made once from the first `original`."""
-        if self._opener is None:
-            uncounted(ReadFiles._open)
-            self._original, self._opener = original, self._open
+        """The replacement of `open`, the same for both modules that have it."""
+        uncounted(ReadFiles._open)
+        self._original = original
         return self._opener
 
     def _open(self, *args: Any, **kwargs: Any) -> Any:
         """Open a file as python would, and note it if the script is running."""
         handle = self._original(*args, **kwargs)
-        if self.is_on:
+        if self._is_on:
             with self.guarded:
                 self._note_handle(sys._getframe(1), handle, args, kwargs)  # noqa: SLF001 - as python documents it
         return handle
@@ -163,32 +161,26 @@ class ReadFiles:
         with self.guarded:
             self._patches.put(library, self, self.guarded)
 
-    def stand_in_for(self, opener: type) -> type:
-        """A class that stands in for a library's, whose instances open files in C."""
-        return stand_in_for(opener, self)
-
     def watch_library_read(self, call: Call) -> Callable[[object], None]:
         """Called before a library opens files in C; returns what notes them once that is done.
 
         Of a directory the first 64 files by name are noted.
         """
         at = int(call.name == "__init__")
-        named = next(
-            (call.kwargs[name] for name in ("source", "path_or_paths", "name", "path") if name in call.kwargs), ""
-        )
+        named = next((call.kwargs[name] for name in _READ_FROM if name in call.kwargs), "")
 
         def opened(_: object) -> None:
             """Note each file that was given."""
             given = call.args[at] if len(call.args) > at else named
             for path in given if type(given) in {list, tuple} else [given]:
-                if type(path) is not str and not isinstance(path, Path):
-                    continue
-                inside: list[Any] = [path]
-                if os.path.isdir(path):  # noqa: PTH112 - text is what is at hand
-                    with os.scandir(path) as entries:
-                        inside = sorted(entry.path for entry in entries if entry.is_file())[:MAX_FILES_OF_FOLDER]
-                for name in inside:
-                    self.note_path(call.frame, name)
+                if type(path) is str or isinstance(path, Path):
+                    inside = (
+                        [file for file in sorted(Path(path).iterdir()) if file.is_file()]
+                        if Path(path).is_dir()
+                        else [Path(path)]
+                    )
+                    for file in inside[:MAX_FILES_OF_FOLDER]:
+                        self._note_path(call.frame, file)
 
         return opened
 
@@ -207,11 +199,11 @@ class ReadFiles:
         given = args[0] if args else kwargs.get("file")
         if type(given) is not int:
             name = handle.name
-            self.note_descriptor(
+            self._note_descriptor(
                 frame, handle.fileno(), name if type(name) is str else os.fsdecode(name) if type(name) is bytes else ""
             )
 
-    def note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
+    def _note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
         """Note an open file, each once: name, size, digest, and the line that opened it; sets `facts["files"]`.
 
         Only regular files that were there before the run began, 200 in all. Where one line opens more than 16 of one
@@ -307,23 +299,18 @@ class ReadFiles:
         home = os.path.expanduser("~") + os.sep  # noqa: PTH111 - as above
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
-    def note_path(self, frame: FrameType, path: object) -> None:
-        """Open a file that a library has opened by path, note it, and close it again.
-
-        Anything but a path is ignored.
-        """
-        if type(path) is not str and not isinstance(path, Path):
-            return
+    def _note_path(self, frame: FrameType, path: Path) -> None:
+        """Open a file that a library has opened by path, note it, and close it again."""
         descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self.note_descriptor(frame, descriptor, str(path))
+            self._note_descriptor(frame, descriptor, str(path))
         finally:
             os.close(descriptor)
 
     @property
-    def is_on(self) -> bool:
+    def _is_on(self) -> bool:
         """Whether a file that is opened now is the script's doing, and watched."""
-        return self.guarded.on and not self._guard.sections.depth
+        return self.guarded.on and not self._guard.depth
 
     def document(self) -> dict[str, dict[str, Any]]:
         """The document `settings/files`: size, digest and line by file name.

@@ -6,7 +6,6 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.records import Kind
 from introspect_cli.store.files.folders import CHILDREN
 from introspect_cli.texts import count, human_size
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.capture.all_probes import Probes
-    from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.store.write.launch import Launch
 
 
@@ -49,14 +47,11 @@ def nothing_recorded(path: Path, *, installed: bool) -> str:
     return f"{why}, so nothing was recorded; {path} holds its settings only"
 
 
-def summary(
-    path: Path, options: CaptureOptions, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool
-) -> str:
+def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool) -> str:
     """Last sentence of a run, for the terminal: steps, records, size, directory.
 
     Args:
         path: the run's directory.
-        options: of the capture.
         launch: this process's part in a distributed run; None for a run of one process.
         probes: what has recorded; asked for their counts.
         manifest: as written at the end; its `steps` and `remainder` are read.
@@ -81,18 +76,4 @@ def summary(
     if (moved := probes.perturbed) is not None:
         which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
         rest += f" after --perturb {moved.seed} moved {which} by one rounding"
-    recorded = f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
-    return recorded + _uncalled_hint(options, probes)
-
-
-def _uncalled_hint(options: CaptureOptions, probes: Probes) -> str:
-    """Clause that no module was called although gradients or parameters are on record; "" otherwise.
-
-    Also "" where inputs and outputs were not asked for, or where an option chose some modules alone.
-    """
-    kinds = probes.rank.kinds()
-    wanted = {Kind.INPUT, Kind.OUTPUT} & options.record
-    narrowed = bool(options.modules or options.exclude) or options.max_depth is not None
-    if not wanted or narrowed or kinds & {Kind.INPUT, Kind.OUTPUT} or not kinds & {Kind.GRAD, Kind.PARAM}:
-        return ""
-    return "; no module was called, so no inputs and outputs are in it (.forward() alone calls none)"
+    return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"

@@ -106,7 +106,7 @@ def _taken_sum(now: AlignedStep, rows: Rows) -> float | None:
     """
     parts = {now.layout(rank, row).part: now.total(rank, row) for rank, row in rows.items() if now.numel(rank, row)}
     same = len(parts) == 1 and len({now.checksum(rank, row) for rank, row in rows.items()}) == 1
-    if len(rows) < len(now.batches) or (None in parts and not same) or any(part and part.owed for part in parts):
+    if len(rows) < len(now.batches) or (None in parts and not same) or any(part and part.reduction for part in parts):
         return None
     totals = [total[0] for total in parts.values() if total is not None]
     return sum(totals) if len(totals) == len(parts) else None

@@ -196,7 +196,7 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     by_part: dict[object, dict[int, int]] = {}
     for rank, row in _held(now, number):
         layout, status = now.layout(rank, row), now.status(rank, row)
-        owed = layout.part is None or bool(layout.part.owed)
+        owed = layout.part is None or bool(layout.part.reduction)
         if status is Status.NOT_OBSERVED or (status is Status.PARTIAL and owed):
             return [{}]
         by_part.setdefault((layout.shape, layout.part), {})[rank] = row
@@ -238,7 +238,7 @@ def _of_peers(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
     """The part of each rank's record of a site, without those still to be summed; {} where any record is no part."""
     parts = {rank: now.layout(rank, row).part for rank, row in _held(now, number)}
-    return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.owed}
+    return {} if None in parts.values() else {rank: part for rank, part in parts.items() if part and not part.reduction}
 
 
 def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
@@ -605,7 +605,7 @@ class Parts(Gathered):
         holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
         parts: dict[Part, int] = {}
         for rank, part in holders:
-            if part is not None and part.numel and not part.owed:
+            if part is not None and part.numel and not part.reduction:
                 parts.setdefault(part, rank)
         if not parts:
             return ""

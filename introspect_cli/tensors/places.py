@@ -1,7 +1,7 @@
 """Which part of a distributed tensor this rank holds.
 
 A DTensor tells a mesh and a placement for each of its dimensions, and torch's own helper knows neither tensors that
-two mesh dimensions cut one inside the other (FSDP around tensor parallelism) nor sums still owed. So the ranges of
+two mesh dimensions cut one inside the other (FSDP around tensor parallelism) nor pending sums. So the ranges of
 indices of each tensor dimension are cut as the placements say, by torch.chunk's rule, from public attributes alone.
 Ranges, not lists of indices, so that a vocabulary costs no more than a bias.
 
@@ -52,17 +52,17 @@ def part_of(tensor: Any) -> Part | None:
     if coordinate is None:
         return None
     dims: list[Ranges] = [((0, int(size)),) for size in tensor.shape]
-    owed, owing = "", 1
+    reduction, reduced_over = "", 1
     for number, placement in enumerate(tensor.placements):
         size = mesh.shape[number]
         if placement.is_partial():
-            owed, owing = str(placement.reduce_op), owing * size
+            reduction, reduced_over = str(placement.reduce_op), reduced_over * size
         elif not placement.is_replicate():
             factor = getattr(placement, "split_factor", 1)
             pieces = [_chunk_of(dims[placement.dim], factor, piece) for piece in range(factor)]
             mine = [_chunk_of(piece, size, coordinate[number]) for piece in pieces]
             dims[placement.dim] = _merged_ranges(span for piece in mine for span in piece)
-    return Part(tuple(dims), owed, owing)
+    return Part(tuple(dims), reduction, reduced_over)
 
 
 def _chunk_of(ranges: Ranges, chunks: int, number: int) -> Ranges:
@@ -98,7 +98,7 @@ def _merged_ranges(spans: Iterator[tuple[int, int]]) -> Ranges:
 
 def is_whole(part: Part, shape: Sequence[int]) -> bool:
     """Whether a part is the whole tensor of this shape: all indices, nothing to be reduced, and not `flat`."""
-    return not part.owed and part.source != "flat" and part.ranges == tuple(((0, size),) for size in shape)
+    return not part.reduction and part.source != "flat" and part.ranges == tuple(((0, size),) for size in shape)
 
 
 FLAT: Final = "flat"

@@ -9,24 +9,19 @@ shape mixed) is computed once a layout. Layouts are only ever added, so that a n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from introspect_cli.records import Layout, Status
 from introspect_cli.tensors import checksum
-from introspect_cli.tensors.kernels import new_numbers
-from introspect_cli.tensors.rows import Arena
 from introspect_cli.tensors.views import strides_kind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
     from numpy.typing import NDArray
-
-    from introspect_cli.tensors.cpu import Engine
-    from introspect_cli.tensors.gpu.devices import Devices
 
 
 ALL_OF_IT, BITS_ALONE, NOTHING = range(3)
@@ -163,50 +158,3 @@ class LayoutNumbers:
         if len(self._array) != len(self._headers):
             self._array = np.array(self._headers, dtype=np.uint64)
         return self._array
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Rows of the current step and what fills them; the summarizer's lock is held.
-
-    Attributes:
-        engine: for CPU memory.
-        devices: the GPUs' engines.
-        memory: what `reuse.new_memory` made.
-        flags: STATS, SKETCH.
-        sorted_stats: `med` and `mode`, which the compiled kernels do not know.
-        arena: where the rows lie.
-        layout_of: the number of each row's layout; the compiled intake appends to it, too.
-        layouts: layouts by number.
-        notes: what is noted of rows beside.
-    """
-
-    engine: Engine
-    devices: Devices
-    memory: Any
-    flags: int
-    sorted_stats: tuple[str, ...]
-    arena: Arena = field(default_factory=Arena)
-    layout_of: Any = field(default_factory=new_numbers)
-    layouts: LayoutNumbers = field(default_factory=LayoutNumbers)
-    notes: RowNotes = field(default_factory=RowNotes)
-
-    def new_row(self, layout: Layout) -> int:
-        """Append a row with this layout and return its slot.
-
-        The row's memory is allocated if need be, but nothing is written to it.
-        """
-        slot = len(self.layout_of)
-        index = self.layouts.number_of(layout)
-        self.arena.address(slot)
-        self.layout_of.append(index)
-        return slot
-
-    def mark_bits_only(self, slot: int, dtype: torch.dtype) -> None:
-        """Mark a row as having a checksum only, since its bits are no numbers.
-
-        Where statistics or sketches are wanted the row also becomes PARTIAL, with a text that names `dtype`.
-        """
-        self.notes.unmeasured.append(slot)
-        if self.flags:
-            self.notes.set_status(slot, Status.PARTIAL, f"no values of {dtype}, only bits")

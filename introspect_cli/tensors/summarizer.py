@@ -4,37 +4,49 @@ Hooks hand over thousands of tensors a step, from several threads, on any device
 switched on, and none of this may be felt. So each tensor is summarised at once into a row of a preallocated arena
 (CPU) or of one device buffer (accelerators, nothing waits); `end_step` puts all rows of a step into columns, after one
 copy from each device. What fails becomes a row that says so; `add` raises only what is the script's.
+
+One module's output is the next one's input, frozen parameters and untouched buffers come by every step, and the full
+summary costs three times its checksum. Version counters do not tell whether memory changed: `.data`, numpy and shared
+storage write past them. So the compiled intake remembers what was summarised by its address; when the address comes
+again with the same type, size and a few equal bytes, the checksum alone is computed, and the old row taken only if it
+agrees. Every answer is of the contents as they are now. Rows used in one step are kept for the next, and no tensor is
+referred to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from introspect_cli.errors import belongs_to_script
 from introspect_cli.records import Layout, Status
+from introspect_cli.tensors import checksum, fallback, parallel, values
 from introspect_cli.tensors import kernels as k
-from introspect_cli.tensors import values
+from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.columns import EndedRows
-from introspect_cli.tensors.cpu import Engine
-from introspect_cli.tensors.gpu.devices import Devices
+from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
+from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, is_capturing
+from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.intake import new_intake
-from introspect_cli.tensors.plain import Batch, PlainTensors
-from introspect_cli.tensors.reuse import fingerprint, new_memory
-from introspect_cli.tensors.row_notes import Slots
-from introspect_cli.tensors.special import PLAIN, is_wrapped, unseen_parts
-from introspect_cli.tensors.unusual import UnusualTensors
-from introspect_cli.tensors.views import unobserved
+from introspect_cli.tensors.row_notes import LayoutNumbers, RowNotes
+from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, one_run, parts_of, unseen_parts
+from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Iterator
 
     from introspect_cli.tensors.columns import Columns
-    from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+    from introspect_cli.tensors.gpu.engine import DeviceEngine
+
+Batch = dict["DeviceEngine", list[tuple[int, list[Item]]]]
+"""Tensors on GPUs to be summarised together: of each the slot of its row, and what it consists of."""
+LIMIT: Final = 8192
+"""Rows kept from one step to the next, at most: 2 MB."""
 
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
@@ -69,17 +81,18 @@ class Summarizer:
         alone: bool = False,
     ) -> None:
         """Allocate rows and find the compiled intake; devices get memory and kernels at their first tensor."""
-        wanted = tuple(sorted_stats)
-        devices = Devices(stats=stats, sketch=sketch)
-        self._slots = slots = Slots(
-            Engine(alone=alone), devices, new_memory(), k.STATS * stats | k.SKETCH * sketch, wanted
-        )
-        self._engine, self._devices, self._memory, self._arena = slots.engine, devices, slots.memory, slots.arena
-        self._layout_of, self._layouts, self._notes = slots.layout_of, slots.layouts, slots.notes
+        self._sorted_stats = tuple(sorted_stats)
+        self._flags = k.STATS * stats | k.SKETCH * sketch
+        self._engine, self._devices = Engine(alone=alone), Devices(stats=stats, sketch=sketch)
+        self._arena, self._layouts, self._notes = r.Arena(), LayoutNumbers(), RowNotes()
+        self.layouts = self._layouts.layouts
+        """All layouts so far, by number; new ones are appended."""
+        self._memory = k.KERNELS.memory(LIMIT)
+        self._layout_of = k.new_numbers()  # of each row; the compiled intake appends to it, too
         self._lock = k.new_lock()
         shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
-        self._intake = None if wanted else new_intake(slots.flags, *shared)
-        self._plain, self._unusual = PlainTensors(slots), UnusualTensors(slots)
+        self.intake = None if sorted_stats else new_intake(self._flags, *shared)
+        """The compiled intake (`intake.py`); None without one."""
         self._reset()
         _LIVE.add(self)
 
@@ -102,7 +115,7 @@ class Summarizer:
         with self._lock:
             slot = len(self._layout_of)
             try:
-                if self._intake is not None and self._intake.add(tensor) >= 0:
+                if self.intake is not None and self.intake.add(tensor) >= 0:
                     return slot
                 self._add(slot, tensor)
             except Exception as error:
@@ -121,8 +134,162 @@ class Summarizer:
             Exception: whatever torch raises; the row may be there then, or not.
         """
         is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
-        if not (is_plain and self._plain.add(slot, tensor, self._intake, batch)):
-            self._unusual.add(tensor)
+        if not (is_plain and self._add_plain(slot, tensor, batch)):
+            with _run_by_torch(tensor):
+                self._add_unusual(tensor)
+
+    def _add_plain(self, slot: int, tensor: torch.Tensor, batch: Batch | None = None) -> bool:
+        """Summarise an ordinary tensor in CPU memory or on a GPU; False, with nothing done, for any other.
+
+        Others are those with lazy negation or conjugation, nested, sparse, quantized or vastly expanded ones, those
+        whose storage was freed, and all while a torch-function mode of the script's is on; `_add_unusual` takes them.
+
+        Args:
+            slot: the slot that its row gets, which must be the next free one.
+            tensor: an instance of `PLAIN`, not wrapped by functorch.
+            batch: contiguous tensors on a GPU are put into it, for the caller to launch; None to launch them now.
+        """
+        if torch._C._len_torch_function_stack():  # noqa: SLF001  # reading a property would call the script's mode
+            return False
+        if not tensor.is_cpu:
+            return tensor.is_cuda and self._add_on_gpu(slot, tensor, batch)
+        code = CODES.get(tensor.dtype)
+        if code is None or self._sorted_stats or tensor.layout is not torch.strided or tensor.is_nested:
+            return False
+        if tensor.is_neg() or tensor.is_conj():
+            return False
+        address, count = address_of(tensor), tensor.numel()
+        if count and (not has_memory(tensor) or address == tensor.storage_offset() * k.SIZES[code]):
+            return False  # freed, with the tensor still there, or without memory of its own; the slow path says so
+        number = self._layouts.number_on_cpu(tensor)
+        row, table = self._arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
+        if tensor.is_contiguous():
+            if self.intake is not None:  # it learns the shape, so as to take the next tensor of it
+                self.intake.learn(tensor, number)
+                if self.intake.add(tensor) >= 0:
+                    return True
+            self._engine.summarise_contiguous(row, address, count, 0, code, table, self._flags)
+        elif (
+            code >= k.OPAQUE8
+            or in_memory(tensor.shape, tensor.stride())
+            or not self._engine.summarise_strided(row, tensor, code, table, self._flags)
+        ):
+            return False
+        self._layout_of.append(number)
+        if code >= k.OPAQUE8:
+            self._mark_bits_only(slot, tensor.dtype)
+        return True
+
+    def _add_on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
+        """`_add_plain` for a tensor on a CUDA device, with any strides; False, with nothing done, where it cannot.
+
+        Nothing waits for the device. While a CUDA graph is being captured nothing is done.
+        """
+        engine = None if self._sorted_stats else self._devices.engine(tensor.device)
+        if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return False
+        if tensor.is_neg() or tensor.is_conj() or is_capturing():
+            return False
+        prepared = engine.prepare(tensor)
+        if prepared is None:
+            return False
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < tensor.storage_offset() * prepared.element.size + prepared.reach:
+            return False
+        if prepared.interned < 0:
+            name, kind = str(tensor.dtype).removeprefix("torch."), strides_kind(tensor)
+            prepared.interned = self._layouts.number_of(Layout(tuple(tensor.shape), name, str(tensor.device), kind))
+        self._arena.address(slot)
+        self._layout_of.append(prepared.interned)
+        if not prepared.element.values:
+            self._mark_bits_only(slot, tensor.dtype)
+        address = address_of(tensor)
+        if batch is not None and tensor.is_contiguous():
+            batch.setdefault(engine, []).append((slot, [Item(prepared, address)]))
+            return True
+        token = None
+        if not tensor.is_inference():
+            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_fingerprint`
+        if tensor.is_contiguous():
+            engine.launch_one(slot, prepared, address, token=token)
+            return True
+        with unobserved():
+            return engine.add(slot, tensor, token)
+
+    def _add_unusual(self, tensor: Any) -> None:
+        """Take a tensor of any sort, or a `Placed` part of one, apart, and summarise it into the next row.
+
+        On its device, but composites and medians on the CPU; nothing is computed while a CUDA graph is being captured.
+
+        Raises:
+            Exception: whatever torch raises; the row may be there then, or not.
+        """
+        parts = parts_of(tensor)
+        if parts.values is None:
+            self._add_unseen(parts)
+            return
+        slot = self._new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides, parts.part))
+        if parts.extra:
+            self._notes.header_of[slot] = checksum.header(parts.dtype, parts.shape, parts.extra)
+        if parts.text or parts.status is not Status.OBSERVED:
+            self._notes.set_status(slot, parts.status, values.shortened(parts.text))
+        if not fallback.has_values(parts.values.dtype):
+            self._mark_bits_only(slot, parts.values.dtype)
+        device = parts.values.device
+        if device.type == "cuda" and is_capturing():
+            self._notes.set_status(slot, Status.NOT_OBSERVED, CAPTURING)
+        elif device.type == "cpu" or parts.bits or self._sorted_stats:
+            self._summarise_on_cpu(self._arena.row(slot), parts)
+        else:
+            self._devices.add(slot, parts.values, parts.runs)
+
+    def _summarise_on_cpu(self, row: r.Rows, parts: Parts) -> None:
+        """Summarise parts on the CPU, copied there if need be.
+
+        Args:
+            row: the row, shape (32,); overwritten.
+            parts: with `values`. Where `bits` are given, the checksum is of these, added up.
+        """
+        assert parts.values is not None
+        self._engine.fill(
+            row,
+            parts.values.cpu(),
+            self._flags,
+            sorted_stats=self._sorted_stats,
+            runs=parts.runs and [(first, run.cpu()) for first, run in parts.runs],
+        )
+        if parts.bits:
+            part = r.empty(1)[0]
+            total = 0
+            for offset, tensor in parts.bits:
+                self._engine.fill(part, tensor.cpu(), 0, runs=one_run(tensor.cpu(), offset))
+                total += int(part[r.RAW])
+            row[r.RAW] = total & checksum.MASK
+
+    def _add_unseen(self, parts: Parts) -> None:
+        """Add a row with status and text of parts without data."""
+        slot = self._new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
+        self._notes.set_status(slot, parts.status, values.shortened(values.masked(parts.text)))
+
+    def _new_row(self, layout: Layout) -> int:
+        """Append a row with this layout and return its slot.
+
+        The row's memory is allocated if need be, but nothing is written to it.
+        """
+        slot = len(self._layout_of)
+        index = self._layouts.number_of(layout)
+        self._arena.address(slot)
+        self._layout_of.append(index)
+        return slot
+
+    def _mark_bits_only(self, slot: int, dtype: torch.dtype) -> None:
+        """Mark a row as having a checksum only, since its bits are no numbers.
+
+        Where statistics or sketches are wanted the row also becomes PARTIAL, with a text that names `dtype`.
+        """
+        self._notes.unmeasured.append(slot)
+        if self._flags:
+            self._notes.set_status(slot, Status.PARTIAL, f"no values of {dtype}, only bits")
 
     def add_all(self, tensors: Iterable[torch.Tensor], slots: list[int] | None = None) -> list[int]:
         """Summarise tensors now: as `add` for one after the other, but quicker for many, such as all parameters.
@@ -143,9 +310,9 @@ class Summarizer:
             tensors = list(tensors)
             if slots is None:
                 slots = [-1] * len(tensors)
-                if self._intake is not None:
+                if self.intake is not None:
                     self._arena.reserve(len(self._layout_of) + len(tensors))
-                    slots = self._intake.add_all(tensors)
+                    slots = self.intake.add_all(tensors)
             for place, tensor in enumerate(tensors):
                 if slots[place] >= 0:
                     continue
@@ -158,21 +325,16 @@ class Summarizer:
                 self._launch_batch(engine, entries)
         return slots
 
-    def marks(self, tensors: list[torch.Tensor]) -> list[Hashable]:
+    def fingerprints(self, tensors: list[torch.Tensor]) -> list[Hashable]:
         """Fingerprint of each tensor; one that differs from an earlier one says that it was written to or moved.
 
         A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory.
         """
         with self._lock:
-            found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
+            found: list[Hashable] = [None] * len(tensors) if self.intake is None else self.intake.marks(tensors)
         if all(found):
             return found
-        return [fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
-
-    @property
-    def intake(self) -> Any:
-        """The compiled intake (`intake.py`); None without one."""
-        return self._intake
+        return [_fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
 
     def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         """Launch the kernels for tensors on one GPU; if that raises, their rows become NOT_OBSERVED with the error.
@@ -197,7 +359,7 @@ class Summarizer:
         if belongs_to_script(error):
             raise error
         with unobserved():
-            self._unusual.add_unseen(unseen_parts(tensor, f"{type(error).__name__}: {error}"))
+            self._add_unseen(unseen_parts(tensor, f"{type(error).__name__}: {error}"))
 
     def add_value(self, obj: object) -> int:
         """Add a row for a plain value by its type and repr, and return its slot.
@@ -220,7 +382,7 @@ class Summarizer:
                 raise
             return self.add_missing(f"{type(obj).__name__}.__repr__ raised {type(error).__name__}")
         with self._lock:
-            slot = self._slots.new_row(layout)
+            slot = self._new_row(layout)
             self._notes.fixed[slot] = fixed
             self._notes.set_status(slot, Status.VALUE, text)
             return slot
@@ -228,14 +390,14 @@ class Summarizer:
     def add_missing(self, reason: str) -> int:
         """Add a NOT_OBSERVED row for a value that could not be seen, with the reason; return its slot."""
         with self._lock:
-            slot = self._slots.new_row(Layout((), ""))
+            slot = self._new_row(Layout((), ""))
             self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(values.masked(reason)))
             return slot
 
     def copy_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """A detached copy of a tensor in host memory; waits for its device, and is seen by no mode of the script."""
-        with self._lock:
-            return self._unusual.copy_to_host(tensor)
+        with self._lock, _run_by_torch(tensor):
+            return tensor.detach().to("cpu", copy=True)
 
     def end_step(self, *wanted: tuple[Columns, list[int]]) -> EndedRows:
         """Put the step's rows into columns, and start the next step with slot 0; nothing is waited for.
@@ -257,11 +419,6 @@ class Summarizer:
             self._reset()
             return ended
 
-    @property
-    def layouts(self) -> list[Layout]:
-        """All layouts so far, by number; the same list is appended to as new ones come."""
-        return self._layouts.layouts
-
     def abandon(self) -> None:
         """In a forked child: replace the lock, which the parent may hold, and stop using threads."""
         self._lock = k.new_lock()
@@ -276,3 +433,25 @@ class Summarizer:
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
+
+
+def _fingerprint(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Version counter and address of a tensor; where either differs later, it was written to or moved.
+
+    None where torch refuses to tell one of them, as for inference tensors and subclasses without storage.
+    """
+    try:
+        return tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+@contextlib.contextmanager
+def _run_by_torch(tensor: torch.Tensor) -> Iterator[None]:
+    """Run torch operations on a tensor, seen by no mode of the script's.
+
+    Those on an ordinary tensor also start no threads that the script has not started.
+    """
+    is_plain = type(tensor) in PLAIN and not is_wrapped(tensor)
+    with unobserved(), parallel.single_threaded(tensor) if is_plain else contextlib.nullcontext():
+        yield

@@ -25,7 +25,6 @@ ALTERED = {
     "level": OPERATORS,
     "ops": {"ops": ("*mm*",)},
     "views": {"views": True},
-    "all_dtypes": {"all_dtypes": True},
     "vjp": {"vjp": ("2:0/input[0]",)},
     "jacobian_norm": {"jacobian_norm": ("2:0/input[0]",)},
     "probes": {"probes": 3},
@@ -44,7 +43,6 @@ ALTERED = {
 BASE = {
     "ops": OPERATORS,
     "views": OPERATORS,
-    "all_dtypes": OPERATORS,
     "vjp": {"record": CaptureOptions().record | {Kind.OP_OUTPUT}},
     "jacobian_norm": {"record": CaptureOptions().record | {Kind.OP_OUTPUT}},
     "probes": {"record": CaptureOptions().record | {Kind.OP_OUTPUT}, "jacobian_norm": ("2:0/input[0]",)},

@@ -14,13 +14,13 @@ from sweeps import sliced
 from torch import nn
 
 from introspect_cli.capture.environment import redact, settings, sources
-from introspect_cli.capture.probes.module_calls import ModuleCalls
+from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.write.rank_writer import RankWriter
 from introspect_cli.store.write.run_writer import StoreWriter
-from introspect_cli.tensors.unusual import UnusualTensors
+from introspect_cli.tensors.summarizer import Summarizer
 
 OPERATORS = {"level": "op", "vjp": ("Model.last:Model.body",)}
 INSIDE = {"compile": "keep"}
@@ -66,14 +66,14 @@ def test_a_mistake_in_capture_never_reaches_the_script(tmp_path, capsys, worlds,
 
 
 def test_steps_before_the_mistake_are_kept(tmp_path, monkeypatch):
-    original = ModuleCalls._leave
+    original = ModuleProbe._leave
 
     def fails(self, *args):
         if self._recorder.step >= 1:
             raise Mistake
         return original(self, *args)
 
-    monkeypatch.setattr(ModuleCalls, "_leave", fails)
+    monkeypatch.setattr(ModuleProbe, "_leave", fails)
     with watched(tmp_path / "run"):
         trajectory(train)
     monkeypatch.undo()
@@ -87,14 +87,14 @@ def test_value_that_cannot_be_summarised_is_one_gap(tmp_path, monkeypatch):
     class Refuses(torch.Tensor):
         pass
 
-    original = UnusualTensors._add
+    original = Summarizer._add_unusual
 
     def special(self, tensor):
         if isinstance(tensor, Refuses):
             raise Mistake("no")
         return original(self, tensor)
 
-    monkeypatch.setattr(UnusualTensors, "_add", special)
+    monkeypatch.setattr(Summarizer, "_add_unusual", special)
     net = nn.Sequential(nn.Identity(), nn.Linear(8, 1))
     with watched(tmp_path / "run") as session:
         net(torch.randn(2, 8).as_subclass(Refuses))
@@ -110,9 +110,9 @@ def test_whole_command_with_a_broken_probe(tmp_path):
         "for _ in range(2):\n    net(torch.ones(2)).sum().backward()\n    opt.step()\n    print('step')\nsys.exit(3)\n"
     )
     (tmp_path / "broken.py").write_text(
-        "import sys\nfrom introspect_cli.capture.probes import module_calls\n"
+        "import sys\nfrom introspect_cli.capture.probes import modules\n"
         "def fails(*args):\n    raise ZeroDivisionError('planted')\n"
-        "module_calls.ModuleCalls._leave = fails\n"
+        "modules.ModuleProbe._leave = fails\n"
         "from introspect_cli.cli import main\nsys.argv = ['introspect', 'capture', '-o', 'run', 'train.py']\nmain()\n"
     )
     out = subprocess.run([sys.executable, "broken.py"], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -255,7 +255,7 @@ import torch
 import pyarrow, pyarrow.parquet as parquet
 import h5py
 from pyarrow import memory_map
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 parquet.read_table("table.parquet")
 parquet.ParquetFile(pathlib.Path("file.parquet"))
@@ -265,11 +265,9 @@ for table in ("set", ["set/1.parquet"]):
 file = h5py.File("data.h5", "r")
 print(isinstance(file, h5py.File), h5py.File.__init__.__name__)
 h5py.File(name="new.h5", mode="w")
-for open_ in (safe_open, __import__("safetensors").safe_open):
-    with open_("head.safetensors", framework="pt") as handle:
-        print(isinstance(handle, open_), isinstance(3, open_), open_, open_.__name__, [*handle.keys()])
+print(load_file.__name__, [*load_file(filename="head.safetensors")])
 try:
-    safe_open("absent.safetensors", "pt")
+    load_file("absent.safetensors")
 except FileNotFoundError as error:
     print(error)
 net = torch.nn.Linear(2, 1)

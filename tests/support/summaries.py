@@ -43,14 +43,13 @@ def arrays_of(count, names, *, with_sketch):
 
 def taken(summarizer):
     """The table of all slots of the current step, waited for; the next begins."""
-    slots = summarizer._slots
     names = [
         name
         for name, kept in STATISTICS.items()
-        if (name in slots.sorted_stats if kept.on_request else slots.flags & k.STATS)
+        if (name in summarizer._sorted_stats if kept.on_request else summarizer._flags & k.STATS)
     ]
-    count = len(slots.layout_of)
-    arrays = arrays_of(count, names, with_sketch=bool(slots.flags & k.SKETCH))
+    count = len(summarizer._layout_of)
+    arrays = arrays_of(count, names, with_sketch=bool(summarizer._flags & k.SKETCH))
     columns = Columns(arrays)
     summarizer.end_step((columns, list(range(count)))).finish()
     of = {kind: {name: arrays[name] for name in names if arrays[name].dtype.kind == kind} for kind in "if"}

@@ -104,7 +104,7 @@ def test_every_level_of_the_processor_computes_the_same_bits():
             rows = []
             for tensor in every_sort():
                 rows.append(r.empty(1))
-                engine.fill(rows[-1][0], tensor, with_stats=True, with_sketch=True)
+                engine.fill(rows[-1][0], tensor, kernels.STATS | kernels.SKETCH)
         finally:
             kernels.KERNELS.use(levels[-1])
         found[level] = [row.tobytes() for row in rows]

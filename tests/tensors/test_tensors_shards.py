@@ -100,7 +100,7 @@ def test_parts_of_a_mesh_are_those_that_torch_cuts(shape):
                 wants = [None if place.is_partial() else place for place in placed]
                 if None in wants:
                     tensor = DTensor.from_local(whole, mesh, placed, run_check=False)
-                    assert places.part_of(tensor).owed == "sum"
+                    assert places.part_of(tensor).reduction == "sum"
                     continue
                 tensor = distribute_tensor(whole, mesh, placed, src_data_rank=None)
                 part, local = places.part_of(tensor), tensor._local_tensor

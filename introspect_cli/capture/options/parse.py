@@ -50,12 +50,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     values["steps"] = _pop_schedule(values)
     options = CaptureOptions(**values)
     if options.against is not None:
-        options = replace(options, against=_absolute(options.against), noise=tuple(map(_absolute, options.noise)))
+        options = replace(options, against=_absolute(options.against))
         if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
             raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
-    comparing = options.rtol or options.noise or options.diff or options.stop
-    if options.against is None and comparing:
-        raise UsageError("--rtol, --noise, --diff, --stop say how to compare: name a run with --against")
+    if options.against is None and (options.diff or options.stop):
+        raise UsageError("--diff and --stop say how to compare: name a run with --against")
     try:
         shlex.split(options.diff or "")
     except ValueError as error:
@@ -63,8 +62,8 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     _check_rule(options)
     operators = options.level == "op" or options.vjp or options.jacobian_norm
     parse_pairs(options.vjp, options.jacobian_norm)
-    if options.level != "op" and (options.ops or options.views or options.all_dtypes):
-        raise UsageError("--ops, --views and --all-dtypes say which operators are recorded: give --level op with them")
+    if options.level != "op" and (options.ops or options.views):
+        raise UsageError("--ops and --views say which operators are recorded: give --level op with them")
     if options.level == "op" and options.compile == "keep":
         raise UsageError("--level op looks at operators that run as python: give --compile eager with it, not keep")
     return replace(options, record=options.record | {Kind.OP_OUTPUT}) if operators else options

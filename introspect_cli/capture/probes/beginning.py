@@ -3,11 +3,12 @@
 A run whose initialisation was changed differs from the first number on, and the random state when the first step begins
 says no more than that. So until then each seeding is noted with its value and line; each of torch's initialisers and
 methods of tensors that draws, with its arguments, the parameter it fills, its line, and the generator's state before
-it; each module that draws when it is called, as in an evaluation, with its mode and the line of the outermost call;
-and, at the moments between (a parameter is registered, a generator is seeded, a module is called, the first step
-begins), that something else has drawn since the last of them. Nothing is replaced any more when the first step begins.
+it; and, at the moments between (a parameter is registered, a generator is seeded, the first step begins), that
+something else has drawn since the last of them: a module that was called, or a loader. Nothing is replaced any more
+when the first step begins.
 
-The files that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
+An event is noted before the model is named, and must keep no tensor alive: what finds its name later is kept. The files
+that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,42 +16,62 @@ from __future__ import annotations
 import os
 import random
 import sys
-import threading
-import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from introspect_cli.capture import private_api
+import torch
+from torch import nn
+
 from introspect_cli.capture.draws import generator_words, script_generators, state_of
 from introspect_cli.capture.environment.sources import is_users, relative
-from introspect_cli.capture.events import DRAWS, Patches
+from introspect_cli.capture.events import DRAWS
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.early_draws import (
-    Event,
-    Events,
-    ModuleKey,
-    arguments_word,
-    seed_word,
-    tensor_key,
-)
 from introspect_cli.records import Kind
 from introspect_cli.tensors.generators import Generators
+from introspect_cli.tensors.views import address_of, unobserved
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from torch import nn
-
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.probes.modules import Called, ModuleProbe
+    from introspect_cli.capture.naming.names import Names
 
 MAX_FILES = 100
 """Files that are kept by name: a sharded checkpoint has many."""
+MAX_EVENTS = 2200
+"""Events that are kept, the first ones; of the others their number."""
+
+
+class TensorKey(NamedTuple):
+    """Key by which a tensor's name is found later, without a reference to it."""
+
+    identity: int
+    address: int
+    shape: tuple[int, ...]
+
+
+class RandomEvent(NamedTuple):
+    """One seeding, or one draw.
+
+    Attributes:
+        what: `seed` or `draw`.
+        by: the function: `torch.manual_seed`, `normal_(0.0,0.02)`; "" for something that was not seen itself.
+        of: the value it was seeded with; of a draw, the generator's name.
+        state: the generator's state before a draw, 64 bits.
+        subject: the tensor that was filled; None where that is not known.
+        line: in the user's code; of something that was not seen, where it was noticed.
+    """
+
+    what: str
+    by: str
+    of: object
+    state: int
+    subject: TensorKey | None
+    line: str
 
 
 class BeginningProbe(GuardedProbe):
@@ -59,16 +80,14 @@ class BeginningProbe(GuardedProbe):
     name = "beginning"
     lost = "draws before the first step are"
 
-    def __init__(self, context: Context, modules: ModuleProbe) -> None:
-        """Watch nothing before `install`; calls of `modules` are watched, too."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context, then=self.remove)
-        self._modules = modules
-        self._calls = _EarlyCalls()
-        self._methods = Patches()
         self._places = Places()
         self._generators: Generators | None = None
         self._is_watching = self._watches_on = False
-        self._events = Events()
+        self._events: list[RandomEvent] = []
+        self._left_out = 0
         self._files: dict[str, None] = {}
         self._generators_made: list[str] = []
 
@@ -81,34 +100,27 @@ class BeginningProbe(GuardedProbe):
         super().install()
 
     def _watch_draws(self) -> None:
-        """Watch initialisers, tensor methods that draw, new generators, registrations and calls of modules."""
+        """Watch initialisers, tensor methods that draw, new generators and registrations."""
         self._put("early draws")
-        self._methods.put("early methods", self, self._guarded)
         self._is_watching = True
-        self._modules.surround(self._with_looks)
-
-    def remove(self) -> None:
-        """Stop, and put back what was replaced."""
-        super().remove()
-        self._put_back()
 
     def _put_back(self) -> None:
-        """Put back what was replaced, and watch calls of modules no more; the guard stays as it is."""
-        self._methods.remove()
+        """Put back what was replaced; the guard stays as it is."""
         self._patches.remove()
-        if self._is_watching:
-            self._is_watching = False
-            self._modules.surround(None)
+        self._is_watching = False
 
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
 
-        Names are looked up now, so call it once the model has names.
+        Of the events the first 2200, and under `left_out` how many more there were. Names are looked up now, so call it
+        once the model has names.
         """
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._files)}
+        names = _parameter_names(self._context.names)
         return {
-            **self._events.lines(self._context.names),
+            "events": [_line(event, names) for event in self._events],
+            "left_out": self._left_out,
             "read": list(self._files),
             "generators": self._generators_made,
         }
@@ -145,33 +157,6 @@ class BeginningProbe(GuardedProbe):
                 self._watch_draws()
                 self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
 
-    def _with_looks(self, original: Called) -> Called:
-        """A call of a module with a look at the generators before it and after it, as long as draws are watched."""
-        calls = self._calls
-
-        @uncounted
-        def called(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            """Call the module between two looks at the generators."""
-            if not self._guarded.on or not self._is_watching or private_api.tracing_state() is not None:
-                return original(module, args, kwargs)
-            depth = len(calls.modules)
-            with self._guarded:
-                self._methods.remove()  # a compiler that begins now finds torch's
-                frame = sys._getframe(1)  # noqa: SLF001 - as python documents it
-                calls.line = calls.line if depth else self._places.line(frame)
-                self._note_draws(frame)
-            try:
-                calls.modules.append(module)
-                result = original(module, args, kwargs)
-                if self._is_watching:
-                    with self._guarded:
-                        self._note_draws(None)
-                return result
-            finally:
-                del calls.modules[depth:]
-
-        return called
-
     def _note_registration(self, _module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
         """Note a draw that nothing else has noted, as a parameter is registered."""
         generators = self._generators
@@ -193,10 +178,23 @@ class BeginningProbe(GuardedProbe):
             return True
         return False
 
-    def note_seeding(self, event: Event) -> None:
-        """Note a seeding once it is done; the move of the generator that it made counts as no draw."""
+    def note_seeding(self, by: str, seed: object, line: str) -> None:
+        """Note a seeding once it is done; the move of the generator that it made counts as no draw.
+
+        Args:
+            by: the function.
+            seed: what it was given.
+            line: of the user's code.
+        """
         self._take_moved()
-        self._events.note(event)
+        self._note(RandomEvent("seed", by, seed, 0, None, line))
+
+    def _note(self, event: RandomEvent) -> None:
+        """Add an event; from the 2201st on only their number is counted."""
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(event)
+        else:
+            self._left_out += 1
 
     def _watch_new_generator(self, call: Call) -> Callable[[object], None]:
         """Called before a generator is seeded in its constructor.
@@ -214,7 +212,7 @@ class BeginningProbe(GuardedProbe):
                 by = "random.Random" if is_pythons else "numpy.random.default_rng"
                 seed = next(iter((*call.args[is_pythons:], *call.kwargs.values())), None)
                 line = f"{relative(frame.f_code.co_filename)}:{frame.f_lineno}"
-                self._events.note(Event("seed", by, seed_word(seed), 0, None, line))
+                self._note(RandomEvent("seed", by, seed_word(seed), 0, None, line))
 
         return made
 
@@ -233,28 +231,19 @@ class BeginningProbe(GuardedProbe):
                 tensor = tensor_key(call.first)
                 line, by = self._places.line(call.frame), call.name + arguments_word(call.args, call.kwargs)
                 for generator, state in drawn:
-                    self._events.note(Event("draw", by, generator, state, tensor, line))
+                    self._note(RandomEvent("draw", by, generator, state, tensor, line))
 
         return filled
 
     def _note_draws(self, frame: FrameType | None, *, whole: bool = False) -> None:
-        """Note draws since the last look, under the innermost module under way, else under the line.
+        """Note draws since the last look, under the line of the frame where they were noticed.
 
         Args:
-            frame: where they were noticed; its line is noted outside of modules.
+            frame: where they were noticed.
             whole: True to compare the generators' states in full.
         """
-        drawn = self._take_moved(whole=whole)
-        if drawn:
-            by, subject, line = "", None, ""
-            if self._calls.modules:
-                module = self._calls.modules[-1]
-                subject, line = ModuleKey(weakref.ref(module), type(module).__name__), self._calls.line
-                by = "train" if getattr(module, "training", False) else "eval"
-            else:
-                line = self._places.line(frame)
-            for generator, state in drawn:
-                self._events.note(Event("draw", by, generator, state, subject, line))
+        for generator, state in self._take_moved(whole=whole):
+            self._note(RandomEvent("draw", "", generator, state, None, self._places.line(frame)))
 
     def _take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
         """Name, and state before the draw, of each generator that has moved since the last look; the look is taken now.
@@ -268,13 +257,56 @@ class BeginningProbe(GuardedProbe):
         return generators.take_moved(whole=whole)
 
 
-class _EarlyCalls(threading.local):
-    """Stack of module calls in one thread, and the line of the outermost."""
+def seed_word(seed: object) -> object:
+    """The number that a generator was seeded with; `none` for None, else the class of the object."""
+    return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
 
-    def __init__(self) -> None:
-        """Start outside every module, in each thread anew."""
-        self.modules: list[nn.Module] = []
-        self.line = ""
+
+def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """A call's arguments that are numbers or texts, others left out: `(0.0,std=0.02)`."""
+    every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
+    given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
+    return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
+
+
+def _line(event: RandomEvent, names: dict[tuple[int, tuple[int, ...]], str]) -> str:
+    """A line of words for an event; `-` for what is unknown.
+
+    `seed torch.manual_seed 1337 train.py:6`, `draw torch d46858fc895baa5f normal_(std=0.02) GPT.w net.py:9`.
+    """
+    if event.what == "seed":
+        return f"seed {event.by} {event.of} {event.line or '-'}"
+    key, name = event.subject, None
+    if key is not None:
+        name = names.get((key.identity, key.shape)) or names.get((key.address, key.shape))
+    return f"draw {event.of} {event.state:016x} {event.by or '-'} {name or '-'} {event.line or '-'}"
+
+
+def tensor_key(value: object) -> TensorKey | None:
+    """Key of a plain tensor or parameter; None for anything else."""
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return None
+    assert isinstance(value, torch.Tensor)
+    with unobserved():
+        try:
+            address = address_of(value) if value.is_cpu else 0
+        except RuntimeError:  # a wrapper that a function transform of torch's left: it has no memory
+            address = 0
+        return TensorKey(id(value), address, tuple(value.shape))
+
+
+def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
+    """Names of the parameters that named modules hold now, by identity and shape, and by address and shape."""
+    found: dict[tuple[int, tuple[int, ...]], str] = {}
+    for state in list(names.states.values()):
+        module = state.reference()
+        parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
+        for name, parameter in parameters.items():
+            key = tensor_key(parameter)
+            if key is not None:
+                for place in {key.identity, key.address} - {0}:
+                    found.setdefault((place, key.shape), f"{state.fqn}.{name}")
+    return found
 
 
 def _file_name(source: object) -> str:

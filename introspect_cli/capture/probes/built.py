@@ -159,11 +159,11 @@ class BuiltProbe(GuardedProbe):
 
         Called when steps start from 0 again.
         """
-        before = {key: settings for key, settings in self._loaders.items() if key[0] is Phase.DATA}
-        self._loaders = {key: settings for key, settings in self._loaders.items() if key[0] is not Phase.DATA}
-        for (_, name), settings in before.items():
-            if name in names:
-                self._loaders[Phase.DATA, names[name]] = settings
+        self._loaders = {
+            (phase, names[name] if phase is Phase.DATA else name): settings
+            for (phase, name), settings in self._loaders.items()
+            if phase is not Phase.DATA or name in names
+        }
         self._context.facts["built"] = self.document
 
     def drop_loader(self, name: str) -> None:

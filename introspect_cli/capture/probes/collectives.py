@@ -109,7 +109,7 @@ class CollectiveProbe(GuardedProbe):
             torch.distributed.ProcessGroup,
             Event("", "torch.distributed", (), "_watch_method", "", raised=True),
         )
-        for name in METHODS & vars(group).keys():
+        for name in [name for name in vars(group) if name.startswith(METHODS)]:
             self._patches.watch(group, name, self._guarded, self._watch_method, asking)
         functions = importlib.import_module(_FUNCTIONS)
         functional = Event("", _FUNCTIONS, (), "_watch_functional", "", compilers=True, group=_FUNCTIONAL, raised=True)
@@ -280,7 +280,7 @@ class CollectiveProbe(GuardedProbe):
         source = self._places.line(frame, through=True)
         path = what if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
-        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else phase
+        phase = Phase.OPTIMIZER if self._context.stack.optimizers else phase
         # Another line at the same place is another site, numbered: lines themselves move from commit to commit.
         lines = self._lines.setdefault((phase, fqn, call, path), {})
         number = lines.setdefault(source, len(lines))

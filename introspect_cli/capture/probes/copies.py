@@ -108,7 +108,7 @@ class CopiesProbe(GuardedProbe):
         if not shapes:
             return
         held = {memory_of(one) for root in trained for one in parameters_in(root)}
-        groups = [group for optimizer in clock.trained.of_this_thread() for group in optimizer.param_groups]
+        groups = [group for optimizer in clock.trained.optimizers() for group in optimizer.param_groups]
         gradients = [one.grad for group in groups for one in group["params"]]
         held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
         fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + MAX_ITEMS
@@ -122,7 +122,7 @@ class CopiesProbe(GuardedProbe):
                 memory_of(one) in held or names.name_of(one) is not None for one in tensors
             ):
                 continue
-            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.marks(tensors), strict=True))
+            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.fingerprints(tensors), strict=True))
             if before.get(path, marks) == marks:
                 self._seen[path] = marks
             else:

@@ -16,23 +16,31 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.guard import uncounted
-from introspect_cli.capture.naming.contents import is_traced, is_unfinished
-from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.module_calls import ModuleCalls
-from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen
-from introspect_cli.records import Phase
+from introspect_cli.capture.naming.contents import (
+    has_own_call,
+    hides,
+    how_hidden,
+    is_plain_call,
+    is_traced,
+    is_unfinished,
+    modules_in,
+    parameters_in,
+    wrapped,
+)
+from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
+from introspect_cli.capture.probes.own_calls import OwnCalls, tensors_given
+from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
+    from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
-    Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 
-
-class ModuleProbe(GuardedProbe):
+class ModuleProbe(OwnCalls):
     """Watches calls of modules."""
 
     name = "modules"
@@ -41,42 +49,17 @@ class ModuleProbe(GuardedProbe):
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
         """Watch nothing before `install`; `gradients` records the gradients of inputs and outputs."""
         super().__init__(context)
-        self._calls = ModuleCalls(context, gradients, self._guarded)
-        self.stack = self._calls.stack
-        """The module calls under way in this thread."""
-        self.values = self._calls.values
+        self.stack = context.stack
+        self.values = ModuleValues(context, gradients)
         """Recorder of inputs and outputs."""
-        self._names = context.names
-        self._own_calls = OwnCalls(self._guarded, self._patches, self._record_own_call, self._record_by_name)
-        self.unseen = Unseen(context, self._own_calls.see_forward)
-        """Methods that ran unseen."""
-        self._around: Callable[[Called], Called] | None = None
-        self._set_called: Callable[[], None] = lambda: None
-
-    def surround(self, around: Callable[[Called], Called] | None) -> None:
-        """Have every call, recorded or not, run through `around(call)` from now on; None ends that."""
-        self._around = around
-        self._set_called()
-
-    def _surrounded(self, called: Called) -> Called:
-        """What `surround` makes of a call; the call itself where nothing surrounds calls."""
-        return called if self._around is None else self._around(called)
-
-    def phase(self) -> Phase | None:
-        """Phase of the innermost running call of this thread.
-
-        None outside of calls, or where that call is not recorded.
-        """
-        calls = self.stack.calls
-        return self.stack.phase if calls and calls[-1] is not None else None
+        self._names, self._draws = context.names, context.draws
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `nn.Module.__call__` that records.
 
         It calls only the original while compiled, exported or off.
         """
-        guarded, calls = self._guarded, functools.partial(self._record_or_pass, original)
-        called: Called = calls
+        guarded, called = self._guarded, functools.partial(self._record_or_pass, original)
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
         # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
@@ -86,20 +69,7 @@ class ModuleProbe(GuardedProbe):
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
 
-        def set_called() -> None:
-            nonlocal called
-            called = self._surrounded(calls)
-
-        self._set_called = set_called
-        set_called()
         return __call__
-
-    @uncounted
-    def _record_own_call(
-        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run a call that does not go through `nn.Module.__call__`, and record it if it is to be."""
-        return self._surrounded(functools.partial(self._record_or_pass, original))(module, args, kwargs)
 
     @uncounted
     def _record_by_name(
@@ -112,7 +82,7 @@ class ModuleProbe(GuardedProbe):
         calls = self.stack.calls
         if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
             return original(module, *args, **kwargs)
-        return self._record_own_call(original, module, args, kwargs)
+        return self._record_or_pass(original, module, args, kwargs)
 
     @uncounted
     def _record_or_pass(
@@ -144,16 +114,16 @@ class ModuleProbe(GuardedProbe):
         if not self._recorder.wanted:
             return self._run_unrecorded(original, module, args, kwargs)
         if not in_backward:
-            result = self._calls.record_call(original, module, args, kwargs)
+            result = self._record_call(original, module, args, kwargs)
             if not calls:
                 with self._guarded:
-                    self.unseen.note_callers(module, stack.outer)
+                    self._note_callers(module, stack.outer)
                 with self._guarded, unobserved():
                     self._context.clock.mark_graph(result)
             return result
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
-            return self._calls.record_call(original, module, args, kwargs)
+            return self._record_call(original, module, args, kwargs)
         finally:
             stack.phase = phase
 
@@ -169,17 +139,13 @@ class ModuleProbe(GuardedProbe):
         evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
             with self._guarded:
-                self._names.state(module, None)
+                self._names.ensure_named(module, None)
         depth = len(calls)
         try:
             calls.append(None)
             return original(module, *args, **kwargs)
         finally:
             del calls[depth:]
-
-    def on_after_optimizer(self) -> None:
-        """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
-        self.unseen.note_uncalled()
 
     def _tell_clock(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the clock of an outermost call, and keep its phase; nothing for a call that only traces shapes.
@@ -209,3 +175,167 @@ class ModuleProbe(GuardedProbe):
             pipelines.number_forward(found.stage, found.chunk, module, self._recorder.step)
         else:
             pipelines.note_stage(found.stage, module)
+
+    @uncounted
+    def _record_call(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `original(module, *args, **kwargs)`, and record inputs before and outputs after; returns its result."""
+        calls, own = self.stack.calls, self.stack.own
+        state: ModuleState | None = None
+        call = -1
+        # The script may watch torch's functions itself; it must see its own calls only.
+        with self._guarded, private_api.no_torch_function():
+            state, call = self._enter(module, args, kwargs)
+        depth = len(calls)
+        try:
+            calls.append(state)  # in here: a signal handler may raise as soon as it is done
+            result = original(module, *args, **kwargs)
+        finally:
+            del calls[depth:]
+            self.stack.own = own
+        if state is not None and call >= 0 and self._guarded.on:
+            with self._guarded:
+                if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
+                    state.tagged, state.plain = True, None
+                with private_api.no_torch_function():
+                    self._leave(module, state, call, result)
+        return result
+
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ModuleState | None, int]:
+        """Decide whether a call is recorded, and if so count it and record its inputs.
+
+        Returns:
+            the module's state, None where neither the call nor anything inside it is recorded; and the number of the
+                call,
+            -1 where only what is inside is recorded (wrappers).
+        """
+        if private_api.tracing_state() is not None or is_traced(args, kwargs):
+            return None, -1
+        stack = self.stack
+        caller = stack.calls[-1] if stack.calls else None
+        state = self._names.states.get(id(module))
+        is_plain = state is not None and state.plain is type(module) and state.reference() is module
+        if not is_plain or caller is None or caller is state:
+            state, is_recorded = self._enter_special(module, caller, args, kwargs)
+            if not is_recorded:
+                return state, -1
+        assert state is not None
+        call = state.next_call(self._recorder.step, stack.phase)
+        if self._draws.moved():
+            self._note_draws(state, call, before=True)
+        if self.values.inputs and state.watched:
+            self.values.record_arguments(state, stack.phase, call, args, kwargs)
+        return state, call
+
+    def _enter_special(
+        self, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ModuleState | None, bool]:
+        """Decide whether a call is recorded that may be outermost, of a wrapper, compiled or of an own `__call__`.
+
+        Names the module where it has no name, and for an outermost call sets the phase and tells the clock.
+
+        Args:
+            module: what is called.
+            caller: the module in whose call this is; None for an outermost call.
+            args: its arguments.
+            kwargs: those by name.
+
+        Returns:
+            the state under which calls inside this one are made, None where they are not recorded;
+            and whether this call is recorded.
+        """
+        stack = self.stack
+        if is_unfinished(module):
+            return None, False
+        if caller is None and isinstance(module, ParametrizationList):
+            return None, False  # somebody looks at a parametrised weight; that is no forward pass
+        stack.in_graph = isinstance(module, private_api.COMPILERS_GRAPH) and self._names.find(module) is None
+        if stack.in_graph:
+            return None, False
+        if caller is None:
+            phase = self._phase_of_call()
+            if phase is Phase.EVAL and not self._context.clock.evaluation.wanted:
+                if self._context.clock.trained.is_trained(module):
+                    self._names.ensure_named(module, None)
+                return None, False
+            # A copy that is only evaluated takes no name from what is trained.
+            is_copy = (
+                phase is Phase.EVAL
+                and not self._context.clock.trained.is_trained(module)
+                and next(parameters_in(module), None) is not None
+            )
+            state = self._names.ensure_named(module, None, EVALUATED if is_copy else "")
+            stack.phase = phase
+            if phase is not Phase.RECOMPUTE:
+                self._context.clock.tell_root(module)
+        else:
+            if private_api.DYNAMO_GRAPH_MARK in module.__dict__:
+                return None, False
+            state = self._names.find(module) or self._names.ensure_named(module, caller)
+        is_compiled = type(module).__name__ == "OptimizedModule"
+        if wrapped(module) is not None and not is_compiled:
+            return state, False
+        if is_compiled and state.inner is not None:
+            # The region is recorded at its boundary, under the name of what was compiled.
+            state = state.inner
+            state.compiled = True
+        elif caller is state and state.compiled:
+            return state, False  # the compiler gave up and runs the module that its wrapper stands for
+        if type(module) is not state.plain and has_own_call(type(module)):
+            given = tensors_given(args, kwargs)
+            if caller is state and self.stack.own == (state, given):
+                return state, False  # handed on: `__call__` to `forward`, or to the one of the class above
+            stack.own = state, given
+        if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
+            state.plain = None if may_be_shares(state, module, args) else type(module)
+        return state, True
+
+    def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+        """Record a call's outputs, tell the clock of an outermost one, and record gaps for modules hidden in it."""
+        if self._draws.moved():
+            self._note_draws(state, call, before=False)
+        if self.values.outputs and state.watched:
+            self.values.record_value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
+        if not self.stack.calls and self.stack.phase is Phase.FORWARD:
+            clock = self._context.clock
+            clock.tell(clock.on_root_left, module)
+        if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
+            return
+        is_fused = False
+        if isinstance(module, nn.TransformerEncoderLayer):  # which torch may run as one, without calling its attention
+            attention = self._names.find(module.self_attn)
+            is_fused = attention is not None and not attention.called(self._recorder.step)
+        if is_fused or hides(module):
+            self._record_hidden(module, state, call)
+
+    def _phase_of_call(self) -> Phase:
+        """`RECOMPUTE` inside a backward pass, else the phase that the clock gave the outermost call."""
+        return Phase.RECOMPUTE if private_api.graph_task() != -1 else self.stack.outer
+
+    def _note_draws(self, state: ModuleState, call: int, *, before: bool) -> None:
+        """Record the states that generators which have moved had, under this call.
+
+        Nothing in a recomputed forward, which draws from a state that is put back afterwards.
+
+        Args:
+            state: of the module.
+            call: number of its call.
+            before: True as the call begins, for draws of what ran before it; False at its end, for its own.
+        """
+        if state.watched and self.stack.phase is not Phase.RECOMPUTE:
+            self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
+
+    def _record_hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
+        """Record a gap for each module inside a compiled, scripted or fused one; at its first call of a step alone."""
+        if call or Kind.OUTPUT not in self.values.kinds:
+            return
+        for child in modules_in(module):
+            inner = self._names.find(child)
+            if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
+                continue
+            if wrapped(child) is None:
+                site = self._context.site(inner, self.stack.phase, Kind.OUTPUT)
+                self._recorder.gap(site, f"inside {how_hidden(module)} {state.fqn}")

@@ -21,21 +21,15 @@ from torch.nn.parameter import is_lazy
 from introspect_cli.capture.naming.contents import parameters_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.tensors.views import unobserved
+from introspect_cli.tensors.views import cut, unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
     from introspect_cli.capture.context import Context
 
-_BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-}
+_MOVED = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""Types whose numbers are moved."""
 _CHUNK = 1 << 24
 """Elements that are moved at once: what is needed beside a tensor stays small."""
 
@@ -44,7 +38,6 @@ class PerturbProbe(GuardedProbe):
     """Moves parameters, each once. The only thing in a capture that writes to the script's values, and on request."""
 
     name = "perturb"
-    first = True
     lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:
@@ -92,26 +85,15 @@ class PerturbProbe(GuardedProbe):
         data = torch.view_as_real(data) if data.is_complex() else data
         shared = any(stride == 0 and size > 1 for stride, size in zip(data.stride(), data.shape, strict=True))
         place = data.untyped_storage().data_ptr(), data.storage_offset(), data.numel()
-        if data.dtype not in _BITS or shared or place in self._places:
+        if data.dtype not in _MOVED or shared or place in self._places:
             return
         self._places.add(place)
         # A number for each tensor, not for each rank: copies of a model have to stay copies.
         directions = np.random.Generator(np.random.Philox(key=[self.seed, self._met]))
         self._met += 1
         self.parameters += 1
-        for part in _chunks(data):
+        for _, part in cut(data, _CHUNK):
             self.elements += _move_elements(part, directions)
-
-
-def _chunks(data: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Views that together cover a tensor, split along its first dimension.
-
-    Of 2**24 elements or one row, if that is more.
-    """
-    if data.dim() == 0 or data.numel() <= _CHUNK:
-        yield data
-        return
-    yield from data.split(max(1, _CHUNK // max(data[0].numel(), 1)))
 
 
 def _move_elements(data: torch.Tensor, directions: np.random.Generator) -> int:
@@ -121,11 +103,11 @@ def _move_elements(data: torch.Tensor, directions: np.random.Generator) -> int:
         data: of a dtype in `_BITS`.
         directions: draws one bit for each element, on the CPU.
     """
-    bits = data.view(_BITS[data.dtype])
     drawn = np.frombuffer(directions.bytes(-(-data.numel() // 8)), dtype=np.uint8)
     up = torch.from_numpy(np.unpackbits(drawn, count=data.numel()).view(np.bool_)).to(data.device).view(data.shape)
-    largest = torch.finfo(data.dtype).max
+    end = torch.full_like(data, float("inf")).where(up, -float("inf"))
+    there = data.nextafter(end)
+    there = there.where(there.isfinite(), data.nextafter(-end))  # the largest number has but one neighbour
     moved = data.isfinite() & (data != 0)
-    away = (up == (data > 0)) & (data.abs() != largest)  # from zero: a larger pattern of bits, whatever the sign is
-    bits += torch.where(moved, torch.where(away, 1, -1), 0).to(bits.dtype)
+    data.copy_(there.where(moved, data))
     return int(moved.sum())

@@ -14,7 +14,7 @@ import torch
 
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.early_draws import Event, seed_word
+from introspect_cli.capture.probes.beginning import seed_word
 from introspect_cli.records import Kind
 from introspect_cli.tensors.views import unobserved
 
@@ -71,7 +71,7 @@ class SeedingProbe(GuardedProbe):
             """Note the seeding, once it was done."""
             label, line = call.function, self._places.line(call.frame) or "-"
             if is_early:
-                self._beginning.note_seeding(Event("seed", label, _seed_or_digest(label, call.first), 0, None, line))
+                self._beginning.note_seeding(label, _seed_or_digest(label, call.first), line)
             elif not _is_checkpointing(call.frame):
                 self._count(label, call.first, line)
 

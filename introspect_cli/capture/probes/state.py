@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
+from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, parameters_of, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.fingerprints import Fingerprints, UnheldParameters
 from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
@@ -28,7 +27,7 @@ from introspect_cli.tensors.special import is_wrapped
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import torch
     from torch import nn
@@ -55,17 +54,14 @@ class StateProbe(GuardedProbe):
         self._recorded: set[str] = set()
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
-        self._after: ById[tuple[tuple[list[int], int], list[int], Sequence[int]]] = ById()
-        self._buffers: ById[tuple[tuple[list[object], int], list[int]]] = ById()
-        self._fingerprints = Fingerprints(context.recorder.summarizer)
+        self._after: ById[tuple[object, Sequence[int]]] = ById()
+        self._fingerprints: dict[int, Hashable] = {}
+        """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
-        self._unheld = UnheldParameters(context)
+        self._unheld: list[weakref.ref[torch.Tensor]] = []
+        self._unheld_as_of = -1
         self._step = self._called = -1
-        self.within: Callable[[], Phase | None] = lambda: None
-        """The phase of the module calls under way; None where none is, or its calls are not recorded."""
-        self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
-        """The phase of the outermost call that begins."""
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
@@ -81,7 +77,7 @@ class StateProbe(GuardedProbe):
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
-        phase = self.within()
+        phase = self._context.stack.innermost
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
@@ -103,7 +99,7 @@ class StateProbe(GuardedProbe):
         def leave(_result: object) -> None:
             (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
             if has_given and not waiting:
-                self._write_given(names_of, own, self.outer())
+                self._write_given(names_of, own, self._context.stack.phase)
 
         return leave
 
@@ -134,7 +130,11 @@ class StateProbe(GuardedProbe):
                 call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
-            self._fingerprints.remember(list(tensors))
+            self._keep_fingerprints(list(tensors))
+
+    def _keep_fingerprints(self, tensors: list[torch.Tensor]) -> None:
+        """Keep the fingerprints that tensors have now, as they have just been recorded."""
+        self._fingerprints.update(zip(map(id, tensors), self._recorder.summarizer.fingerprints(tensors), strict=True))
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -156,7 +156,7 @@ class StateProbe(GuardedProbe):
             self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
         if names:
-            self._write_given(names, others, self.outer())
+            self._write_given(names, others, self._context.stack.phase)
 
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.
@@ -226,22 +226,37 @@ class StateProbe(GuardedProbe):
             root: the outermost module.
             with_buffers: True in the first call of a step alone; later, modules have written to their own buffers.
         """
-        alone, contents = self._unheld.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        alone, contents = self._unheld_parameters(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
         if not changed[1]:
             return
-        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
+        phase = Phase.OPTIMIZER if self._context.stack.optimizers else Phase.START
         if phase is Phase.START:
             self._writes.set(root, True)
         self._record(changed, phase, again=True)
 
+    def _unheld_parameters(self) -> list[torch.Tensor]:
+        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
+
+        [] also where parameters lie in flat tensors. Cached until a name changes.
+        """
+        names = self._context.names.parameters
+        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
+            return []
+        if self._unheld_as_of != names.changes:
+            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
+            self._unheld_as_of, self._unheld = names.changes, list(map(weakref.ref, alone))
+        return [tensor for reference in self._unheld if (tensor := reference()) is not None]
+
     def _rewritten(self, contents: Contents) -> Contents:
         """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        since, parts = self._fingerprints.rewritten(contents[1]), self._context.parts
-        changed = {id(tensor) for tensor in since if not parts.is_rounded(tensor)}
+        before, is_rounded = self._fingerprints, self._context.parts.is_rounded
+        pairs = zip(contents[1], self._recorder.summarizer.fingerprints(contents[1]), strict=True)
+        changed = {id(one) for one, now in pairs if before.get(id(one)) != now and not is_rounded(one)}
         return _filtered(contents, lambda tensor: id(tensor) in changed)
 
     def on_root_left(self, root: nn.Module) -> None:
@@ -260,35 +275,35 @@ class StateProbe(GuardedProbe):
 
     def on_after_optimizer(self) -> None:
         """Record every buffer of every root after an optimizer step."""
-        names = self._context.names
-        for root in names.roots():
+        changes = self._context.names.parameters.changes
+        for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            mark, sites = self._buffers.get(root) or (None, [])
-            if zero.is_loaded() or self._cutting.get(root) or mark != (contents[2], names.parameters.changes):
-                sites = self._record(contents, Phase.OPTIMIZER)
-                if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
-                    self._buffers.set(root, ((contents[2], names.parameters.changes), sites))
-            else:
-                self._write(
-                    sites, contents[1], lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False)
-                )
+            may_move = zero.is_loaded() or self._cutting.get(root)
+            self._record_after(root, None if may_move else (contents[2], changes), contents)
 
     def parameters_after(self, stepping: Stepping) -> None:
-        """Record the parameters that an optimizer has stepped; sites are cached until names or parameters change."""
-        if Kind.PARAM not in self._context.kinds:
+        """Record the parameters that an optimizer has stepped."""
+        if Kind.PARAM in self._context.kinds:
+            parameters, lengths = stepping.parameters, [len(one["params"]) for one in stepping.optimizer.param_groups]
+            # What is at the same place of the same optimizer under the same identity has the name it had.
+            mark = lengths, self._context.names.parameters.changes, list(map(id, parameters))
+            self._record_after(stepping.optimizer, mark, ([Kind.PARAM] * len(parameters), parameters, []))
+
+    def _record_after(self, owner: object, mark: object, contents: Contents) -> None:
+        """Record what an optimizer step leaves; sites are cached while nothing has changed.
+
+        Args:
+            owner: whose tensors these are: an optimizer, or a root.
+            mark: equal to the last one where all have the names that they had; None where that is not known.
+            contents: the tensors, with their kinds.
+        """
+        cached = self._after.get(owner)
+        if mark is not None and cached is not None and cached[0] == mark:
+            self._write(cached[1], contents[1], Phase.OPTIMIZER)
             return
-        parameters, lengths = stepping.parameters, [len(group["params"]) for group in stepping.optimizer.param_groups]
-        # What is at the same place of the same optimizer under the same identity has the name it had.
-        held = (lengths, self._context.names.parameters.changes)
-        cached = self._after.get(stepping.optimizer)
-        if cached is None or cached[0] != held or cached[1] != list(map(id, parameters)):
-            sites = [self._site(parameter, Phase.OPTIMIZER, Kind.PARAM, again=False) for parameter in parameters]
-            if None in sites:
-                self._record(([Kind.PARAM] * len(parameters), parameters, []), Phase.OPTIMIZER)
-                return
-            cached = (held, list(map(id, parameters)), numbers_of(site for site in sites if site is not None))
-            self._after.set(stepping.optimizer, cached)
-        self._write(cached[2], parameters, lambda name: self._site_of(name, Phase.OPTIMIZER, Kind.PARAM, again=False))
+        sites = self._record(contents, Phase.OPTIMIZER)
+        if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
+            self._after.set(owner, (mark, numbers_of(sites)))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
         """Modules below a root that hold tensors, found by a walk of the tree and cached until the next walk."""
@@ -330,12 +345,10 @@ class StateProbe(GuardedProbe):
             if site is not None:
                 sites.append(site)
                 tensors.append(tensor)
-        self._write(sites, tensors, lambda name: self._site_of(name, phase, Kind.PARAM, again=again))
+        self._write(sites, tensors, phase, again=again)
         return sites
 
-    def _write(
-        self, sites: Sequence[int], tensors: list[torch.Tensor], site_of: Callable[[ParameterName], int]
-    ) -> None:
+    def _write(self, sites: Sequence[int], tensors: list[torch.Tensor], phase: Phase, *, again: bool = False) -> None:
         """Emit tensors at sites, and remember their fingerprints.
 
         Pieces of flat tensors are emitted at sites of their own.
@@ -343,10 +356,15 @@ class StateProbe(GuardedProbe):
         Args:
             sites: one for each tensor.
             tensors: what to record.
-            site_of: gives the site for the name of a piece.
+            phase: of the sites.
+            again: as for `_record`.
         """
+
+        def site_of(name: ParameterName) -> int:
+            return self._site_of(name, phase, Kind.PARAM, again=again)
+
         self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
-        self._fingerprints.remember(tensors)
+        self._keep_fingerprints(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Site of a tensor; None where it has no values here, no name, or is not to be recorded."""

@@ -51,13 +51,5 @@ FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broad
 """Prefixes of torch's functional collectives, whose endings differ between versions."""
 
 
-# fmt: off
-METHODS = frozenset({
-    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_coalesced",
-    "all_gather_single", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather",
-    "gather_single", "gather_into_tensor", "scatter", "reduce_scatter", "_reduce_scatter_base",
-    "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced", "reduce",
-    "broadcast", "alltoall", "alltoall_base", "all_to_all_single", "recv", "recv_anysource",
-})
-# fmt: on
-"""Methods of a group that give a handle of results; each version of torch has most of them."""
+METHODS = ("all", "_allgather", "broadcast", "gather", "recv", "reduce", "_reduce_scatter", "scatter")
+"""Prefixes of a group's methods that give a handle of results; each version of torch has others."""

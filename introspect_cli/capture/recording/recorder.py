@@ -4,22 +4,29 @@ Probes fire from the main thread, from autograd's threads, from the script's own
 and a value; the recorder has the value summarised at once (the script may overwrite it a line later), notes the
 order, and at the end of the step gives everything to the store in one batch. A lock keeps a step's rows and the
 summariser's slots together when threads meet.
+
+What a device computes is not waited for: a step that ends is set aside with what is still to come of its summaries, and
+is written when the next one has ended. One whose writing an interrupt stopped is not lost: it is tried once more, and
+written once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.recording.backlog import Backlog
-from introspect_cli.capture.recording.black_box import SavedTensors
-from introspect_cli.capture.recording.step_block import EndedStep
+from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock, save_tensor
+from introspect_cli.capture.recording.step_policy import Records
 from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
+from introspect_cli.schedule.rules import NEVER
 from introspect_cli.tensors.kernels import new_lock
 from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,14 +42,9 @@ if TYPE_CHECKING:
 _SUMMARISED = (torch.Tensor, Placed)
 
 
-def _not_small(_site: int, _value: object) -> int:
-    """Stand for `record_small` where values cannot be recorded in one call: -1, nothing done."""
-    return -1
-
-
-def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
-    """Stand for `_record_small_all` where values cannot be recorded in one call: False, nothing done."""
-    return False
+_NOT_SMALL: Callable[[int, Any], int] = lambda _site, _value: -1  # noqa: E731 - no more than a value
+_NONE_SMALL: Callable[[Any, Any], bool | list[int]] = lambda _sites, _tensors: False  # noqa: E731 - as above
+"""Stand for the intake's `record` and `record_all` where values cannot be recorded in one call: nothing is done."""
 
 
 class Recorder:
@@ -74,22 +76,26 @@ class Recorder:
         self.resumed = True
         self.labels: Callable[[], Labels] = dict
         """Labels of the ending step by the script's framework."""
-        self._rank = rank
+        self.steps_written = 0
+        """How many steps have been written so far; ended steps may still wait."""
+        self._rank, self._store = rank, store
         self._lock = new_lock()
         self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
-        self.saved = SavedTensors(save_tensors, summarizer, policy.box, self._sites, self._lock)
-        self._save = self.saved.save
+        self._saved: list[SavedTensor] = []  # copies of this step's values that are stored whole
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
-        self._backlog = Backlog(rank, store, summarizer, policy, self._sites, self._lose)
-        self.intake = None if self.saved.are_wanted else summarizer.intake
+        self._layouts = 0  # how many the store has been given
+        self._spare: StepBlock | None = None  # of a step that was written
+        self._blocks: deque[StepBlock] = deque()  # of ended steps that wait to be written
+        self._begun: StepBlock | None = None  # whose writing has begun and not ended
+        self.intake = None if save_tensors or policy.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.record_small: Callable[[int, Any], int] = _not_small
+        self.record_small = _NOT_SMALL
         """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
-        self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
+        self._record_small_all = _NONE_SMALL
         if self.intake is not None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
@@ -100,12 +106,7 @@ class Recorder:
         self.step_rows.only = sites
         if sites is not None and self.intake is not None:
             self.intake.into()
-            self.record_small, self._record_small_all = _not_small, _none_small
-
-    @property
-    def steps_written(self) -> int:
-        """How many steps have been written so far; ended steps may still wait."""
-        return self._backlog.written
+            self.record_small, self._record_small_all = _NOT_SMALL, _NONE_SMALL
 
     @property
     def rows(self) -> int:
@@ -144,6 +145,44 @@ class Recorder:
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
         return slot
+
+    def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing. Lock held.
+
+        Args:
+            site: number of its site.
+            slot: the summarizer's.
+            value: just recorded.
+        """
+        box, always = self._policy.box, site in self._sites.whole
+        if not always and box is None:
+            return
+        value = value.local if isinstance(value, Placed) else value
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self._saved.append(SavedTensor(slot, self.summarizer.copy_to_host(value)))
+        elif box is not None and box.reserve(self._sites.of[site], value):
+            try:
+                self._saved.append(SavedTensor(slot, self.summarizer.copy_to_host(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.give_up(error)
+
+    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Tell the black box what the comparison with a reference has found.
+
+        Args:
+            agreed: the last step up to which the runs agree.
+            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
+                not.
+        """
+        box = self._policy.box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.drop_agreed(agreed)
+            else:
+                box.write_divergence(*diverged)
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
         """Record each value at its site, in order; where all are tensors they are summarised together."""
@@ -199,9 +238,9 @@ class Recorder:
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
-                self.saved.of_step.clear()
-            self._backlog.clear()
-            self.step = 0
+                self._saved.clear()
+            self._blocks.clear()
+            self.step = self.steps_written = 0
             self._policy.restart()
             self.wanted = self.alive and wanted
             self.resumed = True
@@ -219,7 +258,7 @@ class Recorder:
             was_wanted = self.wanted
             try:
                 self._end()
-                self._backlog.write(keep=1)
+                self._write(keep=1)
             finally:
                 if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
@@ -237,24 +276,93 @@ class Recorder:
         with self._lock:
             if current:
                 self._end()
-            self._backlog.write(keep=0)
+            self._write(keep=0)
 
     def _end(self) -> None:
-        """Move the current rows to the backlog as an ended step; nothing without rows. Lock held."""
+        """Set the current rows aside as an ended step; nothing without rows. Lock held."""
         if not self.step_rows.sites:
             return
         try:
-            rows, saved = self.step_rows, self.saved.of_step
+            rows, saved = self.step_rows, self._saved
             noted = rows.sites.copy(), rows.slots.copy()
             ended = EndedStep(self.step, *noted, saved, rows.given, self.labels())
-            self._backlog.add(ended)
+            block, self._spare = self._spare, None
+            if block is None or block.message.rows != len(ended.sites):
+                block = StepBlock(self._rank.message(len(ended.sites)))
+            block.begin(ended, self.summarizer)
+            self._blocks.append(block)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
+
+    def _write(self, keep: int) -> None:
+        """Write the steps that wait, in order; a device is waited for, except as `keep` says. Lock held.
+
+        A step whose writing an exception stopped is tried once more at the next call.
+
+        Args:
+            keep: that many of the last steps stay if a device still computes them, and so does every step that is not
+                ready; 0 waits for all.
+        """
+        while self._blocks:
+            first = self._blocks[0]
+            if first.rows.is_waiting and (len(self._blocks) <= keep or (keep and not first.rows.is_ready())):
+                return
+            if first is self._begun:
+                self._blocks.popleft()
+            self._begun = first
+            self._write_one(first)
+            if self._blocks and self._blocks[0] is first:
+                self._blocks.popleft()
+            self._begun = None
+            self._spare = first
+
+    def _write_one(self, block: StepBlock) -> None:
+        """Wait for a step's summaries and write it with its whole tensors, unless the policy does not want it."""
+        block.rows.finish()
+        if not self.alive:
+            return
+        ended, policy = block.ended, self._policy
+        records = self._records(block) if policy.wants_values else None
+        expiry = policy.keep(ended.step, records)
+        if expiry == NEVER:
+            return
+        try:
+            saved = block.saved(always=True)
+            for checksum, value in saved.items():
+                save_tensor(self._store, checksum, value)
+            last = self._rank.last_step
+            if last is None or last < ended.step:
+                self._append(block)
+            self.steps_written += 1
+            if policy.box is not None:
+                not_finite = records is not None and (records.has_nan() or records.is_infinite())
+                policy.box.add(ended.step, block.saved(always=False), self._rank.digest, not_finite=not_finite)
+            if policy.may_drop:
+                policy.note_written(ended.step, expiry, frozenset(saved))
+        except StoreError as error:
+            self._lose(error)
+
+    def _records(self, block: StepBlock) -> Records:
+        """A step's kinds and columns for the policy, which looks at values."""
+        kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
+        layouts, layout = self.summarizer.layouts, block.columns.layout
+        return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
+
+    def _append(self, block: StepBlock) -> None:
+        """Append a step to the rank's stream, after those layouts that the store has not got yet."""
+        message = block.complete()
+        # Those that records have are only ever added to, so the store gives them the same numbers.
+        while self._layouts <= message.largest("layout"):
+            self._rank.layout(self.summarizer.layouts[self._layouts])
+            self._layouts += 1
+        self._rank.append(block.ended.step, message, block.ended.labels)
 
     def _empty(self) -> None:
         """Clear the current rows and copies. Lock held."""
         self.step_rows.clear()
-        self.saved.begin_step()
+        self._saved = []  # the old list is the ended step's
+        if self._policy.box is not None:
+            self._policy.box.begin_step()
 
     def _lose(self, error: StoreError) -> None:
         """Stop recording, and tell the session that the store was lost."""
@@ -263,4 +371,4 @@ class Recorder:
 
     def stop(self) -> None:
         """Record nothing more from now on; what waits is not written either."""
-        self.alive = self.wanted = self._backlog.open = False
+        self.alive = self.wanted = False

@@ -154,22 +154,17 @@ class StepRows:
                 self.times.add(row.site, -1)
             return taken
 
-    def put(self, rows: Iterable[Row]) -> None:
-        """Append rows that `take_back` returned, possibly changed by `moved_rows`."""
-        with self._lock:
-            for row in rows:
-                if row.given is not None:
-                    self.given[len(self.sites)] = row.given
-                self.note(row.site, row.slot)
-
-    def moved_rows(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None]) -> list[Row]:
-        """Copies of rows at other sites; the rows of the step are not changed.
+    def put(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None] = lambda _: {}) -> None:
+        """Append rows that `take_back` returned, here or at other sites.
 
         Args:
-            rows: to copy.
-            change: gives for a site the fields that differ, {} for none; None leaves the row out.
+            rows: what was taken out.
+            change: the fields of a site that change, by name; None to drop the row.
         """
-        sites, changes = self._numbering, [(row, change(self._numbering.of[row.site])) for row in rows]
-        return [
-            row._replace(site=sites.changed_site(row.site, **change)) for row, change in changes if change is not None
-        ]
+        with self._lock:
+            for row in rows:
+                changes = change(self._numbering.of[row.site])
+                if changes is not None:
+                    if row.given is not None:
+                        self.given[len(self.sites)] = row.given
+                    self.note(self._numbering.changed_site(row.site, **changes), row.slot)

@@ -39,33 +39,21 @@ NO_STANCE = (
 )
 
 
-class InputLook:
-    """Forward pre-hook that compiles a look at every input tensor."""
+class Look:
+    """Forward pre-hook that compiles a look at every input tensor; forward hook that does so at every output tensor."""
 
     def __init__(self, module: str) -> None:
         """Set the module, by its number (`#0`); the hook is registered by others."""
         self.module = module
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002 - torch's signature
-        """While a compiler traces the module, compile a look at each argument into the graph; else do nothing."""
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> None:  # noqa: ARG002 - torch's signature
+        """While a compiler traces the module, compile a look at each argument, or at the output; else do nothing."""
         if torch.compiler.is_compiling():
-            for position, value in enumerate(args):
-                _compile_looks(value, self.module, Kind.INPUT, f"[{position}]")
-            for name, value in kwargs.items():
-                _compile_looks(value, self.module, Kind.INPUT, f"[{name!r}]")
-
-
-class OutputLook:
-    """Forward hook that compiles a look at every output tensor."""
-
-    def __init__(self, module: str) -> None:
-        """Set the module, by its number (`#0`); the hook is registered by others."""
-        self.module = module
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002 - torch's signature
-        """While a compiler traces the module, compile a look at each output into the graph; else do nothing."""
-        if torch.compiler.is_compiling():
-            _compile_looks(output, self.module, Kind.OUTPUT, "")
+            if output:
+                _compile_looks(output[0], self.module, Kind.OUTPUT, "")
+            else:
+                _compile_looks(args, self.module, Kind.INPUT, "")
+                _compile_looks(kwargs, self.module, Kind.INPUT, "")
 
 
 def _compile_looks(value: Any, module: str, kind: Kind, path: str) -> None:
@@ -120,9 +108,8 @@ class CompileProbe(GuardedProbe):
         self._tapped: set[int] = set()
         self._stance: Any = None
 
-    def install(self) -> None:
-        """Replace `torch.compile`, which `Module.compile` calls too, until `remove`."""
-        original = torch.compile
+    def stand_in_for_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A replacement of `torch.compile`, which `Module.compile` calls too."""
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
@@ -141,8 +128,7 @@ class CompileProbe(GuardedProbe):
                 return compiled
             return self._tap_at_first_call(model, compiled)
 
-        self._patches.replace(torch, "compile", compile)
-        super().install()
+        return compile
 
     def remove(self) -> None:
         """Restore `torch.compile` and its stance, and remove the hooks; looks in compiled code then do nothing."""
@@ -200,9 +186,9 @@ class CompileProbe(GuardedProbe):
             if id(module) in self._tapped or isinstance(module, torch.jit.ScriptModule):
                 continue
             self._tapped.add(id(module))
-            number = self._taps.module_number(module)
-            self._patches.hold(module.register_forward_pre_hook(InputLook(number), with_kwargs=True))
-            self._patches.hold(module.register_forward_hook(OutputLook(number), with_kwargs=True))
+            look = Look(self._taps.module_number(module))
+            self._patches.hold(module.register_forward_pre_hook(look, with_kwargs=True))
+            self._patches.hold(module.register_forward_hook(look, with_kwargs=True))
 
 
 def _modules_below(model: nn.Module) -> list[nn.Module]:

@@ -55,7 +55,7 @@ def part_hash(layout: Layout) -> int:
     if layout.part is None:
         return 0
     part = layout.part
-    text = f"{layout.dtype}{list(layout.shape)}{part.ranges}{part.owed}{part.owing}"
+    text = f"{layout.dtype}{list(layout.shape)}{part.ranges}{part.reduction}{part.reduced_over}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 

@@ -73,7 +73,7 @@ class LayoutTables:
         self.shape = np.array([shapes.setdefault(layout.shape, len(shapes)) for layout in self.layouts], np.int64)
         self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
         self.unreduced = np.array(
-            [layout.part is not None and bool(layout.part.owed) for layout in self.layouts], np.bool_
+            [layout.part is not None and bool(layout.part.reduction) for layout in self.layouts], np.bool_
         )
         self.header = np.array([header(layout.dtype, layout.shape) for layout in self.layouts], np.uint64)
 

@@ -96,7 +96,7 @@ _MAX_DIMS = 1024
 _MAX_ELEMENTS = (1 << 63) - 1
 
 
-def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) -> Part | None:
+def _part(flat: tuple[int, ...], reduction: str, reduced_over: int, source: str, path: str) -> Part | None:
     """Decode a row's part, from `[count, start, size, ...]` for each dimension; None where `source` is "".
 
     Raises:
@@ -112,7 +112,7 @@ def _part(flat: tuple[int, ...], owed: str, owing: int, source: str, path: str) 
             raise DamageError(path, "a part of a tensor has ranges that cannot be")
         dims.append(tuple(zip(numbers[::2], numbers[1::2], strict=True)))
         at += 1 + 2 * length
-    return Part(tuple(dims), owed, owing, source)
+    return Part(tuple(dims), reduction, reduced_over, source)
 
 
 def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
@@ -130,7 +130,8 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
     names = [plain_values(columns[name]) for name in ("dtype", "device", "strides")]
     columns_of_parts = [plain_values(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
     parts = [
-        _part(flat, owed, owing, source, path) for flat, owed, owing, source in zip(*columns_of_parts, strict=True)
+        _part(flat, reduction, over, source, path)
+        for flat, reduction, over, source in zip(*columns_of_parts, strict=True)
     ]
     layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
     if any(math.prod(layout.shape) > _MAX_ELEMENTS for layout in layouts):

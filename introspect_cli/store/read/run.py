@@ -30,7 +30,6 @@ from introspect_cli.store.format import tensorfile
 from introspect_cli.store.format.sources import kept_in, read_from
 from introspect_cli.store.read.manifests import (
     Settings,
-    Stages,
     endings,
     last_attempt,
     launch_of,
@@ -72,6 +71,11 @@ class Run(Closing):
         manifests: what each rank says for itself, by number; empty where one process wrote the run.
         ranks: numbers of its ranks, rising.
         world_size: how many ranks were started, those included that left nothing.
+        left_out: ranks that were to record no step (`capture --ranks`).
+        recorded: the ranks that were to record steps; all ranks where all were left out.
+        last_step: the lowest last step of ranks not in `left_out` (a rank may lack it); None where one has no step.
+        steps: how many steps the rank with most steps has.
+        stages: pipeline stages by rank, of ranks whose manifests name some.
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
@@ -101,6 +105,11 @@ class Run(Closing):
         if launch_of(self.manifest) is not None:
             self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
             self.manifest = merge_manifests(self.manifest, self.manifests)
+        self.left_out = frozenset(rank for rank, one in self.manifests.items() if one.get("left_out") is True)
+        self.recorded = tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+        self.last_step = last_common_step(self._ranks[rank] for rank in self.ranks if rank not in self.left_out)
+        self.steps = max(map(len, self._ranks.values()), default=0)
+        self.stages = stages_in(self.manifests)
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
     def spawned(self) -> Directory | None:
@@ -136,19 +145,6 @@ class Run(Closing):
         """
         return self._ranks[rank]
 
-    @cached_property
-    def last_step(self) -> int | None:
-        """The lowest of the ranks' last steps (a rank may lack it), ranks in `left_out` ignored.
-
-        None where a rank has no step.
-        """
-        return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
-
-    @cached_property
-    def steps(self) -> int:
-        """How many steps the rank with most steps has."""
-        return max(map(len, self._ranks.values()), default=0)
-
     def time(self, name: str) -> dt.datetime | None:
         """When the run `started` or `ended` (`name`) by its manifest, UTC where no zone is given; None if unknown."""
         try:
@@ -156,16 +152,6 @@ class Run(Closing):
         except ValueError:
             return None
         return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
-
-    @cached_property
-    def left_out(self) -> frozenset[int]:
-        """Ranks that were to record no step (`capture --ranks`)."""
-        return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
-
-    @cached_property
-    def recorded(self) -> tuple[int, ...]:
-        """The ranks that were to record steps; all ranks where all were left out."""
-        return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
 
     @property
     def combined_ranks(self) -> int:
@@ -178,11 +164,6 @@ class Run(Closing):
     def address(self) -> str:
         """The run's URL, or its absolute path."""
         return from_anywhere(self.path)
-
-    @cached_property
-    def stages(self) -> dict[int, Stages]:
-        """Pipeline stages by rank, of ranks whose manifests name some."""
-        return stages_in(self.manifests)
 
     @property
     def lone_rank(self) -> str:
@@ -205,24 +186,17 @@ class Run(Closing):
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on how the run ended: `lost_ranks`, an earlier attempt of the launch, an incomplete upload.
-
-        While it is being written only that more was to be sent, of one in object storage.
-        """
+        """Sentences on how the run ended: an incomplete upload, an earlier attempt of the launch, `lost_ranks`."""
+        said = []
         unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
-        if self.state is RunState.RUNNING:
-            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
-            return [f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC, and more was to follow"] if then else []
-        if unfinished and self.world_size < 2:
-            ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
-            where = "its last pieces may be missing, and more may lie where it was recorded"
-            return [f"What was sent of the run {ends}: {where}"]
-        launch = launch_of(self.manifest)
-        attempt = launch.get("attempt") if launch is not None else None
-        if not attempt or self.world_size < 2:
-            return self.lost_ranks
-        again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
-        return [again, *self.lost_ranks]
+        if unfinished:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc)
+            more = "more was to follow, and may lie where it was recorded"
+            said.append(f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC: {more}")
+        launch = launch_of(self.manifest) or {}
+        if launch.get("attempt") and self.world_size > 1 and self.state is not RunState.RUNNING:
+            said.append(f"This is attempt {launch['attempt']} of the launch: what the one before recorded is beside it")
+        return [*said, *self.lost_ranks]
 
     @cached_property
     def lost_ranks(self) -> list[str]:
@@ -231,8 +205,7 @@ class Run(Closing):
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
-        return endings(self.world_size, last, ended, self.left_out, unfinished if self.remote_size else None)
+        return endings(self.world_size, last, ended, self.left_out)
 
     @cached_property
     def settings(self) -> Settings:

@@ -114,7 +114,9 @@ def encode_layouts(rows: Sequence[Layout]) -> Encoded:
     values = {
         **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
         "part": [[n for ranges in part.ranges for n in (len(ranges), *chain(*ranges))] for part in parts],
-        **{f"part_{name}": [getattr(part, name) for part in parts] for name in ("owed", "owing", "source")},
+        "part_owed": [part.reduction for part in parts],
+        "part_owing": [part.reduced_over for part in parts],
+        "part_source": [part.source for part in parts],
     }
     return {column.name: column_of(column, values[column.name]) for column in LAYOUT_COLUMNS}
 

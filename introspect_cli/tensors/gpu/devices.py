@@ -19,6 +19,7 @@ from introspect_cli.tensors.gpu import launch
 from introspect_cli.tensors.gpu.buffers import DeviceRows, Pending
 from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
 from introspect_cli.tensors.gpu.launch import TABLE_PROGRAMS
+from introspect_cli.tensors.kernels import SKETCH, STATS
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def reason_to_distrust(engine: DeviceEngine, rows: DeviceRows, device: torch.dev
     x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
     wanted = r.empty(1)
-    Engine(alone=True).fill(wanted[0], x, with_stats=engine.stats, with_sketch=engine.sketch)
+    Engine(alone=True).fill(wanted[0], x, STATS * engine.stats | SKETCH * engine.sketch)
     wanted.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
     there = x.to(device)
     prepared = engine.prepare(there)
