@@ -52,7 +52,7 @@ def train(log=lambda *_: None, steps=6, odd=-1, by=1e-3, nan=-1):
 def captured(path, work=train, options=None, **asked):
     """A run of a training."""
     torch.manual_seed(0)
-    with recording(None, path, env=False, packages=False, **(options or {})):
+    with recording(None, path, env=False, packages=False, source=False, **(options or {})):
         work(**asked)
     return path
 
