@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
@@ -18,9 +18,8 @@ from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.compare.terms.watched import is_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from introspect_cli.compare.reasons.base import Reason
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -82,6 +81,18 @@ SAYS_NOTHING = 0.1
 """Weight up to which a setting says where results go, or names a machine, and changes no number."""
 
 
+class SettingWeights(Protocol):
+    """A reason's weights for settings."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Weight 0 to 1 by the setting's source."""
+
+    @property
+    def names(self) -> re.Pattern[str] | None:
+        """Pattern of names of settings that weigh 0.1 more; None for none."""
+
+
 def _is_output_name(name: str) -> bool:
     """Whether an option names a place for results or the run itself: `--out-dir`, `hydra.run.dir`."""
     words = name.split(".")
@@ -138,7 +149,7 @@ class Blame:
         more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
     """
 
-    reason: Reason | None = None
+    reason: SettingWeights | None = None
     hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
