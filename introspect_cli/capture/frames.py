@@ -242,20 +242,11 @@ MAX_FRAMES = 200
 
 
 class Places:
-    """Cached answers by code object: is it introspect's, and in which file of the user's."""
+    """Cached answers by code object: in which file of the user's it is."""
 
     def __init__(self) -> None:
         """Start with nothing judged."""
         self._files: dict[CodeType, str | None] = {}
-        self.ours: dict[int, tuple[CodeType, bool]] = {}
-
-    def is_introspects(self, frame: FrameType) -> bool:
-        """Whether a frame's code lies in this package; cached."""
-        code = frame.f_code
-        judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
-        if judged is None:
-            judged = self.ours[id(code)] = (code, is_introspects(frame))
-        return judged[1]
 
     def line(self, frame: FrameType | None, *, through: bool = False) -> str:
         """`file:line` of the innermost frame in the user's files; "" where none is among the first 200.

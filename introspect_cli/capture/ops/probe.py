@@ -22,13 +22,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.frames import Places
+from introspect_cli.capture.frames import Places, is_introspects
 from introspect_cli.capture.ops.schema import OpFacts, facts_of, plain_arguments
 from introspect_cli.capture.ops.values import (
     FLOATS,
-    MOST_INPUTS,
-    NUMBERS,
-    PLAIN,
     arguments_of_element,
     is_parameter,
     outputs,
@@ -46,6 +43,9 @@ if TYPE_CHECKING:
 
 
 MAX_ARGUMENTS = 10_000
+MAX_INPUTS = 64
+"""Inputs that are named of one operator, at most."""
+_NUMBERS = (int, float, bool, str)
 SCRIPT = "script"
 """FQN of operators that run outside every module."""
 
@@ -322,7 +322,7 @@ class OpProbe(GuardedProbe):
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
         with self._guarded:
-            if not self._recorder.wanted or (frame is not None and self._places.is_introspects(frame)):
+            if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
             node = private_api.running_node()
             call = self._find_call(self._facts_of(func), node, frame)
@@ -428,14 +428,14 @@ class OpProbe(GuardedProbe):
     def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
         """Append the sites that wrote the floating point tensors among values, in nested lists too, to `found`."""
         for value in values:
-            if value is None or isinstance(value, NUMBERS):
+            if value is None or isinstance(value, _NUMBERS):
                 continue
-            if isinstance(value, PLAIN):
+            if isinstance(value, torch.Tensor):
                 if value.dtype in FLOATS:
                     site = self._writer_of(value)
                     if site not in found:
                         found.append(site)
-                        if len(found) >= MOST_INPUTS:
+                        if len(found) >= MAX_INPUTS:
                             return
             elif isinstance(value, (tuple, list)):
                 self._collect(value, found)

@@ -15,12 +15,6 @@ FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype,
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
 
-MOST_INPUTS = 64
-"""Inputs that are named of one operator, at most."""
-
-PLAIN = torch.Tensor
-NUMBERS = (int, float, bool, str)
-
 
 def outputs(
     facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
@@ -62,4 +56,4 @@ def arguments_of_element(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
 
 def is_parameter(value: Any) -> bool:
     """Whether a value is a parameter; `isinstance` alone would run torch's python for every tensor that is none."""
-    return type(value) is not PLAIN and isinstance(value, torch.nn.Parameter)
+    return type(value) is not torch.Tensor and isinstance(value, torch.nn.Parameter)

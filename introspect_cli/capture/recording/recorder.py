@@ -391,8 +391,7 @@ class Recorder:
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
                 policy.box.add(ended.step, block.saved(always=False), self._rank.digest, not_finite=not_finite)
-            if policy.may_drop:
-                policy.note_written(ended.step, expiry, frozenset(saved))
+            policy.note_written(ended.step, expiry, frozenset(saved))
         except StoreError as error:
             self._lose(error)
 
