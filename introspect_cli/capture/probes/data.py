@@ -177,7 +177,7 @@ class DataProbe(GuardedProbe):
         if name is not None and source.number not in self._context.clock.evaluation.feeding:
             self._context.counts.pop((self, name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
-            self._built.drop_loader(name)
+            self._built.loaders.pop((Phase.DATA, name), None)
             self._noted.discard((source.number, Phase.DATA))
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
