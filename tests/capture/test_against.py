@@ -248,7 +248,8 @@ def test_a_comparison_that_falls_behind_holds_nothing_back(place, tmp_path, monk
             time.sleep(0.01)
         return time.monotonic() - began
 
-    with recording(net, tmp_path / "run", against=str(place / "ref"), diff="--rtol 1e9", quiet=False):
+    settings = {"against": str(place / "ref"), "diff": "--rtol 1e9", "quiet": False, "source": False}
+    with recording(net, tmp_path / "run", **settings):
         while not (found := pids(str(tmp_path / "run"))):
             train(1)
         os.kill(found[0], signal.SIGSTOP)  # one that is slow
