@@ -24,7 +24,7 @@ import threading
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.sources import file_of, is_users, relative
+from introspect_cli.capture.environment.sources import attributes_of, file_of, is_users, relative
 from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
@@ -208,15 +208,6 @@ def _named_values(variables: dict[str, Any], kind: type | tuple[type, ...]) -> I
 def _of_script(module: str) -> bool:
     """Whether a module's file is the user's; cached by the module's name."""
     return is_users(file_of(sys.modules.get(module)))
-
-
-def attributes_of(value: object) -> dict[str, Any]:
-    """An object's `__dict__`, read past methods of its class; {} where it has none."""
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return attributes if type(attributes) is dict else {}
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:

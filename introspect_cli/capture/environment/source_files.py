@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.environment import sources
-from introspect_cli.capture.frames import attributes_of
 from introspect_cli.capture.processes import described
 from introspect_cli.store.format.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
@@ -214,7 +213,7 @@ def _main_without_file() -> Iterator[tuple[str, str]]:
     main = sys.modules.get("__main__")
     if main is None or sources.file_of(main) not in {"", STDIN}:
         return
-    names = attributes_of(main)
+    names = sources.attributes_of(main)
     cells = names.get("In")
     if "get_ipython" in names and isinstance(cells, list):
         texts = [(number, cell) for number, cell in enumerate(list(cells)) if type(cell) is str and cell]

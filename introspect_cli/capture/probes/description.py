@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture.environment.sources import is_users
-from introspect_cli.capture.frames import attributes_of
+from introspect_cli.capture.environment.sources import attributes_of, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
