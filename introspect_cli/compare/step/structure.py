@@ -262,7 +262,7 @@ def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureCha
     changes = []
     for side, told, calls in zip("ab", of_sides, further, strict=True):
         changes += [*told, *_changes_of_calls(alignment, side, calls)]
-    return changes
+    return list(dict.fromkeys(changes))  # more calls in a in one step and in b in another are one change
 
 
 def _changes_of_names(
@@ -332,7 +332,7 @@ def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[i
     changes = []
     for much, members in groups.items():
         name = star(members[0].split(".")) if len(members) > 1 else members[0]
-        text = f"only {side} has {much}" if much else f"{name} runs more often in {side}"
+        text = f"only {side} has {much}" if much else f"{name} runs a different number of times in b"
         changes.append(StructureChange("calls", name, name, text))
     return changes
 
