@@ -190,11 +190,9 @@ class Session:
         """A new black box for `--keep-around`; None without that option."""
         if self.options.keep_around is None:
             return None
-        from introspect_cli.capture.recording.black_box import new_black_box
+        from introspect_cli.capture.recording.black_box import BlackBox
 
-        return new_black_box(
-            self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note
-        )
+        return BlackBox(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 
     def _tell(self, sentence: str) -> None:
         """Print a sentence, or keep it for `print_last_words` once the script is over."""

@@ -117,7 +117,6 @@ class SaveOptions(Tolerating):
     """What a golden run keeps, and with which tolerance it is checked."""
 
     steps: int = option(20, "Run N steps, and keep the first four, the middle and the last [default: 20].", least=1)
-    tolerance: tuple[str, ...] = option((), "Tolerance of one kind; repeatable.", metavar="KIND=RTOL[,ATOL]")
     force: bool = option(False, "Replace a golden run that is there.")
     sources: bool = option(False, "With the text of the source files.")
 
@@ -132,11 +131,11 @@ def save(words: tuple[str, ...], output: Path, asked: SaveOptions) -> int:
     That is some kilobytes of checksums and sketches, to be committed.
     """
     from introspect_cli.commands.capture import split_words
-    from introspect_cli.rerun.golden import Golden, tolerance_of
+    from introspect_cli.rerun.golden import Golden
     from introspect_cli.rerun.golden import save as keep
 
     options, rest = split_words(words)
-    made = Golden(rest, options, asked.steps, tolerance_of(asked.tolerance, asked.rtol, asked.atol))
+    made = Golden(rest, options, asked.steps, asked.rtol, asked.atol)
     size = keep(made, output, force=asked.force, sources=asked.sources)
     say(f"introspect: the golden run in {output} takes {size / 1000:.1f} kB", err=True)
     return SAME

@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, compress, count, product
+from itertools import chain, compress, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from introspect_cli.compare.terms.names import (
     Rename,
     Renamed,
     Source,
-    Tree,
     ambiguous,
     ancestors,
     class_of_root,
@@ -44,7 +43,6 @@ from introspect_cli.compare.terms.names import (
 from introspect_cli.compare.terms.sites import (
     MODULE_VALUES,
     Columns,
-    Ids,
     Mask,
     columns,
     of_kinds,
@@ -71,6 +69,9 @@ NamePair = tuple[str, str]
 
 Feature = tuple[int, ...]
 """The place of a step among those looked at, kind, phase, call and checksum of a record."""
+
+Held = dict[str, set[Feature]]
+"""The values of each name."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,6 @@ class Side:
             steps: numbers of the steps to read, in the run's own count.
         """
         self.reader, self.steps, self._rename = reader, steps, rename
-        self._asked: tuple[AbstractSet[str], Mask] | None = None
 
     @cached_property
     def sites(self) -> Columns:
@@ -265,122 +265,28 @@ class Side:
         return dict.fromkeys(fqn if self.named.all() else compress(fqn, self.named.tolist())).keys()
 
     @cached_property
-    def tree(self) -> Tree:
-        """`names` as a `Tree`."""
-        return Tree(self.names)
+    def around(self) -> set[str]:
+        """`names` with all their ancestors."""
+        return with_ancestors(self.names)
 
     @cached_property
-    def tensors(self) -> KeysView[str]:
-        """Names of parameters and buffers, each once, in the order of recording."""
-        return dict.fromkeys(self._tensor_names()).keys()
-
-    @cached_property
-    def tensor_tree(self) -> Tree:
-        """Names of parameters and buffers as a `Tree`, each as often as it has sites."""
-        return Tree(self._tensor_names())
-
-    def _tensor_names(self) -> Iterator[str]:
-        return map(self.sites.fqn.__getitem__, np.flatnonzero(self._of_tensors).tolist())
-
-    @cached_property
-    def _of_tensors(self) -> Mask:
-        """Mask of all sites that are of parameters and buffers."""
-        return of_kinds(self.sites.kind, TENSORS)
-
-    def tensors_of(self, names: AbstractSet[str]) -> set[str]:
-        """Those of `names` that are names of parameters or buffers; sets the cached answer of `sites_of`."""
-        return {self.sites.fqn[site] for site in np.flatnonzero(self.sites_of(names) & self._of_tensors).tolist()}
-
-    def sites_of(self, names: AbstractSet[str]) -> Mask:
-        """Mask of `named` sites with one of `names`.
-
-        The last answer is kept for the same set object: one that was changed since must not be asked for again.
-        """
-        if self._asked is None or self._asked[0] is not names:
-            fqn = self.sites.fqn
-            self._asked = names, np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named
-        return self._asked[1]
-
-    def set_sites_of(self, names: AbstractSet[str], sites: Sequence[int]) -> None:
-        """Store, as the next answer of `sites_of` for this set object, the `named` ones among `sites`."""
-        mask = np.zeros(len(self.sites), np.bool_)
-        mask[sites] = True
-        self._asked = names, mask & self.named
-
-    def rows(self, names: AbstractSet[str]) -> Iterator[tuple[int, StepBatch, Ids, Ids]]:
-        """For each of `steps`: (its index, its records, rows of `names` with distinctive values, these rows' sites).
-
-        Sites are the run's own numbers.
-        """
-        wanted = self.sites_of(names)
-        for place, step in enumerate(self.steps):
-            batch = self.reader.read(step) if place else self.first
-            numbers = batch.site.astype(np.int64)
-            rows = np.flatnonzero(wanted[numbers] & distinctive_rows(batch))
-            yield place, batch, rows, numbers[rows]
+    def tensors(self) -> set[str]:
+        """Names of parameters and buffers."""
+        return {self.sites.fqn[site] for site in np.flatnonzero(of_kinds(self.sites.kind, TENSORS)).tolist()}
 
     def held(self, names: AbstractSet[str]) -> Held:
         """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out."""
-        sites, steps = self.sites, []
-        for place, batch, rows, numbers in self.rows(names):
-            where = (sites.kind[numbers], sites.phase[numbers], sites.call[numbers])
-            columns = np.array([np.full(len(rows), place), *where], np.int64)
-            steps.append((numbers, columns, batch.checksum[rows]))
-        every = np.concatenate([numbers for numbers, _, _ in steps])
-        numbers_of: dict[str, int] = {}
-        met = np.fromiter(
-            map(numbers_of.setdefault, map(sites.fqn.__getitem__, every.tolist()), count()), np.int64, len(every)
-        )
-        owner = (np.cumsum(met == np.arange(len(met))) - 1)[met]  # whose record it is, by where the name was first met
-        places = np.concatenate([columns for _, columns, _ in steps], axis=1)
-        checksums = np.concatenate([checksum for _, _, checksum in steps]).astype(np.uint64)
-        return Held(list(numbers_of), owner, places, checksums)
-
-
-@dataclass(frozen=True)
-class Held:
-    """Values of names as columns: one entry per record, with the number of its name.
-
-    Attributes:
-        owner: whose record each is: a number into `names`.
-        places: int64 (4, n): index of the step, kind code, phase code and call of each record.
-        checksum: uint64 (n,).
-    """
-
-    names: list[str]
-    owner: Ids
-    places: Ids
-    checksum: Any
-
-    @cached_property
-    def codes(self) -> Any:
-        """Hash of each record's step, kind, phase, call and checksum, uint64 (n,).
-
-        Equal codes are taken for equal features.
-        """
-        step, kind, phase, call = (column.astype(np.uint64) for column in self.places)
-        code = ((step * np.uint64(1 << 6) + kind) * np.uint64(1 << 4) + phase) * np.uint64(1 << 40) + call
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            code = (code ^ (code >> np.uint64(shift))) * np.uint64(factor)
-        return (code ^ (code >> np.uint64(31))) ^ self.checksum
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
-
-    @cached_property
-    def _by_owner(self) -> tuple[Ids, Ids]:
-        order = np.argsort(self.owner, kind="stable")
-        return order, np.searchsorted(self.owner[order], np.arange(len(self.names) + 1))
-
-    def of(self, name: str) -> set[Feature]:
-        """(index of the step, kind, phase, call, checksum) of each record of one name; empty for an unknown name."""
-        number = self._numbers.get(name)
-        if number is None:
-            return set()
-        order, ends = self._by_owner
-        rows = order[ends[number] : ends[number + 1]]
-        return set(zip(*self.places[:, rows].tolist(), self.checksum[rows].tolist(), strict=True))
+        sites, features = self.sites, Held()
+        fqn = sites.fqn
+        wanted = np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named
+        for place, step in enumerate(self.steps):
+            batch = self.reader.read(step) if place else self.first
+            rows = np.flatnonzero(wanted[batch.site] & distinctive_rows(batch))
+            numbers = batch.site[rows]
+            columns = sites.kind[numbers], sites.phase[numbers], sites.call[numbers], batch.checksum[rows]
+            for number, *feature in zip(numbers.tolist(), *(column.tolist() for column in columns), strict=True):
+                features.setdefault(fqn[number], set()).add((place, *feature))
+        return features
 
 
 def distinctive_rows(batch: StepBatch) -> Mask:
@@ -396,88 +302,23 @@ def distinctive_rows(batch: StepBatch) -> Mask:
     return mask
 
 
-def one_sided(a: Side, b: Side) -> tuple[set[str], set[str]]:
-    """(names that only a has, names that only b has), by `named` sites.
-
-    Also stores their sites by `Side.set_sites_of`.
-    """
-    sides = a, b
-    rest = _one_sided_sites(a, b)
-    lost = [{side.sites.fqn[site] for site in sites} for side, sites in zip(sides, rest, strict=True)]
-    only = lost[0] - lost[1], lost[1] - lost[0]
-    shared = np.ones(len(a.sites), np.bool_)
-    shared[rest[0]] = False
-    if not (only[0] | only[1]).isdisjoint(compress(a.sites.fqn, shared.tobytes())):
-        only[0].difference_update(b.names)
-        only[1].difference_update(a.names)
-    for side, sites, names, every in zip(sides, rest, only, lost, strict=True):
-        few = sites if len(names) == len(every) else [site for site in sites if side.sites.fqn[site] in names]
-        side.set_sites_of(names, few)
-    return only
-
-
-def _one_sided_sites(a: Side, b: Side) -> tuple[list[int], list[int]]:
-    """Numbers of the `named` sites of a, and of b, whose key the other run lacks."""
-    keys = a.sites.keys, b.sites.keys
-    shared = min(map(len, keys))
-    same = keys[0][:shared] == keys[1][:shared]
-    rest = [np.concatenate([np.flatnonzero(~same), np.arange(shared, len(of_run))]) for of_run in keys]
-    left = [of_run[rows] for of_run, rows in zip(keys, rest, strict=True)]
-    sites = []
-    for side, rows, of_run, other in zip((a, b), rest, left, reversed(left), strict=True):
-        ordered = np.sort(other)  # `np.isin` imports masked arrays, which take a while
-        place = np.minimum(np.searchsorted(ordered, of_run), max(len(ordered) - 1, 0))
-        lost = rows[ordered[place] != of_run] if len(ordered) else rows
-        sites.append(lost[side.named[lost]].tolist())
-    return sites[0], sites[1]
-
-
 # --- names that hold the same values
 
 _MAX_PAIRS = 8  # more pairs of names with one value than this, and nobody can say which is which
 
 
-def shared_values(one: Held, two: Held) -> tuple[Ids, Ids, Ids]:
-    """All pairs of a name of a and a name of b that share a code: (index in `one`, index in `two`, shared codes).
-
-    Three arrays, an element per pair. A code that more than `_MAX_PAIRS` pairs share does not count.
-    """
-    owners, codes = zip(*(_distinct_pairs(held) for held in (one, two)), strict=True)
-    first, times = _positions_in(codes[1], codes[0])
-    times = np.where(_positions_in(codes[0], codes[0])[1] * times <= _MAX_PAIRS, times, 0)
-    old = np.repeat(owners[0], times)
-    starts = np.cumsum(times) - times
-    new = owners[1][np.arange(len(old)) - np.repeat(starts - first, times)]
-    pairs = np.sort(old * (len(two.names) + 1) + new)  # `np.unique` imports masked arrays, which take a while
-    starts = np.flatnonzero(np.diff(pairs, prepend=-1))
-    return *np.divmod(pairs[starts], len(two.names) + 1), np.diff(starts, append=len(pairs))
-
-
-def _distinct_pairs(held: Held) -> tuple[Ids, Ids]:
-    """(owners, codes): the records' (owner, code) without repetition, sorted by code."""
-    order = np.lexsort((held.owner, held.codes))
-    owners, codes = held.owner[order], held.codes[order]
-    fresh = np.ones(len(order), np.bool_)
-    fresh[1:] = (owners[1:] != owners[:-1]) | (codes[1:] != codes[:-1])
-    return owners[fresh], codes[fresh]
-
-
-def _positions_in(ordered: Ids, wanted: Ids) -> tuple[Ids, Ids]:
-    """(first position, number of occurrences) of each of `wanted` in `ordered`, which is sorted."""
-    first = np.searchsorted(ordered, wanted)
-    return first, np.searchsorted(ordered, wanted, side="right") - first
-
-
 def equal_pairs(one: Held, two: Held) -> dict[str, str]:
-    """The partner in b of each name of a, by shared values (`shared_values`).
+    """The partner in b of each name of a: by most shared values (`by_votes`).
 
-    Two names that share values with no others are partners; among the rest `by_votes` chooses.
+    A value that more than `_MAX_PAIRS` pairs of names share does not count.
     """
-    old, new, votes = shared_values(one, two)
-    alone = (np.bincount(old, minlength=1)[old] == 1) & (np.bincount(new, minlength=1)[new] == 1)
-    sole = {one.names[i]: two.names[j] for i, j in zip(old[alone].tolist(), new[alone].tolist(), strict=True)}
-    rest = zip(old[~alone].tolist(), new[~alone].tolist(), votes[~alone].tolist(), strict=True)
-    return sole | by_votes({(one.names[i], two.names[j]): number for i, j, number in rest})
+    holders: dict[Feature, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for side, held in enumerate((one, two)):
+        for name, features in held.items():
+            for feature in features:
+                holders[feature][side].append(name)
+    few = (product(*names) for names in holders.values() if len(names[0]) * len(names[1]) <= _MAX_PAIRS)
+    return by_votes(Counter(chain.from_iterable(few)))
 
 
 def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
@@ -554,9 +395,9 @@ def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature
     """By root of one of these classes, the distinctive values of all inside it: (name below the root, feature)."""
     features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
     held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
-    for name in held.names:
+    for name, values in held.items():
         root, _, rest = name.partition(".")
-        features[root] |= {(rest, feature) for feature in held.of(name)}
+        features[root] |= {(rest, feature) for feature in values}
     return features
 
 
@@ -571,7 +412,7 @@ class Search:
         """Do the whole search now, and fill `renamed`; it stays empty where either run has nothing to match."""
         self.renamed: dict[str, Renamed] = {}
         self._a, self._b = a, b
-        self._only = self._open = one_sided(a, b)
+        self._only = self._open = set(a.names - b.names), set(b.names - a.names)
         self._lists_of_other_length = _lists_of_other_length(a, b, self._only)
         if self._lists_of_other_length:
             self._open = (
@@ -586,18 +427,11 @@ class Search:
         parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._lists_of_other_length else ()
         return any(part.isdecimal() and f"{above}." in self._lists_of_other_length for above, _, part in parts)
 
-    def _has(self, side: int, name: str) -> bool:
-        """Whether run `side` (0 for a, 1 for b) has a name."""
-        if name in self._only[side] or name in self._only[1 - side]:
-            return name in self._only[side]
-        return name in (self._a, self._b)[side].names
-
     def _run(self) -> None:
         """Match tensors, then the modules above them, and fill `renamed`."""
-        tensors = [side.tensors_of(names) for side, names in zip((self._a, self._b), self._open, strict=True)]
+        tensors = [names & side.tensors for side, names in zip((self._a, self._b), self._open, strict=True)]
         one, two = (side.held(names) for side, names in zip((self._a, self._b), tensors, strict=True))
         self._match_parents(equal_pairs(one, two), tensors[0])
-        self._drop_repeated()
 
     # --- tensors, and the tree above them
 
@@ -614,21 +448,15 @@ class Search:
         levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
         votes = Counter(chain.from_iterable(levels.values()))
         better_kept = self._better_unrenamed(votes)
-        moving = dict[str, int]()
-
-        def together(above: str) -> int:
-            """Number of paired tensors at or below a name; -1 if a tensor below it is not among `tensors`."""
-            if above not in moving:
-                below = set(self._a.tensor_tree.below(above))
-                moving[above] = len(pairs.keys() & below) + (above in pairs) if below <= tensors else -1
-            return moving[above]
+        paired = Counter(head for name in pairs for head in (name, *ancestors(name)))
+        held_by_others = with_ancestors(self._a.tensors - tensors)
 
         for old in sorted(pairs):
             if old == pairs[old]:
                 continue
             top = (old, pairs[old])
             for level in levels[old]:
-                if votes[level] != together(level[0]) or level in better_kept:
+                if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
                     break
                 top = level
             self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
@@ -638,23 +466,16 @@ class Search:
 
         Only pairs where b has x or a has y are looked at.
         """
-        taken = {(one, two) for one, two in levels if self._has(0, two) or self._has(1, one)}
+        taken = {(one, two) for one, two in levels if two in self._a.names or one in self._b.names}
         if not taken:
             return set()
         names = {name for level in taken for name in level}
         held_a, held_b = self._a.held(names), self._b.held(names)
 
         def alike(old: str, new: str) -> int:
-            return len(held_a.of(old) & held_b.of(new))
+            return len(held_a.get(old, set()) & held_b.get(new, set()))
 
         return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
-
-    def _drop_repeated(self) -> None:
-        """Remove from `renamed` what follows from the renaming of a shorter prefix."""
-        for old in sorted(self.renamed, key=len, reverse=True):
-            above = next(filter(self.renamed.__contains__, ancestors(old)), None)
-            if above is not None and self.renamed[above].name + old[len(above) :] == self.renamed[old].name:
-                del self.renamed[old]
 
 
 def _parent_pairs(old: str, new: str) -> list[NamePair]:
@@ -686,7 +507,7 @@ def _lists_of_other_length(a: Side, b: Side, only: tuple[AbstractSet[str], Abstr
         [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
         for names in (above[0] - above[1], above[1] - above[0])
     ]
-    if all(name in b.tree for name in lost[0]) and all(name in a.tree for name in lost[1]):
+    if b.around.issuperset(lost[0]) and a.around.issuperset(lost[1]):
         return frozenset()
     counts = numbered_children(a.names), numbered_children(b.names)
     both = counts[0].keys() & counts[1].keys()
@@ -700,5 +521,5 @@ def displaced_names(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
         side: run a.
         names: name in a to name in b.
     """
-    taken = [new for new in names.values() if new not in names and new in side.tree]
+    taken = [new for new in names.values() if new not in names and new in side.around]
     return {new: Renamed(new + DISPLACED, Source.DISPLACED) for new in taken}

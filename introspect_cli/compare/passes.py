@@ -73,7 +73,6 @@ from introspect_cli.compare.terms.distance import (
 )
 from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
-from introspect_cli.compare.terms.reach import with_reach
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     MODULE_KINDS,
@@ -249,7 +248,7 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
 
 def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark one-sided rows ABSENT that the other run could not have, and rows that cannot be compared NOT_SEEN."""
-    table = _without_unsaved(_without_unwatched(table, comparison))
+    table = _without_unwatched(table, comparison)
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
@@ -292,20 +291,6 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     rows = rows[np.array(batches, np.bool_) | np.array(states, np.bool_)]
     alone = table.one_sided[rows]
     return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
-
-
-def _without_unsaved(table: Table) -> Table:
-    """Mark one-sided rows of saved files ABSENT where the other run has no such file and call in this step."""
-    alignment, saved = table.alignment, table.alignment.kind == kind_code(Kind.PRODUCT)
-    if not saved.any():
-        return table
-
-    def files(sites: Ids) -> list[tuple[str, int]]:
-        return [(alignment.fqn[site], int(alignment.call[site])) for site in sites.tolist()]
-
-    both = {*files(table.sites_a[saved[table.sites_a]])} & {*files(table.sites_b[saved[table.sites_b]])}
-    rows = np.flatnonzero(table.diverging & table.one_sided & saved[table.site])
-    return table.marked(rows[[file not in both for file in files(table.site[rows])]], ABSENT) if len(rows) else table
 
 
 def _without_unwatched(table: Table, comparison: Comparison) -> Table:
@@ -404,13 +389,8 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass.
-
-    Learn `coarse`, `furthest` and `left`.
-    """
-    options = comparison.options
-    rounded = [floor.of(table, comparison.layouts[0]) for floor in comparison.floors if floor.seed is not None]
-    after = with_reach(learned, table, comparison.layouts, rounded)
+    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse`."""
+    options, after = comparison.options, learned
     if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
@@ -792,25 +772,15 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
 
 
 def _unused_batches(table: Table, comparison: Comparison) -> Ids:
-    """Rows of diverging batches, if all inputs of root modules agree and so do the losses; else none.
+    """Rows of diverging batches, if the losses are on record and agree; else none.
 
-    Without losses that agree, if each of these batches is one-sided or has another number of elements. Losses within a
-    tolerance do not suffice where anything after the forward pass diverges.
+    Losses within a tolerance do not suffice where anything after the forward pass diverges: a tolerance hides labels.
     """
     rows = np.flatnonzero(_rows_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
-    given = np.flatnonzero(_rows_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
-    given = given[["." not in name for name in _names(table, given)]] if len(given) else given
-    losses = np.flatnonzero(_rows_of(table, Kind.LOSS))
-    if not _agree(table, given):
-        return rows[:0]
+    losses = np.flatnonzero(_rows_of(table, Kind.LOSS)) if len(rows) else rows
     late = np.isin(table.alignment.phase[table.site], _AFTER_FORWARD)
-    settled = (table.state[losses] != WITHIN).all() or not (table.diverging & late).any()  # a tolerance hides labels
-    if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
-        return rows
-    more = table.one_sided[rows]
-    both = rows[~more]
-    more[~more] = np.not_equal(*_element_counts(table, both, comparison))
-    return rows if more.all() else rows[:0]
+    settled = (table.state[losses] != WITHIN).all() or not (table.diverging & late).any()
+    return rows if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled else rows[:0]
 
 
 # --- factors
@@ -971,8 +941,8 @@ def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple
     """Pass: mark in `Table.cause` the rows that diverge but are not counted as divergences.
 
     These are random states that differ, and rows of one run alone whose kind or name the other run may lack
-    (`Comparison.causes`), or whose saved tensor the other run saves in this step under another name. With `strict` none
-    is marked.
+    (`Comparison.causes`), or whose saved tensor the other run saves under another name, or not in this step. With
+    `strict` none is marked.
     """
     if comparison.causes is None:
         return table, learned
@@ -982,11 +952,15 @@ def mark_causes(table: Table, learned: Learned, comparison: Comparison) -> tuple
 
 
 def _saved_elsewhere(table: Table) -> Mask:
-    """Mask of one-sided rows of saved tensors whose checksum the other run saves in this step under another name."""
+    """Mask of one-sided rows of saved tensors that the other run saves in this step under another name, by checksum.
+
+    All, where the other run saves nothing in this step.
+    """
     mask, saved = np.zeros(len(table), np.bool_), table.alignment.kind == kind_code(Kind.PRODUCT)
     for row_of, batch, half in zip((table.row_a, table.row_b), (table.a, table.b), table.halves[::-1], strict=True):
         rows = np.flatnonzero(table.one_sided & (row_of >= 0) & saved[table.site])
-        mask[rows] = np.isin(batch.checksum[row_of[rows]], half.batch.checksum[saved[half.sites]])
+        others = half.batch.checksum[saved[half.sites]]
+        mask[rows] = np.isin(batch.checksum[row_of[rows]], others) if len(others) else True
     return mask
 
 

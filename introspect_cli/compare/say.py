@@ -257,7 +257,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "results-equal": "The runs have the same results: the {names} are equal {until}.",
     "results-within": "The runs have the same results within the tolerance or noise given: the {names} agree "
     "{until}, not all bit for bit.",
-    "results-agree": "the {names} agree to that {until}.",
     "changed-none": " What differs changed none of them, first at {step}: {what}.",
     "not-compared": " Not compared: {records} that only one run could see (the first: {first}).",
     "nan-throughout": " In the last step, of {all}, NaN throughout in both runs: {empty} (the first: {first}). They "

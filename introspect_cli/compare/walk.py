@@ -40,10 +40,9 @@ from introspect_cli.compare.step.rests_on import tensors_written_inside
 from introspect_cli.compare.step.size import divergence_at
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
-from introspect_cli.compare.steps import Paired, differing, steps_of
+from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
-from introspect_cli.compare.terms.findings import Reach
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.sites import (
@@ -621,10 +620,8 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         walk.run(places)
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
-    seeds = [floor.seed for floor in comparison.floors if floor.seed is not None]
-    if seeds and (measured := _count_measured(comparison, paired)):
-        outcome.reach = Reach(tuple(seeds), measured, len(paired), outcome.learned.furthest, outcome.learned.left)
-    outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(seeds)
+    perturbed = [floor for floor in comparison.floors if floor.is_perturbed]
+    outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(perturbed)
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
@@ -641,13 +638,6 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption
     return outcome
-
-
-def _count_measured(comparison: Comparison, paired: Paired) -> int:
-    """Number of compared steps that at least one perturbed run has."""
-    both = zip(comparison.noise, comparison.floors, strict=True)
-    perturbed = [reader for (reader, _), floor in both if floor.seed is not None]
-    return sum(any(step in reader for reader in perturbed) for step in paired.steps.tolist())
 
 
 def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:

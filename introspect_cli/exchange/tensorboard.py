@@ -1,16 +1,12 @@
-"""TensorBoard event files: scalars of every site, histograms of what was stored whole.
-
-An event file is a sequence of protocol buffers, each framed by its length and two masked CRC-32C sums. The four
-messages needed are small, so they are written here rather than by a package of forty times our size.
-"""
+"""TensorBoard event files, of TensorBoard's own messages: scalars of every site, histograms of stored tensors."""
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
 from introspect_cli.records import Kind, Record, Status
 
@@ -24,74 +20,32 @@ STATS = ("mean", "std", "l2", "absmax", "nans", "infs", "zeros")
 """Statistics written as scalars."""
 
 _BINS = 30
-_MASK = 0xFFFFFFFF
-
-
-def _crc_table() -> list[int]:
-    """The 256 entries of the CRC-32C table."""
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)  # Castagnoli's polynomial, reflected
-        table.append(crc)
-    return table
-
-
-_CRC = _crc_table()
-
-
-def masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated and offset as TFRecord files have it."""
-    crc = _MASK
-    for byte in data:
-        crc = (crc >> 8) ^ _CRC[(crc ^ byte) & 0xFF]
-    crc ^= _MASK
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK
-
-
-def _varint(value: int) -> bytes:
-    """An integer as a protobuf varint; negative ones as 64-bit two's complement."""
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _bytes(number: int, data: bytes) -> bytes:
-    """The protobuf field `number`, holding bytes or a message."""
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _double(number: int, value: float) -> bytes:
-    """The protobuf field `number`, holding a double."""
-    return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 class EventFile:
     """A TensorBoard event file, appended to; each event has its time in seconds since 1970."""
 
     def __init__(self, path: Path, time: float) -> None:
-        """Create and open the file and write its version event: wall_time = 1 (`time`), file_version = 3."""
-        self._file = path.open("wb")
-        self._write(_double(1, time) + _bytes(3, b"brain.Event:2"))
+        """Create and open the file and write its version event.
 
-    def add(self, step: int, values: list[bytes], time: float) -> None:
-        """Append an event with the values (`scalar`, `histogram`) of a step and flush.
-
-        Its fields: wall_time = 1, step = 2, summary = 5.
+        Raises:
+            UsageError: TensorBoard is not installed.
         """
-        summary = b"".join(_bytes(1, value) for value in values)
-        self._write(_double(1, time) + _varint(2 << 3) + _varint(step) + _bytes(5, summary))
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            raise UsageError("TensorBoard's files need its package: `pip install tensorboard`") from None
+        self._event, self._file = Event, RecordWriter(path.open("wb"))
+        self._write(wall_time=time, file_version="brain.Event:2")
 
-    def _write(self, data: bytes) -> None:
-        """Append one record of a TFRecord file."""
-        length = struct.pack("<Q", len(data))
-        sums = (struct.pack("<I", masked_crc(each)) for each in (length, data))
-        self._file.write(length + next(sums) + data + next(sums))
+    def add(self, step: int, values: list[dict[str, Any]], time: float) -> None:
+        """Append an event with the values (`scalar`, `histogram`) of a step and flush."""
+        self._write(wall_time=time, step=step, summary={"value": values})
+
+    def _write(self, **fields: Any) -> None:
+        """Append an event with these fields and flush."""
+        self._file.write(self._event(**fields).SerializeToString())
         self._file.flush()
 
     def close(self) -> None:
@@ -99,22 +53,20 @@ class EventFile:
         self._file.close()
 
 
-def scalar(tag: str, value: float) -> bytes:
-    """A value of a summary: tag = 1, simple_value = 2."""
+def scalar(tag: str, value: float) -> dict[str, Any]:
+    """A value of a summary: a number, rounded to float32."""
     with np.errstate(over="ignore"):
-        return _bytes(1, tag.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", np.float32(value))
+        return {"tag": tag, "simple_value": float(np.float32(value))}
 
 
-def histogram(tag: str, array: np.ndarray[Any, Any]) -> bytes:
-    """A value of a summary: tag = 1, histo = 5 with min, max, num, sum, sum of squares, bucket limits and counts."""
+def histogram(tag: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """A value of a summary: how the finite elements of a tensor are distributed."""
     flat = array.astype(np.float64).ravel()
     flat = flat[np.isfinite(flat)]
     counts, edges = np.histogram(flat, _BINS) if len(flat) else (np.zeros(0), np.zeros(1))
-    ends = (flat.min(), flat.max()) if len(flat) else (0.0, 0.0)
-    numbers = (*ends, len(flat), flat.sum(), (flat * flat).sum())
-    body = b"".join(_double(field, float(number)) for field, number in enumerate(numbers, 1))
-    body += _bytes(6, edges[1:].astype("<f8").tobytes()) + _bytes(7, counts.astype("<f8").tobytes())
-    return _bytes(1, tag.encode()) + _bytes(5, body)
+    ends = {"min": flat.min(), "max": flat.max()} if len(flat) else {}
+    sums = {"num": len(flat), "sum": flat.sum(), "sum_squares": (flat * flat).sum()}
+    return {"tag": tag, "histo": {**ends, **sums, "bucket_limit": edges[1:], "bucket": counts}}
 
 
 def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
@@ -138,7 +90,7 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
     return len(files)
 
 
-def _values(run: Run, record: Record) -> list[bytes]:
+def _values(run: Run, record: Record) -> list[dict[str, Any]]:
     """Summary values of a record: plain numbers and statistics as scalars, a stored tensor as a histogram."""
     site, summary = record.site, record.summary
     again = f"/call{site.call}" if site.call else ""

@@ -8,7 +8,6 @@ and coverage work as in any test. A training that takes long is compared while i
 from __future__ import annotations
 
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,14 +68,14 @@ class Checks:
         from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compare_golden, pack_golden, takes_long
 
         place = self._folder / path
-        golden = Golden(steps=0, tolerance={"": (rtol, atol)} if rtol or atol else {})
+        golden = Golden(steps=0, rtol=rtol, atol=atol)
         if not self._update and not (place / ABOUT).exists():
             pytest.fail(f"no golden run at {place}: save it with `pytest {_UPDATE}` and commit it", pytrace=False)
         options: dict[str, Any] = {"record": KINDS}
         if not self._update and takes_long(place):
             options |= {"against": str(place / STORE), "stop": True, "diff": f"--rtol {rtol} --atol {atol}"}
         with tempfile.TemporaryDirectory() as folder:
-            run = _capture_run(None, Path(folder) / "run", train, **options)
+            run = _capture_run(Path(folder) / "run", train, **options)
             if self._update:
                 pack_golden(run, golden, place)
                 return
@@ -90,7 +89,7 @@ class Checks:
         Args:
             model_a: the reference.
             model_b: what should equal it.
-            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments; each model is called once with it.
+            inputs: a tensor, a tuple of arguments, or a dict of keyword arguments, which each model is called with.
             rtol: tolerated root-mean-square difference, relative to the values.
             atol: tolerated root-mean-square difference.
 
@@ -98,30 +97,16 @@ class Checks:
             AssertionError: the verdict is not SAME; undecided, too.
         """
         __tracebackhide__ = True
-        from introspect_cli.compare.diff import compare_runs
-        from introspect_cli.compare.terms.options import DiffOptions
-        from introspect_cli.store.read.run import open_run
+        from introspect_cli.api import compare_transformed
 
-        with tempfile.TemporaryDirectory() as folder:
-            runs = []
-            for name, model in (("a", model_a), ("b", model_b)):
-                options = {"eval": True, "record": "param,buffer,input,output"}
-                runs.append(_capture_run(model, Path(folder) / name, partial(_call_model, model, inputs), **options))
-            with open_run(runs[0]) as one, open_run(runs[1]) as two:
-                _fail_unless_same(compare_runs(one, two, DiffOptions(rtol=rtol, atol=atol)))
+        keywords = inputs if isinstance(inputs, dict) else {}
+        given = () if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+        _fail_unless_same(
+            compare_transformed(model_a, model_b, *given, kwargs=keywords, backward=False, rtol=rtol, atol=atol)
+        )
 
 
-def _call_model(model: Any, inputs: Any) -> None:
-    """Call a model with a dict as keywords, a tuple as arguments, or any other value as the one argument."""
-    if isinstance(inputs, dict):
-        model(**inputs)
-    elif isinstance(inputs, tuple):
-        model(*inputs)
-    else:
-        model(inputs)
-
-
-def _capture_run(model: Any, path: Path, work: Callable[[], Any], **options: Any) -> Path:
+def _capture_run(path: Path, work: Callable[[], Any], **options: Any) -> Path:
     """Call `work` under a capture, and return the run's `path`.
 
     A SystemExit by which the comparison stopped it is swallowed.
@@ -131,7 +116,7 @@ def _capture_run(model: Any, path: Path, work: Callable[[], Any], **options: Any
 
     small = {"env": False, "packages": False, "source": False, "stats": "none"}
     try:
-        with capture(model, path, **small, **options):
+        with capture(None, path, **small, **options):
             work()
     except SystemExit:
         with open_run(path) as run:

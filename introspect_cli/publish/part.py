@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
     HEADS,
-    LIMIT_DOCUMENT,
     LOG,
-    MANIFEST,
     RANK_NAME,
+    SOURCES,
+    TENSORS,
     DamageError,
     Directory,
     Folder,
@@ -27,7 +27,6 @@ from introspect_cli.store.format.log import CACHE, HEAD, START, Frames
 from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
 from introspect_cli.store.remote.pack import files_of
 from introspect_cli.store.remote.remote_folder import catalogues
-from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,10 +39,12 @@ MAX_PIECE = 16 << 20
 OTHER_RUN = "{} holds another run: choose another URL, or remove what is there"
 
 _TENSOR = ".safetensors"
+_NEVER_REPLACED = (f"{TENSORS}/", f"{SOURCES}/")
+"""Directories of files that are named by their content."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a file to upload; those of a log get no digest, since its heads check them."""
+    """Bytes of a file to upload."""
 
     name: str
     begin: int
@@ -55,8 +56,8 @@ class _State(NamedTuple):
 
     Attributes:
         over: whether nobody writes it any more.
-        inline: content that goes into the catalogue itself, by the name of its file.
-        lengths: bytes of each log that hold whole frames, by its name.
+        inline: content that goes into the catalogue itself, by the name of its file: what may be replaced by another.
+        lengths: bytes of each other file, by its name; of a log those that hold whole frames.
     """
 
     over: bool
@@ -98,7 +99,6 @@ class PartSender:
         self._sizes: dict[str, int] = {}
         self._heads: dict[str, bytes] = {}
         self._before_catalogue = before
-        self._stamps: dict[str, tuple[int, int]] = {}
         self._number = 0
         self._resume(place)
 
@@ -160,8 +160,12 @@ class PartSender:
         """The directory's present state: lock, small files, lengths of logs."""
         with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
-            inline = {} if self._place else {MANIFEST: folder.read_file(MANIFEST, LIMIT_DOCUMENT)}
-            lengths: dict[str, int] = {}
+            inline, lengths = dict[str, bytes](), dict[str, int]()
+            for name, path in files_of(self._path, sources=self._sources):
+                if name.startswith(_NEVER_REPLACED):
+                    lengths[name] = path.stat().st_size
+                elif not name.endswith((LOG, HEADS)):
+                    inline[name] = path.read_bytes()
             below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
             for name in below:
                 number = int((name or self._path.name).removeprefix("rank"))
@@ -199,39 +203,11 @@ class PartSender:
     # --- what is to be sent
 
     def _unsent(self, state: _State) -> Iterator[ByteRange]:
-        """Byte ranges that are in no piece yet, of at most `MAX_PIECE` bytes: small files, then logs, then tensors."""
-        there = {name for name, _ in files_of(self._path, sources=self._sources)}
-        whole = [name for name in there if name not in state.inline and not name.endswith((LOG, HEADS))]
-        every = (*state.lengths, *whole)
-        for name in sorted(every, key=lambda name: (name in state.lengths) + 2 * name.endswith(_TENSOR)):
-            end = state.lengths[name] if name in state.lengths else self._size_of_whole(name)
-            for at in range(len(state.inline.get(name, b"")) + self._bytes_sent(name), end, MAX_PIECE):
-                yield ByteRange(name, at, min(at + MAX_PIECE, end))
-
-    def _bytes_sent(self, name: str) -> int:
-        """How many bytes of a file, from its beginning, are in pieces."""
-        return sum(extent.length for _, extent in self._extents.get(name, ()))
-
-    def _size_of_whole(self, name: str) -> int:
-        """Size of a file that is written once, and only ever replaced by another.
-
-        Where it was replaced since the last call, pieces whose digests no longer fit are forgotten, so that it is sent
-        again.
-        """
-        there = (self._path / name).stat()
-        size = there.st_size
-        stamp = size, there.st_mtime_ns
-        if self._stamps.get(name) != stamp:
-            at = 0
-            for number, (_, extent) in enumerate(self._extents.get(name, [])):
-                if content_digest(self._read(name, at, at + extent.length)) != extent.digest:
-                    del self._extents[name][number:]
-                    break
-                at += extent.length
-            if self._bytes_sent(name) > size:
-                del self._extents[name]
-            self._stamps[name] = stamp
-        return size
+        """Byte ranges that are in no piece yet, of at most `MAX_PIECE` bytes: sources, then logs, then tensors."""
+        for name in sorted(state.lengths, key=lambda name: name.endswith(LOG) + 2 * name.endswith(_TENSOR)):
+            sent = sum(extent.length for _, extent in self._extents.get(name, ()))
+            for at in range(len(state.inline.get(name, b"")) + sent, state.lengths[name], MAX_PIECE):
+                yield ByteRange(name, at, min(at + MAX_PIECE, state.lengths[name]))
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
         """Bytes `begin` to `end` of a file of the directory."""
@@ -252,9 +228,8 @@ class PartSender:
             data = self._read(name, begin, end)
             if len(data) != end - begin:
                 raise OSError(f"{self._path / name} became shorter")
-            digest = "" if name.endswith(LOG) else content_digest(data)
             parts.append(data)
-            extents.append((name, Extent(0, at, len(data), digest)))
+            extents.append((name, Extent(0, at, len(data))))
             at += len(data)
         piece = f"{self._number:06d}-{secrets.token_hex(4)}.piece"
         self._storage.put(f"{self._place}{piece}", b"".join(parts))

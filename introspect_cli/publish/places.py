@@ -1,8 +1,7 @@
 """Where a run can be published to, as people write it: a logger, a directory, or a URL that fsspec opens.
 
 A directory gets the numbers as JSON lines, the page and the packed run; a URL the run itself, which every verb reads.
-Loggers are written to by their own clients, which are imported when they are asked for. TensorBoard has no client but
-files, which are written in the form that `introspect export` writes.
+Loggers are written to by their own packages, which are imported when they are asked for.
 """
 
 from __future__ import annotations

@@ -198,30 +198,15 @@ def _setting(change: SettingChange) -> Line:
     return Line(((clean(describe(change), 240), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)
 
 
-# --- how far rounding carries
-
-
-def _reach_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """A line: how far b is from a relative to one rounding of the parameters (`--perturb`); [] where unknown."""
-    reach = result.reach
-    if reach is None or reach.furthest is None:
-        return []
-    seeds, far = ", ".join(map(str, reach.seeds)), reach.furthest
-    text = f"b is {far.times:.2g} x as far from a as one rounding of the parameters (--perturb {seeds}) carries it, at"
-    return [line(), line(f"{text} {clean(far.text)} in step {far.step}, the most in {count(reach.measured, 'step')}.")]
-
-
 _TEXT: tuple[Callable[[DiffResult, bool], list[Block]], ...] = (
     _resumed_blocks,
     _origins_blocks,
     _structure_blocks,
-    _reach_blocks,
 )
 _DOCUMENT: dict[str, Callable[[DiffResult], Any]] = {
     "structure": lambda result: plain(result.structure),
     "code": _code_document,
     "origins": _origins_document,
     "resumed": lambda result: plain(result.resumed),
-    "reach": lambda result: plain(result.reach),
 }
 _ALWAYS = frozenset({"structure", "code"})

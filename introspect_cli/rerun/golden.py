@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.settings.differences import describe
@@ -21,16 +21,17 @@ from introspect_cli.compare.terms.distance import ROUNDING
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.records import Kind
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import LONG_SECONDS, capture, duration, log_of, stop_options
 from introspect_cli.store.files.folders import GOLDEN_RUN
 from introspect_cli.store.format import documents
-from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.read.run import open_run
 from introspect_cli.store.remote.pack import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from introspect_cli.store.read.run import Run
 
 
 ABOUT, STORE = "golden.yaml", GOLDEN_RUN
@@ -41,19 +42,21 @@ _SMALL = 64
 
 @dataclass(frozen=True)
 class Golden:
-    """The command and tolerances that a golden run is checked with.
+    """The command and tolerance that a golden run is checked with.
 
     Attributes:
         words: the script and its arguments; empty for one that a test saved.
         options: capture options that were given beside those of `golden`.
         steps: how many steps it has.
-        tolerance: (rtol, atol) by kind; "" for all others.
+        rtol: relative tolerance of the comparison.
+        atol: absolute tolerance of the comparison.
     """
 
     words: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     steps: int = 20
-    tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    rtol: float = 0.0
+    atol: float = 0.0
 
 
 def small_run_options(steps: int) -> list[str]:
@@ -91,13 +94,7 @@ def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = Fal
 def pack_golden(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
     """Pack a run as the golden run at `path`, in place of one that is there; returns the bytes in that directory."""
     path.mkdir(parents=True, exist_ok=True)
-    about = {
-        "words": list(golden.words),
-        "options": list(golden.options),
-        "steps": golden.steps,
-        "tolerance": {kind: list(pair) for kind, pair in golden.tolerance.items()},
-    }
-    (path / ABOUT).write_bytes(documents.dump(about, ABOUT, "golden"))
+    (path / ABOUT).write_bytes(documents.dump(vars(golden), ABOUT, "golden"))
     (path / STORE).unlink(missing_ok=True)
     pack(run, path / STORE, sources=sources)
     return sum(file.stat().st_size for file in path.iterdir())
@@ -111,9 +108,8 @@ def read_golden(path: Path) -> Golden:
     """
     try:
         about = documents.load((path / ABOUT).read_bytes(), str(path / ABOUT))
-        tolerance = {str(kind): (float(rtol), float(atol)) for kind, (rtol, atol) in about["tolerance"].items()}
         words, options = (tuple(map(str, about[name])) for name in ("words", "options"))
-        return Golden(words, options, int(about["steps"]), tolerance)
+        return Golden(words, options, int(about["steps"]), float(about["rtol"]), float(about["atol"]))
     except OSError:
         raise StoreError(f"no golden run at {path}: save one with `introspect golden save -o {path} SCRIPT`") from None
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -160,7 +156,7 @@ def check(path: Path, *, noise: bool = False) -> DiffResult:
 
 
 def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] = ()) -> DiffResult:
-    """Compare a new run with the golden one: once for each kind with its own tolerance, once for all other kinds.
+    """Compare a new run with the golden one, by its tolerance.
 
     Args:
         path: the golden run.
@@ -170,30 +166,15 @@ def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] 
             they must be repeats of a.
 
     Returns:
-        the first that is DIVERGED, else the first UNDECIDED, else the first. DIVERGED becomes UNDECIDED where the
-        first difference is as small as rounding and the machines round differently.
+        the comparison; UNDECIDED in place of DIVERGED where the first difference is as small as rounding and the
+        machines round differently.
     """
     with ExitStack() as stack:
         kept, new = stack.enter_context(_open_golden(path)), stack.enter_context(open_run(run))
         others = [stack.enter_context(open_run(other)) for other in noise]
         a, b = (new, kept) if others else (kept, new)
-        results = [compare_runs(a, b, options, others) for options in _options_by_tolerance(golden, kept)]
-    answer = next((r for r in results if r.verdict is Verdict.DIVERGED), results[0])
-    if answer.verdict is Verdict.SAME:
-        answer = next((r for r in results if r.verdict is Verdict.UNDECIDED), answer)
+        answer = compare_runs(a, b, DiffOptions(rtol=golden.rtol, atol=golden.atol), others)
     return _undecided_if_rounding(replace(answer, b=str(path)) if others else replace(answer, a=str(path)))
-
-
-def _options_by_tolerance(golden: Golden, run: Run) -> list[DiffOptions]:
-    """Options of one comparison for each kind with its own tolerance, and one for all other kinds."""
-    kinds = {kind for rank in run.ranks for kind in run.rank(rank).sites.kind}
-    rest = golden.tolerance.get("", (0.0, 0.0))
-    with_tolerance = {kind: pair for kind, pair in golden.tolerance.items() if kind in kinds}
-    if not with_tolerance:
-        return [DiffOptions(rtol=rest[0], atol=rest[1])]
-    others = frozenset(Kind(kind) for kind in kinds - set(with_tolerance))
-    parts = [DiffOptions(kinds=frozenset({Kind(k)}), rtol=pair[0], atol=pair[1]) for k, pair in with_tolerance.items()]
-    return [*([DiffOptions(kinds=others, rtol=rest[0], atol=rest[1])] if others else []), *parts]
 
 
 def _undecided_if_rounding(result: DiffResult) -> DiffResult:
@@ -235,28 +216,3 @@ def _capture_small(golden: Golden, run: Path, more: Sequence[str] = (), *, sourc
         return run
     said = log_of(run).read_text(errors="replace").strip().rpartition(os.linesep)[2]
     raise StoreError(f"the script recorded nothing and ended with code {done.exit_code}{f': {said}' if said else ''}")
-
-
-def tolerance_of(texts: Sequence[str], rtol: float, atol: float) -> dict[str, tuple[float, float]]:
-    """Tolerances (rtol, atol) by kind, as in `Golden`.
-
-    Args:
-        texts: `KIND=RTOL` or `KIND=RTOL,ATOL`.
-        rtol: of all other kinds.
-        atol: of all other kinds.
-
-    Raises:
-        UsageError: a text is not of this form, or names no kind.
-    """
-    tolerances: dict[str, Any] = {"": (rtol, atol)} if rtol or atol else {}
-    for text in texts:
-        kind, _, numbers = text.partition("=")
-        try:
-            pair = [float(number) for number in numbers.split(",")]
-            Kind(kind)
-        except ValueError:
-            pair = []
-        if len(pair) not in (1, 2) or min(pair) < 0:
-            raise UsageError(f"{text!r} is not a tolerance: write KIND=RTOL or KIND=RTOL,ATOL, such as loss=1e-5")
-        tolerances[kind] = (pair[0], pair[1] if len(pair) == 2 else 0.0)
-    return tolerances

@@ -173,34 +173,14 @@ class Engine:
         if code is None:
             out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
         else:
-            self._summarise_by_kernels(out, tensor, code, flags, runs)
+            table = TABLE_ADDRESS.get(tensor.dtype, 0)
+            is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
+            if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
+                every = pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs
+                self._add_up_runs(out, every, code, table, flags)
         if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
             order = fallback.median_and_mode(tensor, sorted_stats)
             out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
-
-    def _summarise_by_kernels(
-        self,
-        out: r.Rows,
-        tensor: torch.Tensor,
-        code: int,
-        flags: int,
-        runs: Sequence[tuple[int, torch.Tensor]] | None,
-    ) -> None:
-        """`fill` by the compiled kernels, for a type that they know; medians and modes are left out.
-
-        Args:
-            out: the row, shape (32,); overwritten.
-            tensor: as for `fill`.
-            code: the type code of its elements (`CODES`).
-            flags: the sum of STATS and SKETCH, as far as they are wanted.
-            runs: as for `fill`.
-        """
-        table = TABLE_ADDRESS.get(tensor.dtype, 0)
-        is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
-        if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
-            self._add_up_runs(
-                out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
-            )
 
     def _add_up_runs(
         self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int

@@ -142,20 +142,6 @@ def test_a_module_that_is_made_in_each_forward_has_its_attributes_on_record(tmp_
     assert sentence.endswith("Likely: eps 1e-05 -> 0.01.")
 
 
-# --- a model that is only called by `.forward()` shows no inputs and outputs; the last word of a capture says so
-
-
-@pytest.mark.parametrize("call", ["net", "net.forward"])
-def test_the_last_word_tells_of_a_model_that_was_not_called(tmp_path, introspect, call):
-    (tmp_path / "train.py").write_text(
-        "import torch\nnet = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
-        f"{call}(torch.ones(2, 4)).sum().backward()\noptimizer.step()\n"
-    )
-    said = introspect("capture", "-o", "run", "train.py").stderr
-    assert "recorded 1 step" in said
-    assert ("no module was called, so no inputs and outputs are in it" in said) == (call == "net.forward")
-
-
 def train_resumed(model):
     """Train as a script that resumes from a checkpoint: its optimizer makes its state before the model is called."""
     optimizer = torch.optim.Adam(model.parameters())

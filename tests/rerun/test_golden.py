@@ -14,7 +14,7 @@ from opcapture import captured
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
-from introspect_cli.rerun.golden import Golden, compare_golden, pack_golden, tolerance_of
+from introspect_cli.rerun.golden import Golden, compare_golden, pack_golden
 from introspect_cli.store.read.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -73,14 +73,11 @@ def test_a_run_of_the_same_training_is_the_same(kept, tmp_path):
     assert compare_golden(path, golden.read_golden(path), captured(tmp_path / "b", train)).verdict.value == "same"
 
 
-def test_a_tolerance_of_its_own_lets_a_kind_pass_and_no_other(kept, tmp_path):
+def test_what_is_within_tolerance_passes(kept, tmp_path):
     other = captured(tmp_path / "b", lambda: train(scale=1.001))
     path = kept()
     assert compare_golden(path, Golden(), other).verdict.value == "diverged"
-    assert compare_golden(path, Golden(tolerance={"": (0.01, 0.01)}), other).verdict.value == "same"
-    loose = {"output": (0.01, 0.01)}
-    assert compare_golden(path, Golden(tolerance=loose), other).verdict.value == "diverged"
-    assert compare_golden(path, Golden(tolerance=loose), other).first.site.kind.value != "output"
+    assert compare_golden(path, Golden(rtol=0.01, atol=0.01), other).verdict.value == "same"
 
 
 def test_rounding_on_another_machine_is_distinguished_from_a_change(kept, tmp_path):
@@ -124,13 +121,6 @@ def test_what_is_no_golden_run_is_reported(tmp_path, kept):
     (path / "golden.yaml").write_text("steps: x\n")
     with pytest.raises(StoreError, match="save it again with --force"):
         golden.check(path)
-
-
-@pytest.mark.parametrize("text", ["loss", "nothing=1", "loss=x", "loss=-1", "loss=1,2,3"])
-def test_a_tolerance_that_is_none_is_refused(text):
-    with pytest.raises(UsageError, match="is not a tolerance"):
-        tolerance_of([text], 0.0, 0.0)
-    assert tolerance_of(["loss=1e-5,1e-8"], 0.0, 1e-6) == {"": (0.0, 1e-6), "loss": (1e-5, 1e-8)}
 
 
 TESTS = """\

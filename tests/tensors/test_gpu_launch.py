@@ -277,7 +277,7 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     y = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0
     right = torch.from_numpy(expected_row(y).view(np.int64))[0]
-    engine._launch = exactly
+    engine.launch = exactly
     assert devices.reason_to_distrust(engine, rows, CPU) == ""
     right[r.RAW] += 1
     assert "checksum" in devices.reason_to_distrust(engine, rows, CPU)
@@ -293,7 +293,7 @@ def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
     def fails(*_):
         raise RuntimeError("out of something")
 
-    engine._launch = fails
+    engine.launch = fails
     x = torch.randn(4)
 
     def plain(slot, tensor, batch=None):

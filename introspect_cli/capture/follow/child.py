@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 _MOST_CHILDREN = 1000
 
 
-def begin(folder: str) -> None:
+def begin() -> None:
     """Follow this process if the environment holds an order: a script always, a worker with `--children all`.
 
     Never raises: whatever fails, the process is not followed.
-
-    Args:
-        folder: the directory with our `sitecustomize`.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -46,9 +43,9 @@ def begin(folder: str) -> None:
         children = json.loads(text)["options"]["children"]
         process = described(sys.orig_argv)
         if process.role is Role.SCRIPT:
-            Follower(text, folder, process, everyone=children == "all").install()
+            Follower(text, process, everyone=children == "all").install()
         elif process.role is Role.WORKER and children == "all":
-            _watch_worker(text, folder, process)
+            _watch_worker(text, process)
 
 
 class Follower:
@@ -56,15 +53,13 @@ class Follower:
 
     Args:
         text: the order.
-        folder: the directory with our `sitecustomize`.
         process: this one.
         everyone: whether processes that this one starts are followed as well.
     """
 
-    def __init__(self, text: str, folder: str, process: Process, *, everyone: bool) -> None:
+    def __init__(self, text: str, process: Process, *, everyone: bool) -> None:
         """Keep what it is given; `install` begins to wait for torch."""
         self._text = text
-        self._folder = folder
         self._process = process
         self._everyone = everyone
         self._session: Session | None = None
@@ -180,7 +175,7 @@ class Follower:
         Note(self._process.name, state, run, said or [], code).leave(json.loads(self._text)["notes"])
 
 
-def _watch_worker(text: str, folder: str, process: Process) -> None:
+def _watch_worker(text: str, process: Process) -> None:
     """Replace `BaseProcess._bootstrap`, to follow this worker once it knows its target, if `work_of` names one."""
     from multiprocessing.process import BaseProcess
 
@@ -195,7 +190,7 @@ def _watch_worker(text: str, folder: str, process: Process) -> None:
             work = work_of(self)
             if work:
                 worker = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(text, folder, worker, everyone=True)
+                follower = Follower(text, worker, everyone=True)
                 follower.install()
         try:
             return original(self, *args, **kwargs)

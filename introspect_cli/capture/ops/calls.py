@@ -7,6 +7,7 @@ not met before, and each code object is judged once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.frames import Places
-    from introspect_cli.capture.probes.modules import ModuleProbe
-    from introspect_cli.capture.probes.optimizers import OptimizerProbe
 
 
 SCRIPT = "script"
@@ -34,78 +33,64 @@ _LAST = 2**64 - 1
 """Sequence number of the nodes that accumulate into parameters."""
 
 
+@dataclass(slots=True, eq=False)
 class OpCall:
-    """One call of an operator in a module, by module, phase, operator and number; the same object in every step."""
+    """One call of an operator in a module, by module, phase, operator and number; the same object in every step.
 
-    __slots__ = ("facts", "fqn", "given", "known", "module_class", "number", "phase", "sites", "source")
+    Attributes:
+        phase: in which it runs.
+        fqn: of the module that runs it, or `SCRIPT`.
+        module_class: class of that module.
+        facts: the operator.
+        number: how many calls of the operator came before it there in the step.
+        source: `file:line` of the user's that called it; "" where unknown.
+        sites: of its results, by path; the probe adds them as results come.
+        known: what `given` is made of.
+        given: its inputs in the last step.
+    """
 
-    def __init__(
-        self, phase: Phase, fqn: str, module_class: str, facts: OpFacts, number: int = 0, source: str = ""
-    ) -> None:
-        """Set what identifies the call; the probe adds sites as results come.
-
-        Args:
-            phase: in which it runs.
-            fqn: of the module that runs it, or `SCRIPT`.
-            module_class: class of that module.
-            facts: the operator.
-            number: how many calls of the operator came before it there in the step.
-            source: `file:line` of the user's that called it; "" where unknown.
-        """
-        self.number = number
-        self.phase = phase
-        self.fqn = fqn
-        self.module_class = module_class
-        self.facts = facts
-        self.source = source
-        self.sites: dict[str, int] = {}
-        self.known: Any = None
-        self.given = Given()
+    phase: Phase
+    fqn: str
+    module_class: str
+    facts: OpFacts
+    number: int = 0
+    source: str = ""
+    sites: dict[str, int] = field(default_factory=dict)
+    known: Any = None
+    given: Given = field(default_factory=Given)
 
 
+@dataclass(slots=True, eq=False)
 class _Repeated:
-    """Calls of one operator in one module and phase: the count in this step, and call objects by number."""
+    """Calls of one operator in one module and phase: the count in this step, and call objects by number.
 
-    __slots__ = ("calls", "count", "step")
+    `step` is the one that `count` is of, -1 for none.
+    """
 
-    def __init__(self) -> None:
-        """Start without calls; `step` is the one that `count` is of, -1 for none."""
-        self.step = -1
-        self.count = 0
-        self.calls: dict[int, OpCall] = {}
-
-    def make(self, scope: Scope, facts: OpFacts, number: int, source: str) -> OpCall:
-        """Create the call object with this number in a scope, and keep it in `calls`."""
-        call = self.calls[number] = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
-        return call
+    step: int = -1
+    count: int = 0
+    calls: dict[int, OpCall] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
-    """One module in one phase, and its operators."""
+    """One module in one phase, and its operators; `watched` says whether what the module runs is recorded."""
 
-    __slots__ = ("fqn", "module_class", "operators", "phase", "watched")
-
-    def __init__(self, phase: Phase, fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start without operators; `watched` says whether what the module runs is recorded."""
-        self.phase = phase
-        self.fqn = fqn
-        self.module_class = module_class
-        self.watched = watched
-        self.operators: dict[OpFacts, _Repeated] = {}
+    phase: Phase
+    fqn: str
+    module_class: str
+    watched: bool
+    operators: dict[OpFacts, _Repeated] = field(default_factory=dict)
 
 
 class Calls:
     """Finds the call object of an operator, and the forward operator of an autograd node."""
 
-    def __init__(
-        self, context: Context, modules: ModuleProbe, optimizers: OptimizerProbe, places: Places, *, into_compiled: bool
-    ) -> None:
+    def __init__(self, context: Context, places: Places, *, into_compiled: bool) -> None:
         """Count nothing yet.
 
         Args:
             context: the recorder and the names.
-            modules: knows the module that is running.
-            optimizers: knows whether an optimizer step is running.
             places: judges frames.
             into_compiled: whether compiled regions run as python, so that what they run is recorded too.
         """
@@ -113,8 +98,7 @@ class Calls:
         """The phase of what runs outside every module."""
         self._recorder = context.recorder
         self._names = context.names
-        self._stack = modules.stack
-        self._optimizers = optimizers
+        self._stack = context.stack
         self._places = places
         self._into_compiled = into_compiled
         self.scopes: dict[tuple[str, Phase], Scope] = {}
@@ -158,7 +142,7 @@ class Calls:
             if scope.fqn is not origin.fqn or scope.phase is not Phase.BACKWARD:
                 scope = self._latest = self.scope_of(origin.fqn, Phase.BACKWARD, origin.module_class, watched=True)
         else:
-            if self._optimizers.stepping:
+            if stack.optimizers:
                 return None
             scope = self.scope_of(SCRIPT, self.between, "", watched=None)
             if not scope.watched or (self.between is Phase.DATA and not torch.is_grad_enabled()):
@@ -177,7 +161,8 @@ class Calls:
         call = repeated.calls.get(number)
         if call is None:
             source = self._places.line(frame) or (origin.source if origin is not None else "")
-            call = repeated.make(scope, facts, number, source)
+            call = OpCall(scope.phase, scope.fqn, scope.module_class, facts, number, source)
+            repeated.calls[number] = call
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
         if node is None or torch.is_grad_enabled():

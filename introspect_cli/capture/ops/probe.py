@@ -12,15 +12,16 @@ are pushed and popped above it as ever.
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.ops.calls import Calls, OpCall
-from introspect_cli.capture.ops.mode import OpMode
 from introspect_cli.capture.ops.schema import OperatorArguments, Operators
 from introspect_cli.capture.ops.values import FLOATS, Writers, arguments_of_element, is_parameter, outputs, tensors
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -31,8 +32,56 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.probes.modules import ModuleProbe
-    from introspect_cli.capture.probes.optimizers import OptimizerProbe
+
+
+class OpMode(TorchDispatchMode):
+    """Dispatch mode that reports every operator to the probe."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, probe: OpProbe) -> None:
+        """Set the probe that hears of operators; `enter_stack` puts the mode in place."""
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.probe = probe
+        self._pushed = threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would wrap every call of `__torch_dispatch__`, which costs as much as the call."""
+        return False  # the wrapper that would be put around every call costs as much as the call
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: a compiler need not mind this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, then report it to the probe if that is `live`; an error is raised without our frames."""
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            # Bare, there are no frames of the dispatcher; this one is left out as other frames of the tool are.
+            raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
+        probe = self.probe
+        if probe.live:
+            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+        return result
+
+    def enter_stack(self) -> None:
+        """Push the mode onto this thread's stack of modes; nothing if any mode is on it."""
+        if private_api.modes_pushed() == 0:
+            private_api.push_mode(self)
+            self._pushed.mode = self
+
+    def leave_stack(self) -> None:
+        """Pop the mode if this thread pushed it and it is on top; below the script's modes it stays, without effect."""
+        if getattr(self._pushed, "mode", None) is None:
+            return
+        if private_api.top_mode() is self:
+            private_api.pop_mode()
+            self._pushed.mode = None
 
 
 class OpProbe(GuardedProbe):
@@ -44,8 +93,6 @@ class OpProbe(GuardedProbe):
     def __init__(
         self,
         context: Context,
-        modules: ModuleProbe,
-        optimizers: OptimizerProbe,
         *,
         globs: tuple[str, ...] = (),
         views: bool = False,
@@ -55,8 +102,6 @@ class OpProbe(GuardedProbe):
 
         Args:
             context: the recorder and the step clock.
-            modules: knows the module that is running.
-            optimizers: knows whether an optimizer step is.
             globs: globs over operator names; all where empty.
             views: whether results that share their input's memory are recorded too.
             into_compiled: whether compiled regions run as python, so that what they run is recorded too.
@@ -65,19 +110,10 @@ class OpProbe(GuardedProbe):
         super().__init__(context, then=self._switch_off)
         self.facts = Operators(globs, views=views)
         self._places = Places()
-        self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
+        self.calls = Calls(context, self._places, into_compiled=into_compiled)
         self._writers = Writers(context)
         self.arguments = OperatorArguments(context.facts)
         self._mode = OpMode(self)
-
-    def install(self) -> None:
-        """Register optimizer hooks, and start to listen; operators are seen once a step begins."""
-        before, after = (
-            register_optimizer_step_pre_hook(self._leave_for_optimizer),
-            register_optimizer_step_post_hook(self._return_after_optimizer),
-        )
-        self._patches.hold(before, after)
-        super().install()
 
     def remove(self) -> None:
         """Stop listening and recording, and pop the mode from this thread's stack."""
@@ -87,7 +123,7 @@ class OpProbe(GuardedProbe):
 
     def _switch_off(self) -> None:
         """Record nothing from now on: called after a failure."""
-        self._guarded.on = self.live = False
+        self.live = False
 
     def on_begin(self) -> None:
         """Push the mode and start to record, as a step begins; a mode of the script's on the stack keeps it off."""
@@ -97,15 +133,13 @@ class OpProbe(GuardedProbe):
 
     def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pop the mode before an optimizer step without a closure, whose operators are not recorded."""
-        with self._guarded:
-            if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
-                self._mode.leave_stack()
+        if len(args) < 2 and kwargs.get("closure") is None:
+            self._mode.leave_stack()
 
     def _return_after_optimizer(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Push the mode again after an optimizer step, while the step of the capture goes on."""
-        with self._guarded:
-            if self._guarded.on and self.live:
-                self._mode.enter_stack()
+        if self.live:
+            self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
         """Record operators outside of modules in the loss phase from now on, since a root has been called."""

@@ -15,6 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
+from introspect_cli.capture.naming.contents import parameters_of
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.flatten import flatten
@@ -247,14 +248,6 @@ def _with_gradients(
             kept.append(parameter)
             gradients.append(gradient)
     return kept_sites, kept, gradients
-
-
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Parameters of all groups in order; of a single group the optimizer's own list, which must not be changed."""
-    groups = optimizer.param_groups
-    if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
-        return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
-    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:

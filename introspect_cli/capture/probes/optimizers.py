@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
+from introspect_cli.capture.naming.contents import parameters_of
 from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.naming.states import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
@@ -22,7 +23,6 @@ from introspect_cli.capture.probes.optimizer_values import (
     OptimizerSettings,
     ParameterSites,
     Stepping,
-    parameters_of,
 )
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
@@ -91,11 +91,6 @@ class OptimizerProbe(GuardedProbe):
 
         return left
 
-    @property
-    def stepping(self) -> bool:
-        """Whether this thread is inside an optimizer's step."""
-        return bool(self._context.clock.running.optimizers)
-
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -114,7 +109,7 @@ class OptimizerProbe(GuardedProbe):
         context.clock.stepped = context.names.settled = True
         context.clock.unseen_steps = False
         context.clock.evaluation.note_training()
-        running = context.clock.running.optimizers
+        running = context.stack.optimizers
         if running and not _is_inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
@@ -175,7 +170,7 @@ class OptimizerProbe(GuardedProbe):
         if self._aside == id(optimizer):
             self._aside = 0
             return
-        running = self._context.clock.running.optimizers
+        running = self._context.stack.optimizers
         if id(optimizer) in running:
             del running[running.index(id(optimizer)) :]
         if running:
@@ -248,7 +243,6 @@ class OptimizerProbe(GuardedProbe):
                 fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
         stepping.known = ParameterSites(names, all_names.parameters.replaced)
         self._parameters.set(stepping.key, stepping.known)
-        all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
         self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.is_active)
 
     def _script_name(self, parameter: torch.Tensor) -> str:

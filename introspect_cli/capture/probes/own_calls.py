@@ -29,6 +29,7 @@ from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.events import Patches
-    from introspect_cli.capture.guard import Guarded
 
 MAX_FRAMES = 40
 MAX_UNSEEN = 1000
@@ -46,25 +45,14 @@ _IN_MODULES = "torch.distributions."
 """torch package whose classes libraries combine with `nn.Module` in one class."""
 
 
-class OwnCalls:
-    """Replaces `__call__` and `forward` of module classes that bypass `nn.Module.__call__`."""
+class OwnCalls(GuardedProbe):
+    """Base of the probe of modules: replaces `__call__` and `forward` of classes that bypass `nn.Module.__call__`."""
 
-    def __init__(
-        self, guarded: Guarded, patches: Patches, called: Callable[..., Any], by_name: Callable[..., Any]
-    ) -> None:
-        """Replace nothing yet; `subclassing` does.
-
-        Args:
-            guarded: the probe's.
-            patches: put the methods back when the probe is removed.
-            called: stands in for both methods of a class with its own `__call__`: is given the original, the module,
-                its positional and its keyword arguments.
-            by_name: the same for the `forward` of other classes, which `nn.Module.__call__` calls as well.
-        """
-        self._guarded = guarded
-        self._patches = patches
-        self._called = called
-        self._by_name = by_name
+    _record_or_pass: Any
+    """Stands in for both methods of a class with its own `__call__`: is given the original, the module, its positional
+    and its keyword arguments."""
+    _record_by_name: Any
+    """The same for the `forward` of other classes, which `nn.Module.__call__` calls as well."""
 
     def subclassing(self, _original: object) -> Any:
         """A replacement of `nn.Module.__init_subclass__` that watches each new class.
@@ -94,7 +82,7 @@ class OwnCalls:
         with self._guarded:
             if has_own_call(cls):
                 for name in ("__call__", "forward"):
-                    self._replace(cls, name, self._called)
+                    self._replace(cls, name, self._record_or_pass)
             elif any(has_forward_call(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
                 self.see_forward(cls)
 
@@ -104,7 +92,7 @@ class OwnCalls:
         Nothing for one with its own `__call__`.
         """
         if not has_own_call(cls):
-            self._replace(cls, "forward", self._by_name)
+            self._replace(cls, "forward", self._record_by_name)
 
     def _replace(self, cls: type, name: str, called: Callable[..., Any]) -> None:
         """Replace a method in the class that defines it; nothing for torch's own and for one that is replaced already.
@@ -112,7 +100,7 @@ class OwnCalls:
         Args:
             cls: has or inherits the method.
             name: `__call__` or `forward`.
-            called: see `OwnCalls`.
+            called: `_record_or_pass` or `_record_by_name`.
         """
         home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         original = vars(home)[name]

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
+from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, parameters_of, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.optimizer_values import parameters_of
 from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
@@ -62,10 +61,6 @@ class StateProbe(GuardedProbe):
         self._fresh: set[str] = set()
         self._unheld = UnheldParameters(context)
         self._step = self._called = -1
-        self.within: Callable[[], Phase | None] = lambda: None
-        """The phase of the module calls under way; None where none is, or its calls are not recorded."""
-        self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
-        """The phase of the outermost call that begins."""
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
@@ -81,7 +76,7 @@ class StateProbe(GuardedProbe):
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
-        phase = self.within()
+        phase = self._context.stack.innermost
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
@@ -103,7 +98,7 @@ class StateProbe(GuardedProbe):
         def leave(_result: object) -> None:
             (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
             if has_given and not waiting:
-                self._write_given(names_of, own, self.outer())
+                self._write_given(names_of, own, self._context.stack.phase)
 
         return leave
 
@@ -160,7 +155,7 @@ class StateProbe(GuardedProbe):
             self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
         if names:
-            self._write_given(names, others, self.outer())
+            self._write_given(names, others, self._context.stack.phase)
 
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.
@@ -236,7 +231,7 @@ class StateProbe(GuardedProbe):
         changed = self._rewritten(contents)
         if not changed[1]:
             return
-        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
+        phase = Phase.OPTIMIZER if self._context.stack.optimizers else Phase.START
         if phase is Phase.START:
             self._writes.set(root, True)
         self._record(changed, phase, again=True)

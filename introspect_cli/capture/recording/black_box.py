@@ -39,34 +39,6 @@ if TYPE_CHECKING:
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 
 
-def new_black_box(
-    options: CaptureOptions,
-    launch: Launch | None,
-    store: StoreWriter,
-    digests: Mapping[int, bytes] | None,
-    say: Callable[[str], None],
-    note: Callable[[str], None],
-) -> BlackBox:
-    """The black box for `--keep-around`; rank 0 says how much memory it may take.
-
-    Args:
-        options: of the capture.
-        launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
-        store: where tensors go.
-        digests: of the reference's steps, {} where they cannot be read; None without a reference.
-        say: prints a sentence.
-        note: keeps a sentence for the manifest, too.
-    """
-    assert options.keep_around is not None
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
-    room = free_memory() // 4 // ranks
-    if launch is None or not launch.rank:
-        held = f"whole tensors of the last {count(options.keep_around, 'step')} are held"
-        say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
-    return BlackBox(options.keep_around, room, store, digests, say, note)
-
-
 class WholeStep(NamedTuple):
     """Whole tensors of a step by checksum."""
 
@@ -85,23 +57,31 @@ class BlackBox:
 
     def __init__(
         self,
-        steps: int,
-        room: int,
+        options: CaptureOptions,
+        launch: Launch | None,
         store: StoreWriter,
         digests: Mapping[int, bytes] | None,
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Start with no tensor held.
+        """Start with no tensor held; rank 0 says how much memory it may take.
 
         Args:
-            steps: how many are held.
-            room: bytes of memory that may be taken, shared out among the steps that may be there at once.
+            options: of the capture, with `keep_around`.
+            launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
             store: where tensors go.
-            digests: of the reference's steps; None without a reference, and then only a NaN has tensors written.
+            digests: of the reference's steps, {} where they cannot be read; None without a reference, and then only a
+                NaN has tensors written.
             say: prints a sentence.
             note: keeps a sentence for the manifest, too.
         """
+        assert options.keep_around is not None
+        steps, local = options.keep_around, os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+        room = free_memory() // 4 // ranks
+        if launch is None or not launch.rank:
+            held = f"whole tensors of the last {count(steps, 'step')} are held"
+            say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}

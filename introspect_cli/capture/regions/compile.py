@@ -108,9 +108,8 @@ class CompileProbe(GuardedProbe):
         self._tapped: set[int] = set()
         self._stance: Any = None
 
-    def install(self) -> None:
-        """Replace `torch.compile`, which `Module.compile` calls too, until `remove`."""
-        original = torch.compile
+    def stand_in_for_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A replacement of `torch.compile`, which `Module.compile` calls too."""
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
@@ -129,8 +128,7 @@ class CompileProbe(GuardedProbe):
                 return compiled
             return self._tap_at_first_call(model, compiled)
 
-        self._patches.replace(torch, "compile", compile)
-        super().install()
+        return compile
 
     def remove(self) -> None:
         """Restore `torch.compile` and its stance, and remove the hooks; looks in compiled code then do nothing."""

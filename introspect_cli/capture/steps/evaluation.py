@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming.contents import modules_in, parameters_in
+from introspect_cli.capture.naming.contents import modules_in, parameters_in, parameters_of
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Phase
@@ -103,7 +103,7 @@ class Trained:
             named: how often names of parameters were given or taken back so far.
         """
         self._threads.set(optimizer, threading.get_ident())
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = parameters_of(optimizer)
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
         if zero.is_loaded() or now != self._stepped_with.get(optimizer):
             self._stepped_with.set(optimizer, now)
@@ -112,15 +112,13 @@ class Trained:
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer that has not stepped yet holds any of a module's parameters."""
         new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
-        groups = [group for optimizer in new for group in optimizer.param_groups]
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        held = {id(parameter) for optimizer in new for parameter in parameters_of(optimizer)}
         return any(id(parameter) in held for parameter in parameters_in(module))
 
     def _held_ids(self) -> set[int]:
         """`id` of every parameter that a live optimizer holds; cached."""
         if self._parameters is None:
-            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
-            self._parameters = {id(parameter) for group in groups for parameter in group["params"]}
+            self._parameters = {id(parameter) for one in self.optimizers() for parameter in parameters_of(one)}
         return self._parameters
 
     def is_any_written(self) -> bool:

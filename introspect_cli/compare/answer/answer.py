@@ -25,7 +25,6 @@ from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, settin
 from introspect_cli.compare.step.overview import strip_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import owner_of, suggest_renames
-from introspect_cli.compare.terms.reach import leaves_words, measured_by_one
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
 from introspect_cli.compare.terms.table import EQUAL, OTHER, WITHIN
 from introspect_cli.compare.terms.words import how_far, thing, what
@@ -53,7 +52,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     resumed = next((outcome.resumption for outcome in compared.outcomes if outcome.resumption is not None), None)
     code, settings = _code_and_settings(compared, at)
     # where no value differs, what differs in structure has changed nothing
-    findings: list[Beside] = [one for one in (code, compared.reach, resumed) if one is not None]
+    findings: list[Beside] = [one for one in (code, resumed) if one is not None]
     notes = notes_on(compared, notes_on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else [])
     if at is not None:
         findings += compared.structure if by_rank else ()
@@ -160,12 +159,11 @@ def _diverged_answer(
         notes: what was not compared or not observed.
         unchanged: sentence on results that agree all the same; "" for none.
     """
-    options, reach, first, best = compared.options, compared.reach, at.first, at.outcome
+    options, first, best = compared.options, at.first, at.outcome
     training, evaluation = separate_answers(compared)
     story = explanation_of(at)
     causes = ranked_candidates(story.findings, code, settings)
     place, beside = _place_of_both(at, training, evaluation)
-    place = (leaves_words(reach, first) if reach is not None else "") + place
     resumed = next((one.resumption for one in compared.outcomes if one.resumption is not None), None)
     likely = likely_words(story.findings, () if resumed is not None and resumed.lost else causes)
     why = sentence(story.head, story.findings, [text for text, _ in likely], (*story.more, *filter(None, [beside])))
@@ -174,7 +172,7 @@ def _diverged_answer(
     origins = origins_of(best, compared.outcomes) if compared.splits is None or resumed is not None else ()
     origins = with_parts(resumed, first, best.lost, origins) if resumed is not None else origins
     before, nothing = lines_before(at), _nothing_changed_words(at, code)
-    notes = [*notes, measured_by_one(reach) if reach is not None else "", ended.note]
+    notes = [*notes, ended.note]
     return DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),

@@ -19,7 +19,6 @@ from introspect_cli.compare.say import told
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of
 from introspect_cli.compare.terms.evidence import Known
-from introspect_cli.compare.terms.reach import furthest_of, perturbed_notes
 from introspect_cli.compare.terms.result import Counts
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import (
@@ -28,6 +27,7 @@ from introspect_cli.compare.terms.watched import (
     has_failed,
     observed_kinds,
     option_notes,
+    perturbed_notes,
 )
 from introspect_cli.compare.terms.words import listed, some, what
 from introspect_cli.labels import step_words
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.findings import Reach, StructureChange
+    from introspect_cli.compare.terms.findings import StructureChange
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Divergence
     from introspect_cli.compare.wholes import Splits
@@ -154,11 +154,6 @@ class Compared:
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
         return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])
-
-    @cached_property
-    def reach(self) -> Reach | None:
-        """The largest distance of perturbed runs, over all ranks; None without perturbed runs."""
-        return furthest_of(outcome.reach for outcome in self.outcomes)
 
     @cached_property
     def structure(self) -> tuple[StructureChange, ...]:

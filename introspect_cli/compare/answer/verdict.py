@@ -14,7 +14,6 @@ import numpy as np
 from introspect_cli.compare.say import told
 from introspect_cli.compare.step.structure import sentence_of
 from introspect_cli.compare.terms.distance import Layouts, nan_throughout
-from introspect_cli.compare.terms.reach import within_words
 from introspect_cli.compare.terms.result import Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import has_failed, ran_unseen, stopped_within
@@ -106,14 +105,12 @@ def _agreed_verdict(compared: Compared, subject: str, *, results: bool) -> tuple
 
     `results`: whether all results are known to agree, so that other differences pass.
     """
-    counts, outcomes, reach = compared.counts, compared.outcomes, compared.reach
+    counts, outcomes = compared.counts, compared.outcomes
     if results and (compared.best is not None or compared.tally["blind"]):
         return Verdict.SAME, _results_sentence(compared)
     agree = told("agree", extent=compared.extent + "," * bool(counts.within), until=compared.until)
     changes = sentence_of(compared.structure_if_same)
-    if reach is not None and counts.within and not compared.options.tolerant:
-        agree, changes = f"{within_words(reach)}: {agree}", ""
-    elif not changes or compared.options.evaluation is not None:
+    if not changes or compared.options.evaluation is not None:
         agree, changes = told("the-same", subject=subject, agree=agree), ""
     elif any(outcome.unrecorded is not None for outcome in outcomes):
         return Verdict.UNDECIDED, told("could-not-tell", why=told("no-results", agree=agree)) + changes
@@ -172,8 +169,6 @@ def _results_sentence(compared: Compared) -> str:
     """Sentence where all results agree, with the first other difference, unobserved records and structural changes."""
     code = "results-equal" if not compared.within else "results-within"
     text = told(code, names=compared.results, until=compared.until)
-    if compared.within and compared.reach is not None:
-        text = f"{within_words(compared.reach)}: {told('results-agree', names=compared.results, until=compared.until)}"
     first = None if compared.best is None else compared.best.first
     if first is not None:
         text += told("changed-none", step=first.step_words, what=what_diverges(first))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.structure import Structure
     from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.distance import Layouts
-    from introspect_cli.compare.terms.findings import Reach, Resumption
+    from introspect_cli.compare.terms.findings import Resumption
     from introspect_cli.compare.terms.result import Divergence
 
 
@@ -58,7 +58,6 @@ class RankOutcome:
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
-        reach: how far rounding carries a, and b beside it; None without perturbed runs among the noise.
         foreign: perturbed runs among the noise that do not begin a rounding beside a.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
@@ -93,7 +92,6 @@ class RankOutcome:
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
-    reach: Reach | None = None
     foreign: int = 0
     evaluated: tuple[int, ...] = ()
     later: int = 0

@@ -62,40 +62,6 @@ class StructureChange:
     evidence: str = ""
 
 
-@dataclass(frozen=True)
-class StepReach:
-    """The site of a step with the largest distance relative to the perturbed runs' noise.
-
-    Attributes:
-        times: its distance over that.
-        text: the site in words.
-    """
-
-    step: int
-    times: float
-    fqn: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How far b is from a, relative to runs perturbed by one rounding (`--perturb`).
-
-    Attributes:
-        seeds: of the perturbed runs.
-        measured: how many of the compared steps a perturbed run has.
-        compared: how many steps were compared.
-        furthest: the step in which b goes furthest beyond it, or comes nearest to that; None where b equals a.
-        left: the first step in which b leaves it; None where it stays within.
-    """
-
-    seeds: tuple[int, ...]
-    measured: int
-    compared: int
-    furthest: StepReach | None
-    left: StepReach | None
-
-
 class Restored(str, Enum):
     """Whether a part of a checkpoint was restored."""
 

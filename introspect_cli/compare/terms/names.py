@@ -6,7 +6,6 @@ Capture strips wrappers; stores that were imported or written by older versions 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -193,25 +192,6 @@ def numbered_children(names: Iterable[str]) -> Counter[str]:
     """
     every = (name.rpartition(".") for name in with_ancestors(names))
     return Counter(parent for parent, _, last in every if last.isdecimal())
-
-
-class Tree:
-    """Sorted names, where all names below a prefix are one slice."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        """Sort the names now (in the order of recording they nearly are); a name may be there several times."""
-        self._sorted = sorted(names)
-
-    def __contains__(self, top: str) -> bool:
-        """Whether `top` itself or any name below it is there."""
-        places = bisect_left(self._sorted, top), bisect_left(self._sorted, f"{top}.")
-        following = [self._sorted[place] for place in places if place < len(self._sorted)]
-        return any(name == top or name.startswith(f"{top}.") for name in following)
-
-    def below(self, top: str) -> list[str]:
-        """The names strictly below `top`, sorted; repeated ones as often as they were given."""
-        low = bisect_left(self._sorted, f"{top}.")
-        return self._sorted[low : bisect_left(self._sorted, f"{top}/", low)]  # "/" comes after "."
 
 
 # --- trees of modules

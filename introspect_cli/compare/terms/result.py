@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from introspect_cli.compare.changes.clues import CodeChanges
-from introspect_cli.compare.terms.findings import Certainty, Finding, Reach, Resumption, StructureChange
+from introspect_cli.compare.terms.findings import Certainty, Finding, Resumption, StructureChange
 from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class Origin:
     part: str = ""
 
 
-Beside: TypeAlias = StructureChange | CodeChanges | Origin | Resumption | Reach
+Beside: TypeAlias = StructureChange | CodeChanges | Origin | Resumption
 """What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
 
 F = TypeVar("F", bound=Beside)
@@ -367,8 +367,3 @@ class DiffResult:
     def resumed(self) -> Resumption | None:
         """What a resumed run restored; None where neither run is resumed."""
         return next(iter(self.every(Resumption)), None)
-
-    @property
-    def reach(self) -> Reach | None:
-        """Distance of b from a relative to runs perturbed by one rounding; None without such runs as noise."""
-        return next(iter(self.every(Reach)), None)

@@ -22,7 +22,6 @@ from introspect_cli.records import Site, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from introspect_cli.compare.terms.findings import StepReach
     from introspect_cli.compare.terms.sites import Alignment, Ids, Mask
     from introspect_cli.store.format.batch import StepBatch
 
@@ -60,20 +59,14 @@ class Learned(NamedTuple):
         let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
         backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
             ranks or microbatches are put together; None while that was not seen.
-        units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
-        furthest: site with the largest distance of b relative to the perturbed noise.
-        left: first site at which b exceeds it; None while it does not.
     """
 
     coarse: int | None = None
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
-    units: Mapping[str, float] = {}
     flows_back: bool = False
-    furthest: StepReach | None = None
-    left: StepReach | None = None
 
 
 class Half(NamedTuple):

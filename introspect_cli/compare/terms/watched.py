@@ -19,7 +19,7 @@ from introspect_cli.compare.terms.sites import (
     of_kinds,
     phase_code,
 )
-from introspect_cli.records import SETTING_KINDS, Kind, Phase
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -254,4 +254,26 @@ def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> l
             notes.append(f"Neither run could see everything: {text}")
         else:
             notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
+    return notes
+
+
+def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
+    """Notes on perturbed runs: one for each of a and b that is one, and one if `foreign`.
+
+    Args:
+        manifest_a: of run a.
+        manifest_b: of run b.
+        foreign: whether any perturbed run given as noise does not begin a rounding beside a.
+    """
+    seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
+    notes = [
+        f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
+        for name, seed in seeds
+        if seed is not None
+    ]
+    if foreign:
+        notes.append(
+            "A perturbed run given as --noise does not begin one rounding away from a: it counts as ordinary noise and "
+            "does not show what rounding alone does to a."
+        )
     return notes

@@ -8,7 +8,7 @@ ranks. Checksums are exact: the sums under them are integers modulo 2**64.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
 from introspect_cli.store.format.batch import StepBatch, rows_of
-from introspect_cli.store.format.columns import nonempty_rows
 from introspect_cli.store.format.kinds import codes_that
 from introspect_cli.store.ranks.plan import Plan, any_of, group_of, plan_of, starts_of
 from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
@@ -24,12 +23,12 @@ from introspect_cli.sums import mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from introspect_cli.records import Layout
     from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
-    from introspect_cli.store.ranks.whole_names import WholeNames
 
     Array = NDArray[Any]
 
@@ -41,24 +40,33 @@ _ROUNDING = 1e-4
 """Copies whose sketches are further apart than this share of them are different."""
 
 
+@dataclass
 class Combiner:
     """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same.
 
     Attributes:
         tables: the ranks' layouts.
-        names: the common site numbers.
+        kinds: int64 (sites,), the code of each site's kind.
+        value_of: int64 (sites,), for the gradient of an activation the site of that; -1 for all others.
+        buffers_at_first: bool (sites,), values of buffers at the start of a run.
+        left_out: which rows of a step are ignored, bool (rows,).
+        layout_number: the number of a layout of wholes; one that is new gets the next.
         lacking: why values that each rank has its own of are not all there; "" where they are.
         complete: whether all ranks were recorded, so that a missing part of the model is an error.
         plan: of the step that was combined last; None before the first.
     """
 
-    def __init__(self, tables: LayoutTables, names: WholeNames, lacking: str = "", *, complete: bool = False) -> None:
-        """Keep what steps are combined by; see the attributes. Nothing is planned or read yet."""
-        self.tables, self.names = tables, names
-        self.lacking, self.complete = lacking, complete
-        self.plan: Plan | None = None
-        self._layouts = np.zeros(0, np.uint32)
-        self._batched: dict[bytes, int] = {}
+    tables: LayoutTables
+    kinds: Array
+    value_of: Array
+    buffers_at_first: Array
+    left_out: Callable[[StackedStep], Array]
+    layout_number: Callable[[Layout], int]
+    lacking: str
+    complete: bool
+    plan: Plan | None = None
+    _layouts: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    _batched: dict[bytes, int] = field(default_factory=dict)
 
     def combine(self, step: StackedStep) -> StepBatch:
         """Combine a step of all ranks into one batch, one record per site."""
@@ -71,7 +79,7 @@ class Combiner:
         That of the step before, where both have the same `Rows` object, else a new one.
         """
         if self.plan is None or self.plan.basis is not step.rows:
-            self.plan = plan_of(step, self.tables, self.names.kinds, self.names.left_out(step))
+            self.plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
             numbers = step.rows.layout[self.plan.rows[self.plan.starts]]
             different, which = np.unique(numbers, return_inverse=True)
             wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
@@ -83,7 +91,7 @@ class Combiner:
 
         A layout that is new gets the next number.
         """
-        return self.names.layout_number(whole_layout(self.tables.layouts[part]))
+        return self.layout_number(whole_layout(self.tables.layouts[part]))
 
     def batched_number(self, numbers: Array) -> int:
         """The number of the layout of tensors concatenated along dimension 0.
@@ -96,7 +104,7 @@ class Combiner:
         key = numbers.tobytes()
         if key not in self._batched:
             layouts = [self.tables.layouts[number] for number in numbers.tolist()]
-            self._batched[key] = self.names.layout_number(batched_layout(layouts))
+            self._batched[key] = self.layout_number(batched_layout(layouts))
         return self._batched[key]
 
 
@@ -112,32 +120,21 @@ class CombinedStep:
         """Make each group's row of its first record; `combined` does the rest.
 
         Args:
-            combiner: whose tables and names count.
+            combiner: whose tables count.
             step: the records of all ranks.
             plan: of that step.
             layout: uint32 (groups,), the number of each group's layout; changed here.
         """
         self.combiner, self.tables = combiner, combiner.tables
-        self.block, self.ranks_of, self.basis, self.plan, self.layout = (
-            step.block,
-            step.ranks_of,
-            step.rows,
-            plan,
-            layout,
-        )
+        self.block, self.ranks_of, self.basis, self.plan = step.block, step.ranks_of, step.rows, plan
         self.row = plan.rows[plan.starts]
         self.checksums = self.block.checksum[plan.rows]
-        size, block = len(self.row), self.block
-        self.status = block.status[self.row].astype(np.uint8)
-        self.checksum = block.checksum[self.row]
-        self.how = np.full(size, Joined.AS_RECORDED, np.uint8)
-        self.ranks = np.zeros(size, np.uint32)
+        size, firsts = len(self.row), rows_of([self.block], [self.row])
+        floats = {name: column.astype(np.float64) for name, column in firsts.floats.items()}
+        self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, calls=plan.calls)
+        self.text = [*firsts.text]
+        self.how, self.ranks = np.full(size, Joined.AS_RECORDED, np.uint8), np.zeros(size, np.uint32)
         self.elements = np.full(size, -1, np.int64)
-        has_texts = len(nonempty_rows(block.text)) > 0
-        self.text = [block.text[row] for row in self.row.tolist()] if has_texts else [""] * size
-        self.counts = {name: column[self.row] for name, column in block.counts.items()}
-        self.floats = {name: column[self.row].astype(np.float64) for name, column in block.floats.items()}
-        self.sketch = None if block.sketch is None else block.sketch[self.row]
 
     def combined(self) -> StepBatch:
         """The batch of all groups, to be given to `join_slices`; changes the rows, so call it once."""
@@ -145,27 +142,14 @@ class CombinedStep:
         groups, rows = np.array(list(plan.unseen), np.int64), np.array(list(plan.unseen.values()), np.int64)
         self._set_unseen(groups, [self.block.text[row] for row in rows.tolist()])
         self.row[groups] = rows
-        self.layout[groups] = [self.combiner.whole_number(number) for number in self.basis.layout[rows].tolist()]
+        self.out.layout[groups] = [self.combiner.whole_number(number) for number in self.basis.layout[rows].tolist()]
         self._set_unseen(plan.mixed, "some ranks hold parts of it and others what has no known place")
         samples = self._add_parts()
         self._add_unreduced()
         self._combine_partless(plan.partless | samples)
         self._mark_alike()
-        return StepBatch(
-            site=plan.site,
-            sequence=self.block.sequence[self.row],
-            layout=self.layout,
-            status=self.status,
-            checksum=self.checksum,
-            counts=self.counts,
-            floats=self.floats,
-            sketch=self.sketch,
-            text=self.text,
-            how=self.how,
-            ranks=self.ranks,
-            calls=plan.calls,
-            elements=self.elements,
-        )
+        made: dict[str, Any] = {"text": self.text, "how": self.how, "ranks": self.ranks, "elements": self.elements}
+        return replace(self.out, sequence=self.block.sequence[self.row], **made)
 
     # --- rows
 
@@ -178,11 +162,11 @@ class CombinedStep:
             status: a value of `Status`.
             text: one for all, or one for each of them.
         """
-        self.how[groups], self.status[groups] = how, status
-        for column in (*self.counts.values(), *self.floats.values()):
+        self.how[groups], self.out.status[groups] = how, status
+        for column in (*self.out.counts.values(), *self.out.floats.values()):
             column[groups] = -1 if column.dtype.kind == "i" else np.nan
-        if self.sketch is not None:
-            self.sketch[groups] = np.nan
+        if self.out.sketch is not None:
+            self.out.sketch[groups] = np.nan
         texts = [text] * len(groups) if isinstance(text, str) else text
         for group, each in zip(groups.tolist(), texts, strict=True):
             self.text[group] = each
@@ -196,7 +180,7 @@ class CombinedStep:
         """
         groups = np.flatnonzero(groups) if groups.dtype == np.bool_ else groups
         self._reset_groups(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
-        self.checksum[groups] = 0
+        self.out.checksum[groups] = 0
 
     def _hash_checksums(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
         """Set the checksum of each group to a hash of its members' checksums.
@@ -209,7 +193,7 @@ class CombinedStep:
         """
         for group, members in zip(groups.tolist(), np.split(self.checksums[at], starts[1:]), strict=True):
             data = (members if ordered else np.sort(members)).tobytes()
-            self.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+            self.out.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
     def _set_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
         """Fill in counts, extrema and moments over all elements of several rows.
@@ -225,7 +209,7 @@ class CombinedStep:
         for name, column in block.counts.items():
             values = column[rows]
             counted = np.minimum.reduceat(values, starts) >= 0
-            self.counts[name][groups] = np.where(counted, np.add.reduceat(values, starts), -1)
+            self.out.counts[name][groups] = np.where(counted, np.add.reduceat(values, starts), -1)
             if name in _NONFINITE:
                 finite -= np.maximum(values, 0)
         used = finite > 0
@@ -243,12 +227,12 @@ class CombinedStep:
 
         for name in block.floats:
             if name in _EXTREMA:
-                self.floats[name][groups] = _EXTREMA[name].reduceat(values_of(name, np.nan), starts)
+                self.out.floats[name][groups] = _EXTREMA[name].reduceat(values_of(name, np.nan), starts)
             elif name in ("mean", "amean"):
-                self.floats[name][groups] = mean(values_of(name))
+                self.out.floats[name][groups] = mean(values_of(name))
             elif name == "var" and "mean" in block.floats:
                 means = values_of("mean")
-                self.floats[name][groups] = mean(values_of(name) + (means - mean(means)[group]) ** 2)
+                self.out.floats[name][groups] = mean(values_of(name) + (means - mean(means)[group]) ** 2)
 
     def _sketches(self, at: Array) -> Array:
         """float64 (members, 16), the sketches of the members at positions `at` in the plan's rows.
@@ -314,13 +298,14 @@ class CombinedStep:
         unlike = plan.copies[self.checksums[plan.copies] != self.checksums[plan.owner[plan.copies]]]
         doubled = np.zeros(len(self.row), np.bool_)
         doubled[plan.group[unlike]] = True
-        misfits, unknown = np.array(list(plan.misfits), np.int64), np.array(plan.unknown, np.int64)
+        misfits = np.array(list(plan.misfits), np.int64)
         doubled &= plan.parts
-        doubled[misfits] = doubled[unknown] = False
-        self._set_unseen(unknown, "where the parts of it lie could not be worked out")
+        doubled[misfits] = False
         for group, text in plan.misfits.items():
             one = np.array([group])
-            if self.combiner.complete and plan.kind[group] in _STATE:
+            if text is None:
+                self._set_unseen(one, "where the parts of it lie could not be worked out")
+            elif self.combiner.complete and plan.kind[group] in _STATE:
                 at, starts, _ = self._members(one)
                 self._reset_groups(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
                 self._hash_checksums(one, at, starts, ordered=True)
@@ -331,7 +316,7 @@ class CombinedStep:
             ranks = rank_list(self.ranks_of(plan.rows[[plan.owner[where], where]]))
             self._set_unseen(np.array([group]), f"{ranks} hold the same part of it with different values")
         fitting = plan.parts & ~doubled
-        fitting[misfits] = fitting[unknown] = False
+        fitting[misfits] = False
         groups = np.flatnonzero(fitting)
         if len(groups):
             at = np.flatnonzero(fitting[plan.group] & (plan.owner == np.arange(len(plan.rows))))
@@ -339,9 +324,9 @@ class CombinedStep:
             headers = self.tables.header[number]
             self._reset_groups(groups, Joined.PARTS, Status.OBSERVED, "")
             added = np.add.reduceat(unmix(self.checksums[at]) - headers, starts)
-            self.checksum[groups] = mix(added + headers[starts])
-            if self.sketch is not None:
-                self.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
+            self.out.checksum[groups] = mix(added + headers[starts])
+            if self.out.sketch is not None:
+                self.out.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
             self._set_moments(groups, plan.rows[at], starts, self.tables.local_numel[number])
         return doubled & plan.flows
 
@@ -359,17 +344,17 @@ class CombinedStep:
             one = np.array([group])
             part = self.tables.layouts[int(self.basis.layout[self.row[group]])].part
             assert part is not None  # so it was planned
-            if part.reduction not in ("sum", "avg") or number > part.reduced_over or self.sketch is None:
+            if part.reduction not in ("sum", "avg") or number > part.reduced_over or self.out.sketch is None:
                 self._set_unseen(one, f"a {part.reduction} over {part.reduced_over} ranks is still owed")
                 continue
             total = self._sketches(at).sum(axis=0) * (part.reduced_over / len(at))
             self._reset_groups(
                 one, Joined.OWED, Status.PARTIAL, f"{part.reduction} over {part.reduced_over} ranks, still owed"
             )
-            self.sketch[group] = total / part.reduced_over if part.reduction == "avg" else total
+            self.out.sketch[group] = total / part.reduced_over if part.reduction == "avg" else total
             for name in _NONFINITE:
-                if name in self.counts:
-                    self.counts[name][group] = self.block.counts[name][plan.rows[at]].sum()
+                if name in self.out.counts:
+                    self.out.counts[name][group] = self.block.counts[name][plan.rows[at]].sum()
             self._hash_checksums(one, at, np.zeros(1, np.int64), ordered=True)
 
     # --- values without parts
@@ -394,7 +379,7 @@ class CombinedStep:
             partless &= ~own
         cut = any_of(tables.part[number] > 0, plan.starts)
         differ = partless & (cut | ~self._is_equal())
-        self._set_unseen(differ & self.combiner.names.buffers_at_first[plan.site], "another one on each rank")
+        self._set_unseen(differ & self.combiner.buffers_at_first[plan.site], "another one on each rank")
         differ &= ~np.isin(plan.kind, _FIRSTS)
         random = differ & (plan.kind == KIND_CODES[Kind.RNG])
         self._set_unseen(random, "each rank has its own")
@@ -412,7 +397,7 @@ class CombinedStep:
             return
         at, starts, group_of_member = self._members(groups)
         near = np.zeros(len(groups), np.bool_)
-        if self.sketch is not None:
+        if self.out.sketch is not None:
             kept = self._sketches(at)
             distance = np.maximum.reduceat(np.linalg.norm(kept - kept[starts][group_of_member], axis=1), starts)
             near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(kept, axis=1), starts)
@@ -422,7 +407,7 @@ class CombinedStep:
             others = members[self.checksums[members] != self.checksums[members[0]]]
             [first, *ranks] = self.ranks_of(self.plan.rows[[members[0], *others]])
             text = f"copies differ: {rank_list(ranks)} from rank {first}"
-            self._reset_groups(one, Joined.COPIES, int(self.status[one[0]]), text)
+            self._reset_groups(one, Joined.COPIES, int(self.out.status[one[0]]), text)
             self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
 
     def _gather(self, groups: Array) -> None:
@@ -452,7 +437,7 @@ class CombinedStep:
         self._set_moments(groups, rows, starts, held)
         for group, members in zip(groups.tolist(), np.split(layouts[rows], starts[1:]), strict=True):
             parts = self.tables.part[members]
-            self.layout[group] = self.combiner.batched_number(members[parts == parts[0]])
+            self.out.layout[group] = self.combiner.batched_number(members[parts == parts[0]])
 
     def _are_summed(self, groups: Array) -> Array:
         """Bool for each of `groups` (numbers), whether it is the gradient of a value that is equal on all ranks.
@@ -464,7 +449,7 @@ class CombinedStep:
         here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
         equals &= ~np.isin(layouts, layouts[~equals & (plan.kind == KIND_CODES[Kind.OUTPUT])])
         whole = self.how == Joined.PARTS
-        values = self.combiner.names.value_of[here[groups]]
+        values = self.combiner.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
         return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
 
@@ -473,12 +458,12 @@ class CombinedStep:
 
         Not observed where no sketches were kept.
         """
-        if self.sketch is None:
+        if self.out.sketch is None:
             self._set_unseen(groups, "each rank's share of a sum")
         elif len(groups):
             at, starts = self._distinct_members(groups)
             self._reset_groups(groups, Joined.OWED, Status.PARTIAL, "gradients of several ranks, added up")
-            self.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
+            self.out.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
             self._hash_checksums(groups, at, starts, ordered=False)
 
     def _mark_alike(self) -> None:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.store.format.totals import Totals
     from introspect_cli.store.ranks.plan import Plan
     from introspect_cli.store.ranks.stacked import LayoutTables, Rows
-    from introspect_cli.store.ranks.whole_names import WholeNames
 
     Array = NDArray[Any]
 
@@ -33,12 +33,19 @@ _MOST_FORMS = 16
 
 
 def layout_free_digests(
-    names: WholeNames, tables: LayoutTables, rows: Array, plans_of: Callable[[int], Sequence[Plan]]
+    totals: Sequence[Totals],
+    keys: Array,
+    kinds: Array,
+    tables: LayoutTables,
+    rows: Array,
+    plans_of: Callable[[int], Sequence[Plan]],
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
     """Digests of steps that are equal for equal values in any layout.
 
     Args:
-        names: of all ranks, in the whole.
+        totals: of each rank.
+        keys: uint64, of all sites by common number.
+        kinds: int64, codes of their kinds.
         tables: the ranks' layouts.
         rows: (ranks, steps), position of each common step among each rank's entries.
         plans_of: gives the plans of all slices of the step at a position.
@@ -47,7 +54,6 @@ def layout_free_digests(
         the digest of each step, None where the ranks' totals do not tell; and int64 (steps,), a number for each
         combination of the ranks' forms, -1 where unknown.
     """
-    totals = [reader.totals for reader in names.readers]
     out: list[bytes | None] = [None] * rows.shape[1]
     groups = np.full(rows.shape[1], -1, np.int64)
     form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
@@ -60,7 +66,7 @@ def layout_free_digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_constant_parts(names, tables, plan, shares) for plan in plans_of(int(steps[0]))]
+        every_slice = [_constant_parts(keys, kinds, tables, plan, shares) for plan in plans_of(int(steps[0]))]
         slices = [each for each in every_slice if each is not None]
         if len(slices) < len(every_slice):
             continue
@@ -107,7 +113,7 @@ def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Ar
 
 
 def _constant_parts(
-    names: WholeNames, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
+    site_keys: Array, kinds: Array, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
 ) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
@@ -115,10 +121,10 @@ def _constant_parts(
         the keys of sites that were not seen, and what wholes have beside their elements, uint64 (4,); None where the
         steps' totals do not say how they compare.
     """
-    basis, site_keys = plan.basis, np.asarray(names.sites.key, np.uint64)
-    if plan.mixed.any() or plan.unreduced.any() or plan.misfits or plan.unknown:
+    basis = plan.basis
+    if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
         return None
-    kind = names.kinds[basis.site]
+    kind = kinds[basis.site]
     counts = ~np.isin(kind, LEFT_OUT)
     rows = plan.rows[counts[plan.rows]]
     group = plan.group[counts[plan.rows]]
@@ -129,7 +135,7 @@ def _constant_parts(
     headers = tables.header[number]
     if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
         return None
-    if not _is_separate(group, tables.part[number], _share_of(names, tables, basis, rows, shares)):
+    if not _is_separate(group, tables.part[number], _share_of(kinds, tables, basis, rows, shares)):
         return None
     groups = np.unique(group[plan.parts[group]])
     keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
@@ -140,12 +146,12 @@ def _constant_parts(
     return site_keys[basis.site[unseen]], lanes
 
 
-def _share_of(names: WholeNames, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
+def _share_of(kinds: Array, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
     """For each row a number of its share, equal for shares of the same copies.
 
     -1 stands for values of each rank's own, -2 where the rank has no such share on record.
     """
-    kind, rank = names.kinds[basis.site[rows]], basis.rank[rows]
+    kind, rank = kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
     adds_up = np.isin(kind, STATE) | (place > 0)
     numbers: dict[bytes, int] = {}

@@ -52,8 +52,8 @@ class Plan:
         parts: bool (groups,), to be assembled from parts.
         partless: bool (groups,), without parts.
         owner: for each of `rows`, the position in `rows` of the first rank with the same part.
-        misfits: groups whose parts leave some of the whole out or overlap, with the reason.
-        unknown: groups of which it could not be worked out where their parts lie.
+        misfits: groups whose parts leave some of the whole out or overlap, with the reason; None where it could not be
+            worked out where the parts lie.
     """
 
     basis: Rows
@@ -68,8 +68,7 @@ class Plan:
     parts: Array
     partless: Array
     owner: Array
-    misfits: dict[int, str]
-    unknown: list[int]
+    misfits: dict[int, str | None]
 
     @cached_property
     def copies(self) -> Array:
@@ -162,7 +161,6 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
     if len(rows):
         owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
     unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
-    reasons = _misfits(step, tables, rows, starts, parts)
     return Plan(
         basis=basis,
         rows=rows,
@@ -176,15 +174,14 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
         parts=parts,
         partless=~(partly_unseen | mixed | unreduced | parts),
         owner=owner,
-        misfits={group: reason for group, reason in reasons.items() if reason},
-        unknown=[group for group, reason in reasons.items() if reason is None],
+        misfits=_misfits(step, tables, rows, starts, parts),
     )
 
 
 def _misfits(
     step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
 ) -> dict[int, str | None]:
-    """For each group that is assembled from parts, what `_misfit` says; worked out once for equal lists of layouts.
+    """Groups that are to be assembled from parts and cannot be, by what `_misfit` says; equal lists of layouts once.
 
     Args:
         step: of all ranks.
@@ -203,7 +200,8 @@ def _misfits(
         if key not in by_layouts:
             layouts = [tables.layouts[number] for number in numbers.tolist()]
             by_layouts[key] = _misfit(layouts, step.ranks_of(members))
-        out[group] = by_layouts[key]
+        if by_layouts[key] != "":
+            out[group] = by_layouts[key]
     return out
 
 

@@ -41,7 +41,7 @@ class StepsTask(NamedTuple):
     Attributes:
         path: the run.
         mark: `mark_of` the run; the task fails where it has changed.
-        fold: as `WholeNames` takes it.
+        fold: as `WholeReader` takes it.
         steps: numbers of the steps.
     """
 
@@ -143,7 +143,7 @@ def combined_elsewhere(
         reader: of the run.
         path: the run, as workers find it.
         rows: positions of the steps.
-        fold: as `WholeNames` takes it.
+        fold: as `WholeReader` takes it.
         work: runs the tasks.
         each: steps of a task.
     """
@@ -163,7 +163,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
 
     Args:
         run: the run, which stays open as long as the reader is used.
-        fold: as `WholeNames` takes it.
+        fold: as `WholeReader` takes it.
         work: runs the tasks that combine steps; None to combine them here.
     """
     readers = [run.rank(rank) for rank in run.recorded]

@@ -315,11 +315,7 @@ def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
 
 
 def endings(
-    size: int,
-    last: Mapping[int, int | None],
-    ended: Mapping[int, bool],
-    left_out: Collection[int] = (),
-    unfinished: Collection[int] | None = None,
+    size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
 ) -> list[str]:
     """Sentences on ranks that left nothing, or that ended before the others.
 
@@ -328,7 +324,6 @@ def endings(
         last: the last step of each rank that is there; None where it has no step.
         ended: for each rank that is there, whether its writer closed its log.
         left_out: those that were to record nothing.
-        unfinished: of a run in object storage, those of which not all was sent; None of one on disk.
     """
     out: list[str] = []
 
@@ -336,19 +331,12 @@ def endings(
         if ranks:
             out.append(f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1))
 
-    left, unsent = "left" if unfinished is None else "sent", unfinished or ()
-    say([rank for rank in range(size) if rank not in last and rank not in left_out], f"{left} nothing")
-    say([rank for rank, step in last.items() if step is None], f"{left} no step")
+    say([rank for rank in range(size) if rank not in last and rank not in left_out], "left nothing")
+    say([rank for rank, step in last.items() if step is None], "left no step")
     latest = max((step for step in last.values() if step is not None), default=-1)
     for step in sorted({step for step in last.values() if step is not None}):
         ranks = [rank for rank, at in last.items() if at == step]
-        lost = [rank for rank in ranks if rank in unsent and not (step == latest and ended[rank])]
-        if lost:
-            out.append(
-                f"What {rank_list(lost)} of {size} sent ends with step {step}: its last pieces may be missing, and "
-                "more may lie where it was recorded"
-            )
-        cut = [rank for rank in ranks if not ended[rank] and rank not in lost]
+        cut = [rank for rank in ranks if not ended[rank]]
         say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
         if step < latest:
             others = f"{count(latest - step, 'step')} before the others"

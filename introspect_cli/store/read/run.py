@@ -205,24 +205,17 @@ class Run(Closing):
 
     @cached_property
     def endings(self) -> list[str]:
-        """Sentences on how the run ended: `lost_ranks`, an earlier attempt of the launch, an incomplete upload.
-
-        While it is being written only that more was to be sent, of one in object storage.
-        """
+        """Sentences on how the run ended: an incomplete upload, an earlier attempt of the launch, `lost_ranks`."""
+        said = []
         unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
-        if self.state is RunState.RUNNING:
-            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc) if unfinished else None
-            return [f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC, and more was to follow"] if then else []
-        if unfinished and self.world_size < 2:
-            ends = "has no step" if self.last_step is None else f"ends with step {self.last_step}"
-            where = "its last pieces may be missing, and more may lie where it was recorded"
-            return [f"What was sent of the run {ends}: {where}"]
-        launch = launch_of(self.manifest)
-        attempt = launch.get("attempt") if launch is not None else None
-        if not attempt or self.world_size < 2:
-            return self.lost_ranks
-        again = f"This is attempt {attempt} of the launch: what the one before recorded is beside it"
-        return [again, *self.lost_ranks]
+        if unfinished:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc)
+            more = "more was to follow, and may lie where it was recorded"
+            said.append(f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC: {more}")
+        launch = launch_of(self.manifest) or {}
+        if launch.get("attempt") and self.world_size > 1 and self.state is not RunState.RUNNING:
+            said.append(f"This is attempt {launch['attempt']} of the launch: what the one before recorded is beside it")
+        return [*said, *self.lost_ranks]
 
     @cached_property
     def lost_ranks(self) -> list[str]:
@@ -231,8 +224,7 @@ class Run(Closing):
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
-        unfinished = {rank for rank, reader in self._ranks.items() if reader.unfinished}
-        return endings(self.world_size, last, ended, self.left_out, unfinished if self.remote_size else None)
+        return endings(self.world_size, last, ended, self.left_out)
 
     @cached_property
     def settings(self) -> Settings:

@@ -202,13 +202,11 @@ class Extent(NamedTuple):
         piece: the number of the piece, or `INLINE`.
         offset: where in it.
         length: how many.
-        digest: what they digest to, hexadecimal; "" of a log, whose heads vouch for its frames one by one.
     """
 
     piece: int
     offset: int
     length: int
-    digest: str = ""
 
 
 @dataclass
@@ -285,7 +283,7 @@ def _checked_catalogue(fields: Any, inline: bytes) -> Catalogue:
         raise ValueError
     files = {}
     for name, extents in fields["files"].items():
-        files[name] = [Extent(piece, _number(at), _number(length), str(mark)) for piece, at, length, mark in extents]
+        files[name] = [Extent(piece, _number(at), _number(length)) for piece, at, length in extents]
         for extent in files[name]:
             room = len(inline) if extent.piece == INLINE else pieces[_number(extent.piece)][1]
             if extent.offset + extent.length > room:
