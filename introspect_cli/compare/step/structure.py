@@ -65,7 +65,7 @@ class Structure:
     _looked: bool = False
 
     def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add a step's one-sided rows and random states.
+        """Add a step's one-sided rows and random states; tensors that a script saves are no structure.
 
         Merges are looked for once: in the first step in which both runs have one-sided rows.
 
@@ -74,7 +74,8 @@ class Structure:
             layouts: of a and of b.
         """
         for only, half in zip(self.only, causes.halves, strict=True):
-            only.update(dict.fromkeys(half.sites[half.only].tolist()))
+            sites = half.sites[half.only]
+            only.update(dict.fromkeys(sites[~of_kinds(self.alignment.kind[sites], (Kind.PRODUCT,))].tolist()))
             self._sort_one_sided_modules(half)
         for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
