@@ -74,6 +74,7 @@ def capturing(
     """
     from introspect_cli.capture.options.parse import options_of
     from introspect_cli.capture.session import Session
+    from introspect_cli.inspect.runs import chosen
     from introspect_cli.script.ending import Ending, raised_ending
 
     if _active:
@@ -81,8 +82,9 @@ def capturing(
     for name in ("output", "compile", "deterministic", "seed", "children"):
         if name in given:
             raise UsageError(f"{name} is for `introspect capture`, which is there before the script")
-    runs = {name: _chosen_runs(given[name]) for name in ("against", "noise") if given.get(name)}
-    session = Session(target, options_of({"quiet": True, **given, **runs, "output": Path(path)}), launch)
+    if given.get("against"):
+        given = {**given, "against": chosen(given["against"])}
+    session = Session(target, options_of({"quiet": True, **given, "output": Path(path)}), launch)
     _active.append(session.path)
     ending = Ending(0, "returned")
     try:
@@ -96,13 +98,6 @@ def capturing(
         _active.clear()
         session.finish(ending)
         session.print_last_words()
-
-
-def _chosen_runs(named: Any) -> Any:
-    """Paths of runs given by path, number (`@1`) or label: a list for a list or tuple of them, else one path."""
-    from introspect_cli.inspect.runs import chosen
-
-    return [chosen(run) for run in named] if isinstance(named, (list, tuple)) else chosen(named)
 
 
 recording = capture

@@ -99,6 +99,7 @@ class Probes:
         beginning = BeginningProbe(self.context)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[GuardedProbe] = [
+            *([self.perturbed] if self.perturbed is not None else []),  # before anything is recorded of what it moves
             self.children,
             beginning,  # before random states: it looks at the generators first when a step begins
             SeedingProbe(self.context, beginning),
@@ -114,7 +115,6 @@ class Probes:
             CopiesProbe(self.context),  # after the optimizers: what has been stepped is on record
             modules,
             AttributeProbe(self.context, self.rank, options.redact),
-            *([self.perturbed] if self.perturbed is not None else []),
         ]
         taps = TapProbe(self.context)
         self._probes.append(taps)

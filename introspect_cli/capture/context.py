@@ -28,12 +28,6 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 """Phases in which the line that runs is not the one that a value comes from."""
 
 
-@functools.lru_cache(maxsize=1024)
-def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
-    """A tuple equal to `key`, the same object at each call, since thousands of modules hold it."""
-    return key
-
-
 class Stack(threading.local):
     """What runs in one thread: calls of modules, None for one of which nothing is recorded, and steps of optimizers."""
 
@@ -149,5 +143,5 @@ class Context:
         if site is None:
             line = "" if phase in _ELSEWHERE else self.line()
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
-            of.sites[_key(key)] = site
+            of.sites[key] = site
         return site

@@ -95,7 +95,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": probes.modules.unseen.document} if probes.modules.unseen.document else {}),
+        **({"ran_unseen": probes.modules.unseen} if probes.modules.unseen else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,

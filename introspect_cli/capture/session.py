@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
-    from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.store.write.launch import Launch
 
 
@@ -177,7 +176,12 @@ class Session:
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.all_probes import Probes
 
-            box = self._black_box()
+            box = None
+            if self.options.keep_around is not None:
+                from introspect_cli.capture.recording.black_box import BlackBox
+
+                digests = self._reference.digests()
+                box = BlackBox(self.options, self.launch, self._store, digests, self._tell, self._guard.note)
             facts = self._documents.facts
             probes = Probes(
                 self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
@@ -185,14 +189,6 @@ class Session:
             probes.context.clock.on_tick.append(self._end_step)
             probes.install()
             self.probes = probes
-
-    def _black_box(self) -> BlackBox | None:
-        """A new black box for `--keep-around`; None without that option."""
-        if self.options.keep_around is None:
-            return None
-        from introspect_cli.capture.recording.black_box import BlackBox
-
-        return BlackBox(self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note)
 
     def _tell(self, sentence: str) -> None:
         """Print a sentence, or keep it for `print_last_words` once the script is over."""

@@ -247,9 +247,8 @@ def _lines(report: VerifyReport) -> list[str]:
     """The report as text: a line for each damage, then what is sound and how the run ends."""
     from introspect_cli.texts import count
 
-    kept = [(report.steps, "step"), (report.records, "record"), (report.documents, "document")]
-    kept += [(report.tensors, "tensor")] if report.tensors else []
-    counts = [count(number, thing) for number, thing in kept]
+    kept = ("steps", "records", "documents", *(["tensors"] if report.counts["tensors"] else []))
+    counts = [count(report.counts[thing], thing.removesuffix("s")) for thing in kept]
     text = f"{counts[0]} with {', '.join(counts[1:])}"
     out = [f"damaged: {finding}" for finding in report.findings]
     if report.omitted:

@@ -21,7 +21,6 @@ from introspect_cli.tensors.views import address_of, pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
 
 SHARED: Final = 2 * k.CHUNK
 """Elements from which on a tensor is worth the other threads."""
@@ -57,20 +56,16 @@ class Engine:
         self.kernels = k.KERNELS
         self._room = 0
         self._parts = r.empty(0)
-        self._team = np.zeros(k.TEAM_WORDS, dtype=np.int64)
-        self._team_address = self._team.ctypes.data
+        self.team = np.zeros(k.TEAM_WORDS, dtype=np.int64)
+        """Words that threads in a call share, laid out as in `kernels` (PARTS, THREADS, ...)."""
+        self._team_address = self.team.ctypes.data
         self._team_threads = 0
         self._blocks = np.zeros(0, dtype=np.uint8)
         workers = None if alone else parallel.find_workers()
         self._has_workers = workers is not None
         if workers is not None:
-            self._team[[k.PARALLEL, k.NUMBER]] = workers
+            self.team[[k.PARALLEL, k.NUMBER]] = workers
         self._make_room(1 << 22)
-
-    @property
-    def team(self) -> npt.NDArray[np.int64]:
-        """Words that threads in a call share, int64, laid out as in `kernels` (PARTS, THREADS, ...)."""
-        return self._team
 
     def _make_room(self, count: int) -> None:
         """Allocate rows for all chunks of `count` elements, however many tensors they are in, and tell the team.
@@ -80,7 +75,7 @@ class Engine:
         """
         self._room = count
         self._parts = r.empty(2 * count // k.CHUNK + 1)
-        self._team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
+        self.team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
 
     def summarise_contiguous(
         self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int
@@ -145,7 +140,7 @@ class Engine:
             self._make_room(count)
         threads = self._thread_count(count)
         if threads != self._team_threads:
-            self._team[k.THREADS] = self._team_threads = threads
+            self.team[k.THREADS] = self._team_threads = threads
         result: int = getattr(self.kernels, function)(*arguments, self._team_address)
         return result
 

@@ -137,9 +137,7 @@ def test_catalogues_are_read_once_and_pieces_at_most_once(runs, bucket, ask):
     assert len(again) <= 1, "the names of one rank, which the others have alike"
 
 
-@pytest.mark.parametrize(
-    ("what", "where"), [("500", "catalogue"), ("500", "piece"), ("cut", "piece"), ("cut", "catalogue")]
-)
+@pytest.mark.parametrize(("what", "where"), [("500", "piece"), ("cut", "catalogue")])
 def test_a_request_that_fails_once_changes_no_answer(what, where, runs, bucket):
     with bucket.failing(only(what, rf"GET .*{where}", 1)) as asked, open_run(f"{bucket.url}/runs/a") as run:
         there = [list(run.rank(rank).records(5)) for rank in run.ranks]

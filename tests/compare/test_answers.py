@@ -40,7 +40,7 @@ def without_rounding(text):
 @pytest.mark.parametrize(
     ("verb", "corpus", "one_of", "more", "file"),
     [
-        ("diff", "scenes", 3, (), "answers.txt"),
+        ("diff", "scenes", 6, (), "answers.txt"),
         ("diff", "scenes", 40, ("-v", "--all", "--map"), "answers-in-full.txt"),
         ("diff", "checkpoints", 1, (), "answers-checkpoints.txt"),
         ("check", "ill", 1, (), "answers-check.txt"),

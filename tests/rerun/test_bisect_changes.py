@@ -19,6 +19,7 @@ from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsEr
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 from introspect_cli.rerun.changes.search import Search
 from introspect_cli.rerun.changes.sides import Sides, different_files
+from introspect_cli.rerun.commits import Command
 from introspect_cli.rerun.place import Surroundings, build_place, survey
 from introspect_cli.rerun.recipe import Recipe
 from introspect_cli.rerun.variant import Reference, Rerun
@@ -41,7 +42,7 @@ class Asked(Attempts):
         verdict = {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said]
         return Attempt(verdict, done=Rerun(Path(), 0, 1))
 
-    def why(self, chosen):
+    def why_undecided(self, chosen):
         return "it ends with 1"
 
 
@@ -50,7 +51,7 @@ def search(names, rule, most=100, likely=1):
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Surroundings(Path(), Path(), (), (), ()), {}, {}, {}, tuple(elements), ())
     answered = []
-    asked = Asked(sides, elements, Reference(Path(), 3), (), (), Path("runs"), most, answered.append)
+    asked = Asked(sides, elements, Reference(Path(), 3), Command((), ()), Path("runs"), most, answered.append)
     asked.rule = rule
     proof = Search(asked, DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
     return {element.file for element in proof.elements}, proof

@@ -30,7 +30,7 @@ def compiled(engine, tensor, **options):
 
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_the_kernels_give_what_their_formulas_say(engine, dtype):
-    for count in (0, 1, 15, 17, 511, 513, 2049, 70_003):
+    for count in (0, 1, 17, 513, 70_003):
         x = example(dtype, (count,))
         assert_same(compiled(engine, x), expected_row(x))
 
@@ -168,7 +168,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("stride", LARGE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_ones_are_the_same_with_several_threads(engine, several, dtype, stride):
     x = LARGE[stride](example(dtype, (320_000,)))
     alone = compiled(engine, x)

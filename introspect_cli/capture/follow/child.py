@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,29 +48,28 @@ def begin() -> None:
             _watch_worker(text, process)
 
 
+@dataclass
 class Follower:
-    """Waits for torch in one process, and records it from then on.
+    """Waits for torch in one process, and records it from then on; `install` begins to wait.
 
-    Args:
+    Attributes:
         text: the order.
         process: this one.
         everyone: whether processes that this one starts are followed as well.
     """
 
-    def __init__(self, text: str, process: Process, *, everyone: bool) -> None:
-        """Keep what it is given; `install` begins to wait for torch."""
-        self._text = text
-        self._process = process
-        self._everyone = everyone
-        self._session: Session | None = None
-        self._raised: BaseException | None = None
-        self._pid = os.getpid()
+    text: str
+    process: Process
+    everyone: bool
+    _session: Session | None = None
+    _raised: BaseException | None = None
+    _pid: int = field(default_factory=os.getpid)
 
     def install(self) -> None:
         """Wait for the script's `import torch`, by an import hook, after which `record` is called; leave a note."""
         from introspect_cli.capture.start import Start
 
-        options = json.loads(self._text)["options"]
+        options = json.loads(self.text)["options"]
         self._leave_note("started")
         self._start = Start(self.record, seed=options["seed"], deterministic=options["deterministic"])
         self._start.install()
@@ -82,7 +81,7 @@ class Follower:
         try:
             from introspect_cli.capture.ranks.launchers import forget_spawned
 
-            if not self._everyone:
+            if not self.everyone:
                 self._drop_order()
             self._session = session = self._open_session()
             forget_spawned()
@@ -94,7 +93,7 @@ class Follower:
 
     def _drop_order(self) -> None:
         """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
-        paths = json.loads(self._text)["paths"]
+        paths = json.loads(self.text)["paths"]
         os.environ.pop(VARIABLE, None)
         if paths is None:
             os.environ.pop("PYTHONPATH", None)
@@ -113,7 +112,7 @@ class Follower:
         from introspect_cli.script.target import Target
         from introspect_cli.store.files.folders import CHILDREN
 
-        order, process = Order.parse(self._text), self._process
+        order, process = Order.parse(self.text), self.process
         code = process.script is None and process.module is None
         script = "-c" if code else process.script
         target = Target(script, process.module, process.args, order.launcher, order.launched_in)
@@ -160,7 +159,7 @@ class Follower:
             session.finish(raised_ending(raised))
         else:
             session.finish(Ending(None, "ended"))
-        said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]
+        said = [] if session.rank else [f"{self.process.name}: {words}" for words in session.words]
         self._leave_note("finished", run=str(session.path), said=said, code=session.status)
 
     def _leave_note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
@@ -172,7 +171,7 @@ class Follower:
             said: sentences for the person; None for none.
             code: as in `Note`.
         """
-        Note(self._process.name, state, run, said or [], code).leave(json.loads(self._text)["notes"])
+        Note(self.process.name, state, run, said or [], code).leave(json.loads(self.text)["notes"])
 
 
 def _watch_worker(text: str, process: Process) -> None:

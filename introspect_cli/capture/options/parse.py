@@ -50,12 +50,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     values["steps"] = _pop_schedule(values)
     options = CaptureOptions(**values)
     if options.against is not None:
-        options = replace(options, against=_absolute(options.against), noise=tuple(map(_absolute, options.noise)))
+        options = replace(options, against=_absolute(options.against))
         if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
             raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
-    comparing = options.rtol or options.noise or options.diff or options.stop
-    if options.against is None and comparing:
-        raise UsageError("--rtol, --noise, --diff, --stop say how to compare: name a run with --against")
+    if options.against is None and (options.diff or options.stop):
+        raise UsageError("--diff and --stop say how to compare: name a run with --against")
     try:
         shlex.split(options.diff or "")
     except ValueError as error:

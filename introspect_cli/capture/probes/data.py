@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,16 +24,13 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.step_rows import Row
 
 
+@dataclass(eq=False)
 class _Source:
     """Identity of a loader while it or an iterator of it lives; `zip(DataLoader(...), ...)` drops the loader."""
 
-    __slots__ = ("__weakref__", "class_name", "number", "settings")
-
-    def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
-        """Keep what is told of a loader: its number, its class and its settings."""
-        self.number = number
-        self.class_name = class_name
-        self.settings = settings
+    number: int
+    class_name: str
+    settings: dict[str, Any]
 
 
 class DataProbe(GuardedProbe):

@@ -28,7 +28,7 @@ from introspect_cli.capture.naming.contents import (
     wrapped,
 )
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
-from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen, tensors_given
+from introspect_cli.capture.probes.own_calls import OwnCalls, tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.views import unobserved
 
@@ -53,8 +53,6 @@ class ModuleProbe(OwnCalls):
         self.values = ModuleValues(context, gradients)
         """Recorder of inputs and outputs."""
         self._names, self._draws = context.names, context.draws
-        self.unseen = Unseen(context, self.see_forward)
-        """Methods that ran unseen."""
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `nn.Module.__call__` that records.
@@ -119,7 +117,7 @@ class ModuleProbe(OwnCalls):
             result = self._record_call(original, module, args, kwargs)
             if not calls:
                 with self._guarded:
-                    self.unseen.note_callers(module, stack.outer)
+                    self._note_callers(module, stack.outer)
                 with self._guarded, unobserved():
                     self._context.clock.mark_graph(result)
             return result
@@ -148,10 +146,6 @@ class ModuleProbe(OwnCalls):
             return original(module, *args, **kwargs)
         finally:
             del calls[depth:]
-
-    def on_after_optimizer(self) -> None:
-        """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
-        self.unseen.note_uncalled()
 
     def _tell_clock(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the clock of an outermost call, and keep its phase; nothing for a call that only traces shapes.

@@ -54,6 +54,13 @@ class OwnCalls(GuardedProbe):
     _record_by_name: Any
     """The same for the `forward` of other classes, which `nn.Module.__call__` calls as well."""
 
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
+        super().__init__(context)
+        self.unseen: dict[str, dict[str, list[str]]] = {}
+        """By module and phase, the methods that ran unseen; "" where a gradient alone says that something did."""
+        self._looked: set[tuple[int, int, Phase]] = set()
+
     def subclassing(self, _original: object) -> Any:
         """A replacement of `nn.Module.__init_subclass__` that watches each new class.
 
@@ -132,33 +139,8 @@ class OwnCalls(GuardedProbe):
         functools.update_wrapper(own, original)
         self._patches.replace(home, name, own)
 
-
-def is_ours(function: FunctionType) -> bool:
-    """Whether a function is a replacement by `OwnCalls`."""
-    return function.__code__.co_filename == __file__
-
-
-def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-    """`id` of each tensor in a call's arguments, nested ones included."""
-    return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))
-
-
-class Unseen:
-    """Methods of models that ran unseen, for the manifest.
-
-    Attributes:
-        document: by module and phase, the methods that ran; "" where a gradient alone says that something did.
-    """
-
-    def __init__(self, context: Context, see_forward: Callable[[type[nn.Module]], None]) -> None:
-        """Start empty; `see_forward` is called with each class whose `forward` was found to have run unseen."""
-        self._see_forward = see_forward
-        self.document: dict[str, dict[str, list[str]]] = {}
-        self._context = context
-        self._looked: set[tuple[int, int, Phase]] = set()
-
     @uncounted
-    def note_callers(self, module: nn.Module, phase: Phase) -> None:
+    def _note_callers(self, module: nn.Module, phase: Phase) -> None:
         """Note each method under way of a module that holds this one, such as `generate`.
 
         Each caller is looked at once.
@@ -184,9 +166,9 @@ class Unseen:
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
             if holder is not None:
-                self._add(holder, caller.f_code.co_name, phase)
+                self._add_unseen(holder, caller.f_code.co_name, phase)
 
-    def note_uncalled(self) -> None:
+    def on_after_optimizer(self) -> None:
         """Note modules with a parameter that has a gradient, though neither they nor any holder were called.
 
         Looks after 1, 2, 3, 5, 9, ... steps, if that step is recorded; nothing in the others.
@@ -195,13 +177,13 @@ class Unseen:
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
             return  # after 1, 2, 3, 5, 9... steps
         known: dict[int, bool] = {}
-        for optimizer in clock.trained.of_this_thread():
+        for optimizer in clock.trained.optimizers():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 name = names.parameters.name_of(parameter)
                 place = None if name is None or parameter.grad is None else name.place_of(parameter)
                 module = None if place is None else place[0]()
                 if module is not None and not known.setdefault(id(module), self._was_called(module)):
-                    self._add(module, "", Phase.FORWARD)
+                    self._add_unseen(module, "", Phase.FORWARD)
 
     def _was_called(self, module: nn.Module) -> bool:
         """Whether the module or one that holds it was ever called, or is not to be recorded."""
@@ -209,7 +191,7 @@ class Unseen:
         states = (names.find(one) for one in (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
-    def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
+    def _add_unseen(self, module: nn.Module, how: str, phase: Phase) -> None:
         """Add a method to a module's entry, 1000 modules at most.
 
         For `forward` or "" have the class's `forward` watched.
@@ -220,10 +202,20 @@ class Unseen:
             phase: in which.
         """
         state = self._context.names.find(module)
-        if state is None or len(self.document) >= MAX_UNSEEN:
+        if state is None or len(self.unseen) >= MAX_UNSEEN:
             return
-        methods = self.document.setdefault(state.fqn, {}).setdefault(phase.value, [])
+        methods = self.unseen.setdefault(state.fqn, {}).setdefault(phase.value, [])
         if how not in methods:
             methods.append(how)
         if how in {"", "forward"}:
-            self._see_forward(type(module))
+            self.see_forward(type(module))
+
+
+def is_ours(function: FunctionType) -> bool:
+    """Whether a function is a replacement by `OwnCalls`."""
+    return function.__code__.co_filename == __file__
+
+
+def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    """`id` of each tensor in a call's arguments, nested ones included."""
+    return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))

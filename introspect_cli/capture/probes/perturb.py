@@ -38,7 +38,6 @@ class PerturbProbe(GuardedProbe):
     """Moves parameters, each once. The only thing in a capture that writes to the script's values, and on request."""
 
     name = "perturb"
-    first = True
     lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:

@@ -59,7 +59,8 @@ class StateProbe(GuardedProbe):
         """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
-        self._unheld = UnheldParameters(context)
+        self._unheld: list[weakref.ref[torch.Tensor]] = []
+        self._unheld_as_of = -1
         self._step = self._called = -1
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
@@ -225,7 +226,7 @@ class StateProbe(GuardedProbe):
             root: the outermost module.
             with_buffers: True in the first call of a step alone; later, modules have written to their own buffers.
         """
-        alone, contents = self._unheld.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        alone, contents = self._unheld_parameters(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
@@ -235,6 +236,20 @@ class StateProbe(GuardedProbe):
         if phase is Phase.START:
             self._writes.set(root, True)
         self._record(changed, phase, again=True)
+
+    def _unheld_parameters(self) -> list[torch.Tensor]:
+        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
+
+        [] also where parameters lie in flat tensors. Cached until a name changes.
+        """
+        names = self._context.names.parameters
+        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
+            return []
+        if self._unheld_as_of != names.changes:
+            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
+            self._unheld_as_of, self._unheld = names.changes, list(map(weakref.ref, alone))
+        return [tensor for reference in self._unheld if (tensor := reference()) is not None]
 
     def _rewritten(self, contents: Contents) -> Contents:
         """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
@@ -388,27 +403,3 @@ def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Conten
     """The tensors for which `are(tensor)` is true, with their kinds; `are` is called once for each."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []
-
-
-class UnheldParameters:
-    """Parameters that an optimizer holds and no module."""
-
-    def __init__(self, context: Context) -> None:
-        """Look for nothing before `tensors`."""
-        self._context = context
-        self._as_of = -1
-        self._references: list[weakref.ref[torch.Tensor]] = []
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
-
-        [] also where parameters lie in flat tensors. Cached until a name changes.
-        """
-        names = self._context.names.parameters
-        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
-            return []
-        if self._as_of != names.changes:
-            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
-            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
-            self._as_of, self._references = names.changes, list(map(weakref.ref, alone))
-        return [tensor for reference in self._references if (tensor := reference()) is not None]

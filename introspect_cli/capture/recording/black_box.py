@@ -17,24 +17,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from introspect_cli.capture.recording.step_block import SavedTensor, save_tensor
+from introspect_cli.capture.recording.step_block import save_tensor
 from introspect_cli.errors import belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
-from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.records import Site
     from introspect_cli.store.write.launch import Launch
     from introspect_cli.store.write.run_writer import StoreWriter
-    from introspect_cli.tensors.summarizer import Summarizer
 
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 
@@ -218,72 +214,3 @@ class BlackBox:
 def _size(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
-
-
-class SavedTensors:
-    """Copies values to be stored whole, as they are recorded; the recorder's lock is held.
-
-    Attributes:
-        of_step: those of the current step so far.
-        are_wanted: whether any may be.
-    """
-
-    def __init__(
-        self, globs: tuple[str, ...], summarizer: Summarizer, box: BlackBox | None, sites: Sites, lock: threading.RLock
-    ) -> None:
-        """Start with no value copied.
-
-        Args:
-            globs: `--save-tensors`.
-            summarizer: makes the copies.
-            box: the black box; None without one.
-            sites: by number, and which match the globs.
-            lock: the recorder's.
-        """
-        self.are_wanted = bool(globs) or box is not None
-        self._summarizer, self._box, self._sites, self._lock = summarizer, box, sites, lock
-        self.of_step: list[SavedTensor] = []
-
-    def save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing.
-
-        Args:
-            site: number of its site.
-            slot: the summarizer's.
-            value: just recorded.
-        """
-        box, always = self._box, site in self._sites.whole
-        if not always and box is None:
-            return
-        value = value.local if isinstance(value, Placed) else value
-        if always:
-            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
-                self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value)))
-        elif box is not None and box.reserve(self._sites.of[site], value):
-            try:
-                self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value), always=False))
-            except Exception as error:  # there is no memory for it, or no way to copy it
-                box.give_up(error)
-
-    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Tell the black box what the comparison with a reference has found.
-
-        Args:
-            agreed: the last step up to which the runs agree.
-            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
-                not.
-        """
-        box = self._box
-        if box is None or not box.open:
-            return
-        with self._lock:
-            if diverged is None:
-                box.drop_agreed(agreed)
-            else:
-                box.write_divergence(*diverged)
-
-    def begin_step(self) -> None:
-        """Start a new list of copies as a step ends; the old list is the ended step's."""
-        self.of_step = []
-        if self._box is not None:
-            self._box.begin_step()

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.recording.black_box import SavedTensors
-from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
+from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock, save_tensor
 from introspect_cli.capture.recording.step_policy import Records
 from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import NEVER
 from introspect_cli.tensors.kernels import new_lock
 from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,14 +42,9 @@ if TYPE_CHECKING:
 _SUMMARISED = (torch.Tensor, Placed)
 
 
-def _not_small(_site: int, _value: object) -> int:
-    """Stand for `record_small` where values cannot be recorded in one call: -1, nothing done."""
-    return -1
-
-
-def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
-    """Stand for `_record_small_all` where values cannot be recorded in one call: False, nothing done."""
-    return False
+_NOT_SMALL: Callable[[int, Any], int] = lambda _site, _value: -1  # noqa: E731 - no more than a value
+_NONE_SMALL: Callable[[Any, Any], bool | list[int]] = lambda _sites, _tensors: False  # noqa: E731 - as above
+"""Stand for the intake's `record` and `record_all` where values cannot be recorded in one call: nothing is done."""
 
 
 class Recorder:
@@ -88,8 +83,7 @@ class Recorder:
         self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
-        self.saved = SavedTensors(save_tensors, summarizer, policy.box, self._sites, self._lock)
-        self._save = self.saved.save
+        self._saved: list[SavedTensor] = []  # copies of this step's values that are stored whole
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
         self.step_rows = StepRows(self._sites, self._lock)
@@ -97,11 +91,11 @@ class Recorder:
         self._spare: StepBlock | None = None  # of a step that was written
         self._blocks: deque[StepBlock] = deque()  # of ended steps that wait to be written
         self._begun: StepBlock | None = None  # whose writing has begun and not ended
-        self.intake = None if self.saved.are_wanted else summarizer.intake
+        self.intake = None if save_tensors or policy.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.record_small: Callable[[int, Any], int] = _not_small
+        self.record_small = _NOT_SMALL
         """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
-        self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
+        self._record_small_all = _NONE_SMALL
         if self.intake is not None:
             rows = self.step_rows
             self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
@@ -112,7 +106,7 @@ class Recorder:
         self.step_rows.only = sites
         if sites is not None and self.intake is not None:
             self.intake.into()
-            self.record_small, self._record_small_all = _not_small, _none_small
+            self.record_small, self._record_small_all = _NOT_SMALL, _NONE_SMALL
 
     @property
     def rows(self) -> int:
@@ -151,6 +145,44 @@ class Recorder:
             self.step_rows.note(site, slot)
             self._save(site, slot, value)
         return slot
+
+    def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing. Lock held.
+
+        Args:
+            site: number of its site.
+            slot: the summarizer's.
+            value: just recorded.
+        """
+        box, always = self._policy.box, site in self._sites.whole
+        if not always and box is None:
+            return
+        value = value.local if isinstance(value, Placed) else value
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self._saved.append(SavedTensor(slot, self.summarizer.copy_to_host(value)))
+        elif box is not None and box.reserve(self._sites.of[site], value):
+            try:
+                self._saved.append(SavedTensor(slot, self.summarizer.copy_to_host(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.give_up(error)
+
+    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Tell the black box what the comparison with a reference has found.
+
+        Args:
+            agreed: the last step up to which the runs agree.
+            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
+                not.
+        """
+        box = self._policy.box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.drop_agreed(agreed)
+            else:
+                box.write_divergence(*diverged)
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
         """Record each value at its site, in order; where all are tensors they are summarised together."""
@@ -206,7 +238,7 @@ class Recorder:
             if not (keep and wanted):
                 self.step_rows.take_back(0)
                 self.step_rows.times.clear()
-                self.saved.of_step.clear()
+                self._saved.clear()
             self._blocks.clear()
             self.step = self.steps_written = 0
             self._policy.restart()
@@ -251,7 +283,7 @@ class Recorder:
         if not self.step_rows.sites:
             return
         try:
-            rows, saved = self.step_rows, self.saved.of_step
+            rows, saved = self.step_rows, self._saved
             noted = rows.sites.copy(), rows.slots.copy()
             ended = EndedStep(self.step, *noted, saved, rows.given, self.labels())
             block, self._spare = self._spare, None
@@ -295,16 +327,18 @@ class Recorder:
         if expiry == NEVER:
             return
         try:
-            saved = block.save_whole(self._store)
+            saved = block.saved(always=True)
+            for checksum, value in saved.items():
+                save_tensor(self._store, checksum, value)
             last = self._rank.last_step
             if last is None or last < ended.step:
                 self._append(block)
             self.steps_written += 1
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
+                policy.box.add(ended.step, block.saved(always=False), self._rank.digest, not_finite=not_finite)
             if policy.may_drop:
-                policy.note_written(ended.step, expiry, saved)
+                policy.note_written(ended.step, expiry, frozenset(saved))
         except StoreError as error:
             self._lose(error)
 
@@ -326,7 +360,9 @@ class Recorder:
     def _empty(self) -> None:
         """Clear the current rows and copies. Lock held."""
         self.step_rows.clear()
-        self.saved.begin_step()
+        self._saved = []  # the old list is the ended step's
+        if self._policy.box is not None:
+            self._policy.box.begin_step()
 
     def _lose(self, error: StoreError) -> None:
         """Stop recording, and tell the session that the store was lost."""
