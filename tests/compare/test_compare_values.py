@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from introspect_cli.compare.changes.clues import Clues
 from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed, changed_between
+from introspect_cli.compare.changes.statements import Clues
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.units import join_edits
