@@ -21,6 +21,7 @@ from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.notebook import Comparison, RunView
@@ -33,8 +34,7 @@ _SHOWN = 6
 _LEVELS = ("module", "op")
 
 
-@contextmanager
-def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
+def capture(model: Any, path: str | Path, **options: Any) -> AbstractContextManager[Path]:
     """Record what runs inside a `with` block.
 
     Everything that trains in this process meanwhile is recorded, loss modules and other models too; `model` is the
@@ -47,15 +47,14 @@ def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
             `stats="mean,std"`, `steps="0:10,100::100"`, `save_tensors=["*.head"]`, `level="op"`, `force=True`. Nothing
             is said on stderr unless `quiet=False`.
 
-    Yields:
-        the run's directory.
+    Returns:
+        what a `with` takes; it gives the run's directory.
 
     Raises:
         UsageError: a name is unknown, or a capture is already running.
         StoreError: the directory exists, or cannot be made.
     """
-    with capturing(model, path, options) as place:
-        yield place
+    return capturing(model, path, options)
 
 
 @contextmanager

@@ -183,10 +183,6 @@ def _held_in(item: Any) -> dict[Any, Any]:
     return _own_dict(item) or {}
 
 
-def _is_container(cls: type) -> bool:
-    return issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
-
-
 def _collect(
     value: Any, path: str, leaves: Leaves, holders: list[tuple[str, str]], above: list[int], objects: int
 ) -> None:
@@ -210,7 +206,8 @@ def _collect(
         return
     holders.append((path, type(value).__name__))
     above.append(id(value))
-    plain = _is_container(type(value))
+    cls = type(value)
+    plain = issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
     for piece, item in children:
         _collect(item, path + piece, leaves, holders, above, objects if plain else objects + 1)
     above.pop()

@@ -410,8 +410,7 @@ class Summarizer:
         """
         with self._lock:
             pending = self._devices.hand_over()
-            if self._memory is not None:
-                self._memory.turn()
+            self._memory.turn()
             notes = self._notes
             arena = self._arena.copy(len(self._layout_of)) if pending else self._arena
             facts = notes.facts(self._layout_of, self._layouts)
@@ -427,8 +426,7 @@ class Summarizer:
     def close(self) -> None:
         """Free all memory, on devices too; the summarizer must not be used afterwards."""
         with self._lock:
-            if self._memory is not None:
-                self._memory.clear()
+            self._memory.clear()
             self._arena.clear()
             self._devices.clear()
             self._reset()

@@ -32,10 +32,9 @@ def assert_worded(name, said):
 
 
 def without_rounding(text):
-    """A text without what another processor rounds otherwise: how many agree closely, tiny distances, checksums."""
-    return re.sub(
-        r"\d+(?= of them (?:only )?within| more within)|\d(?:\.\d+)?e-(?:0[6-9]|\d\d)|\b[0-9a-f]{16}\b", "#", text
-    )
+    """A text without numbers that another processor rounds otherwise: counts, tiny distances and checksums."""
+    counts = r"\d+(?= of them (?:only )?within| more within| divergences? in| not listed)"
+    return re.sub(rf"{counts}|\d(?:\.\d+)?e-(?:0[6-9]|\d\d)|\b[0-9a-f]{{16}}\b", "#", text)
 
 
 @pytest.mark.parametrize(

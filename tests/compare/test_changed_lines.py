@@ -10,9 +10,9 @@ from artefacts import ROOT
 from kept_runs import key_of
 from projects import MODEL, TRAIN
 
-from introspect_cli.compare.changes.clues import Clues
 from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed
+from introspect_cli.compare.changes.statements import Clues
 
 
 def changes_of(file, one, two):

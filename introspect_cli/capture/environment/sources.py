@@ -145,12 +145,18 @@ def relative(path: str) -> str:
     return real[len(found) :] if found else Path(real).name
 
 
+def attributes_of(value: object) -> dict[str, Any]:
+    """An object's `__dict__`, read past methods of its class; {} where it has none."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) is dict else {}
+
+
 def file_of(module: object) -> str:
     """A module's `__file__`, "" without one; read past the module's own methods, which may import or raise."""
-    try:
-        file = object.__getattribute__(module, "__dict__").get("__file__")
-    except (AttributeError, TypeError):
-        return ""
+    file = attributes_of(module).get("__file__")
     return file if type(file) is str else ""
 
 

@@ -22,11 +22,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.frames import Places
+from introspect_cli.capture.frames import Places, is_introspects
 from introspect_cli.capture.ops.schema import OpFacts, facts_of, plain_arguments
-from introspect_cli.capture.ops.values import FLOATS, Writers, arguments_of_element, is_parameter, outputs, tensors
+from introspect_cli.capture.ops.values import (
+    FLOATS,
+    arguments_of_element,
+    is_parameter,
+    outputs,
+    tensors,
+)
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.views import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,6 +43,9 @@ if TYPE_CHECKING:
 
 
 MAX_ARGUMENTS = 10_000
+MAX_INPUTS = 64
+"""Inputs that are named of one operator, at most."""
+_NUMBERS = (int, float, bool, str)
 SCRIPT = "script"
 """FQN of operators that run outside every module."""
 
@@ -154,7 +164,8 @@ class OpProbe(GuardedProbe):
         self._calls: dict[tuple[OpFacts, str, Phase, int], OpCall] = {}
         self._by_node: dict[int, OpCall | None] = {}
         self._is_wanted = functools.cache(context.names.wanted)
-        self._writers = Writers(context)
+        self._written_by: dict[int, int] = {}
+        """Last site that wrote each piece of memory in this step, by address."""
         self._arguments: dict[str, dict[str, Any]] = {}
         self._mode = OpMode(self)
 
@@ -194,7 +205,7 @@ class OpProbe(GuardedProbe):
         Pops the mode too if the recorder does not want what comes next.
         """
         self._by_node.clear()
-        self._writers.clear()
+        self._written_by.clear()  # memory may be used for something else then
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._mode.leave_stack()
@@ -311,7 +322,7 @@ class OpProbe(GuardedProbe):
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
         with self._guarded:
-            if not self._recorder.wanted or (frame is not None and self._places.is_introspects(frame)):
+            if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
             node = private_api.running_node()
             call = self._find_call(self._facts_of(func), node, frame)
@@ -321,9 +332,9 @@ class OpProbe(GuardedProbe):
                 self._write_results(func, call, node, args, kwargs, result)
             elif call.facts.unwritten:
                 for _, value in tensors("", result):
-                    self._writers.forget(value)
+                    self._forget_writer(value)
             elif args and is_parameter(args[0]):
-                self._writers.writer_of(args[0])  # a view of a parameter is known by its memory from here on
+                self._writer_of(args[0])  # a view of a parameter is known by its memory from here on
 
     def _write_results(
         self,
@@ -346,7 +357,7 @@ class OpProbe(GuardedProbe):
             kwargs: its keyword arguments.
             result: what it returned.
         """
-        facts, writers = call.facts, self._writers
+        facts = call.facts
         found: Iterable[tuple[str, torch.Tensor]]
         found = (
             (("", result),)
@@ -358,7 +369,7 @@ class OpProbe(GuardedProbe):
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
             if value.dtype not in FLOATS:
-                writers.forget(value)
+                self._forget_writer(value)
                 continue
             site = call.sites.get(path)
             if site is None:
@@ -369,7 +380,7 @@ class OpProbe(GuardedProbe):
             elif given is None:
                 given = self._given_of(call, node, args, kwargs)
             self._recorder.emit(site, value, given)
-            writers.set_writer(site, value)
+            self._set_writer(site, value)
 
     def _note_arguments(self, func: Any, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Keep an operator's plain arguments by the place of its call: the document `settings/operators`.
@@ -384,6 +395,50 @@ class OpProbe(GuardedProbe):
         ):
             self._arguments[key] = noted
             self._context.facts["operators"] = lambda: self._arguments
+
+    def _set_writer(self, site: int, value: torch.Tensor) -> None:
+        """Note `site` as the last that wrote a tensor's memory; nothing for a tensor without memory."""
+        memory = memory_of(value)
+        if memory:
+            self._written_by[memory] = site
+
+    def _forget_writer(self, value: torch.Tensor) -> None:
+        """Forget which site wrote a tensor's memory, since a result that is not recorded was written to it."""
+        self._written_by.pop(memory_of(value), None)
+
+    def _writer_of(self, value: torch.Tensor) -> int:
+        """Number of the last site that wrote a tensor's memory; a parameter that none has written is its own site.
+
+        -1 for any other tensor.
+        """
+        memory = memory_of(value)
+        site = self._written_by.get(memory, -1)
+        if site < 0 and is_parameter(value):
+            name = self._context.names.parameters.name_of(value)
+            if name is not None:
+                site = self._written_by[memory] = self._context.site(name, Phase.START, Kind.PARAM)
+        return site
+
+    def _writers_of(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
+        """Sites that wrote the floating point inputs, each once, in order, the first 64; -1 is for unknown ones."""
+        found: list[int] = []
+        self._collect(values, found)
+        return found
+
+    def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
+        """Append the sites that wrote the floating point tensors among values, in nested lists too, to `found`."""
+        for value in values:
+            if value is None or isinstance(value, _NUMBERS):
+                continue
+            if isinstance(value, torch.Tensor):
+                if value.dtype in FLOATS:
+                    site = self._writer_of(value)
+                    if site not in found:
+                        found.append(site)
+                        if len(found) >= MAX_INPUTS:
+                            return
+            elif isinstance(value, (tuple, list)):
+                self._collect(value, found)
 
     def _new_site(self, call: OpCall, path: str) -> int:
         """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
@@ -402,7 +457,7 @@ class OpProbe(GuardedProbe):
             args: the inputs.
             kwargs: the inputs by name.
         """
-        sites = self._writers.writers_of(args if not kwargs else (*args, *kwargs.values()))
+        sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self._known_forward_call(node) or node.name()
         if call.known != (sites, origin):
             call.known = (sites, origin)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
 from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, SHORT, STATS
@@ -126,8 +126,7 @@ _CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
 """Options that take names out of a list, or `default`, `all` or `none`."""
 
 
-@dataclass(frozen=True)
-class ValueName:
+class ValueName(NamedTuple):
     """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
 
     Attributes:
@@ -160,8 +159,7 @@ class ValueName:
         return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two values, of which the first depends on the second.
 
     Attributes:

@@ -191,7 +191,8 @@ class AttributeProbe(GuardedProbe):
             text = _text(value)
             if not text:
                 continue
-            text = self._redacted(name, value, text)
+            if value is not None and type(value) is not bool:
+                text = redact.value(name, text, self._secret)[:MAX_TEXT]
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
@@ -201,13 +202,6 @@ class AttributeProbe(GuardedProbe):
         ]
         if hooks:
             yield "hooks", ", ".join(hooks)[:MAX_TEXT]
-
-    def _redacted(self, name: str, value: object, text: str) -> str:
-        """The text, cut to 200 characters, redacted where its name or looks are a secret's.
-
-        None and booleans never are.
-        """
-        return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:MAX_TEXT]
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from introspect_cli.capture.frames import attributes_of, script_frames, variables_of
+from introspect_cli.capture.environment.sources import attributes_of
+from introspect_cli.capture.frames import script_frames, variables_of
 from introspect_cli.capture.naming.contents import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.script_values import tensors_of

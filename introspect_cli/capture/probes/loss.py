@@ -74,7 +74,7 @@ class LossProbe(GuardedProbe):
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it
-            leaves = self._record_leaves(roots) if self._are_leaves_wanted else []
+            leaves = self._record_leaves(roots) if not self._context.names.any_module else []
             self._record(roots, call)
             if not leaves:
                 return None
@@ -118,11 +118,6 @@ class LossProbe(GuardedProbe):
                 path = "" if len(roots) == 1 else f"[{position}]"
                 site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
                 self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
-
-    @property
-    def _are_leaves_wanted(self) -> bool:
-        """Whether no module was named or called so far; only then are leaves recorded."""
-        return not self._context.names.any_module
 
     def _record_leaves(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Name the leaves of a graph before its backward pass, and record their values.
@@ -170,7 +165,7 @@ class LossProbe(GuardedProbe):
         """Record the last leaves as call 1, at the end of the script; only in the step of the last backward pass."""
         step, named = self._last
         self._last = -1, []
-        if step == self._recorder.step and self._recorder.wanted and self._are_leaves_wanted:
+        if step == self._recorder.step and self._recorder.wanted and not self._context.names.any_module:
             for name, reference in named:
                 if (leaf := reference()) is not None:
                     self._record_leaf(Phase.START, Kind.PARAM, name, 1, leaf)

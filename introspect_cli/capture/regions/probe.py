@@ -35,7 +35,7 @@ class TapProbe(GuardedProbe):
 
     def __init__(self, context: Context) -> None:
         """Watch nothing yet."""
-        super().__init__(context, then=self._take_nothing)
+        super().__init__(context, then=self.remove)
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: ById[int] = ById()
         self._calls: defaultdict[tuple[str, Phase], CallCount] = defaultdict(CallCount)
@@ -49,12 +49,8 @@ class TapProbe(GuardedProbe):
 
     def remove(self) -> None:
         """Empty `Sink`, and stop listening; taps in compiled code then do nothing."""
-        self._take_nothing()
-        super().remove()
-
-    def _take_nothing(self) -> None:
-        """Empty `Sink`, so that taps report to nobody."""
         Sink.take = None
+        super().remove()
 
     def module_number(self, module: nn.Module) -> str:
         """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.capture.recording.step_rows import Row
+    from introspect_cli.capture.recording.sites import Row
 
 MAX_SPANS = 1000
 _MARK = "introspect: made before anything was trained"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.capture.recording.step_rows import Row
+    from introspect_cli.capture.recording.sites import Row
 
 
 class Trained:
@@ -285,7 +285,7 @@ class Evaluation:
             if draw.loader != self._feeder:
                 break
             if draw.rows is None:
-                draw.rows = self._recorder.step_rows.take_back(draw.start)
+                draw.rows = self._recorder.take_back(draw.start)
                 taken = draw.rows + taken
                 began |= draw.began
         return taken, began
@@ -301,7 +301,7 @@ class Evaluation:
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
             for draw in self._draws:
-                self._recorder.step_rows.put(draw.rows or [])
+                self._recorder.put(draw.rows or [])
                 self._fed.add(draw.loader)
                 began |= draw.began
         self._draws.clear()

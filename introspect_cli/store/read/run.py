@@ -41,7 +41,8 @@ from introspect_cli.store.read.manifests import (
     stages_in,
     world_size,
 )
-from introspect_cli.store.read.rank_reader import RankReader, Shared, last_common_step
+from introspect_cli.store.read.name_tables import Shared
+from introspect_cli.store.read.rank_reader import RankReader, last_common_step
 from introspect_cli.store.remote.objects import is_remote
 from introspect_cli.store.remote.pack import from_anywhere, open_store
 from introspect_cli.texts import clean
