@@ -391,7 +391,7 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse`."""
     options, after = comparison.options, learned
-    if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
+    if options.rtol_fine and _first_coarse(table, comparison)[0] < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
@@ -434,16 +434,11 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
     if not options.rtol_fine:
         return out
     trained, evaluated = _first_coarse(table, comparison)
-    if _may_be_coarse(table, comparison) or (learned.coarse is not None and learned.coarse < table.step):
+    if learned.coarse is not None and learned.coarse < table.step:
         trained = evaluated = -np.inf
     first = np.where(table.alignment.evaluating[table.site[rows]], min(trained, evaluated), trained)
     out[table.order[rows] < first] = options.rtol_fine
     return out
-
-
-def _may_be_coarse(table: Table, comparison: Comparison) -> bool:
-    """Whether a or b, at a step after its step 0, has no record of the step before: its start values may be rounded."""
-    return any(at and at - 1 not in run for at, run in ((table.step, comparison.a), (table.step_b, comparison.b)))
 
 
 def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:

@@ -36,7 +36,6 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.rests_on import tensors_written_inside
 from introspect_cli.compare.step.size import divergence_at
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
@@ -95,8 +94,7 @@ def choose_lead(
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
-    which only causes differed. A submodule's tensor written in the forward pass leads in place of the output of the
-    code around it, since it is recorded later.
+    which only causes differed.
 
     Args:
         step: the first step in which a value diverges.
@@ -107,13 +105,8 @@ def choose_lead(
     """
     table, divergences = step.table, step.divergences
     effect = next((place for place in positions if not divergences.cause[place]), None)
-    if effect is None:
+    if effect is None or (effect == positions[0] and began is None):
         return None
-    if effect == positions[0] and began is None:
-        site = step.sites[effect]
-        is_output = site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD
-        written = tensors_written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
-        return Lead(step, written[0], written[0]) if written and written[0] in positions else None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))

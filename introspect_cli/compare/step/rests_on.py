@@ -78,24 +78,6 @@ def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     return any(step.repeats_last(union, side) is False for union in later for side in "ab")
 
 
-def tensors_written_inside(step: Step, fqn: str, order: float) -> list[int]:
-    """Positions of divergences of tensors of modules inside `fqn` that the forward pass changed before `order`.
-
-    Only of modules whose call had ended before `order`, whose inputs and outputs do not differ, and of tensors that are
-    EQUAL at `order`: each is recorded after `order`, though it was changed earlier.
-    """
-    phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}  # as a forward pass, or the step, leaves them
-    return [
-        position
-        for position, site in enumerate(step.sites)
-        if phases.get(site.kind) is site.phase
-        and (owner := owner_of(site.fqn)).startswith(f"{fqn}.")
-        and any(ended < order < step.order_at(position) for _, ended in step.calls.spans_of(owner))
-        and not step.differing(Kind.INPUT, owner) + step.differing(Kind.OUTPUT, owner)
-        and tensor_known(step, site.fqn, site.kind, order) is Known.EQUAL
-    ]
-
-
 def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor at `order`: by its last earlier record in this step, else by its state before the step.
 
@@ -306,8 +288,6 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(thing, worst_of(answers), needed=True))
         if place.site.phase is Phase.FORWARD and any(is_written_later(step, name, kind, place.order) for name in names):
             facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
-    if place.start >= 0 and tensors_written_inside(step, fqn, place.order):
-        facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
