@@ -43,7 +43,7 @@ from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
 from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.result import Role, Size
+from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     Columns,
@@ -114,8 +114,7 @@ def choose_lead(
         alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
-        first = Step(step.comparison, began, Carried())
-        return Lead(first, drawn_one_sided_start(first) or 0, None)
+        return Lead(Step(step.comparison, began, Carried()), 0, None)
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
     # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
@@ -209,7 +208,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
     """At most `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (`_cause_key`).
 
     Each is recorded by both runs, has the role ORIGIN for a reason in `_INDEPENDENT_REASONS`, evidence that is all
-    EQUAL, and an effect. Later calls of a module do not count, nor start values where `first` is one.
+    EQUAL, and an effect.
 
     Args:
         step: the first diverging step.
@@ -229,10 +228,6 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue
         if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
-        if site.call and other.reason in {"module", "own_code"}:
-            continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
-        if other.reason == "initial" and first.phase is Phase.START:
-            continue  # one that is drawn or not takes numbers from all that are drawn after it
         if _has_effect(step, position, other):
             seen.add(key)
             others.append((position, other))
@@ -528,7 +523,6 @@ class Walk:
         if self.last == step_a:
             return before, self.carried
         carried = self.carried.after(before, comparison.recorded_after_steps)
-        carried.rng |= {name for name, step in self.structure.random.items() if step < table.step}
         return before, carried
 
     def _add_causes(self, place: int, table: Table) -> bool:
@@ -593,9 +587,7 @@ class Walk:
             self.outcome.shared = divergence_at(step, position, judge(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
-                divergence = divergence_at(step, position, other)
-                if first.size is Size.ROUNDING or divergence.size is not Size.ROUNDING or other.reason != "module":
-                    self.outcome.origins.append((divergence, other))  # else the same numbers lie elsewhere in memory
+                self.outcome.origins.append((divergence_at(step, position, other), other))
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:

@@ -257,14 +257,6 @@ class Comparison(Sides):
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
 
     @cached_property
-    def recorded_at_start(self) -> frozenset[str]:
-        """FQNs of parameters and buffers that both runs recorded with the phase `start` in the first step of each."""
-        readers = (self.a, self.alignment.a), (self.b, self.alignment.b)
-        codes = [kind_code(kind) for kind in _TENSORS]
-        one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
-        return frozenset(one & two)
-
-    @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:
         """By module, the FQNs of its own parameters and buffers that either run recorded."""
         by_owner: dict[str, set[str]] = {}

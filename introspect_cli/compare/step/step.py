@@ -335,17 +335,9 @@ class Step:
     # --- tensors, and calls
 
     def is_recorded_before(self, fqn: str) -> bool:
-        """Whether the tensor's value before this step is on record in both runs.
-
-        That is, both have a record of it in the previous step; or both have one at their start, in any step after a's
-        first.
-        """
-        before = self.before
-        if before is not None:
-            sites = self.alignment.by_fqn[fqn]
-            if all(np.isin(sites, recorded).any() for recorded in (before.sites_a, before.sites_b)):
-                return True
-        return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.recorded_at_start
+        """Whether both runs have a record of the tensor in the previous step."""
+        recorded = (self.before.sites_a, self.before.sites_b) if self.before is not None else ((), ())
+        return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in recorded)
 
     def sequence_of(self, sites: list[int]) -> float | None:
         """Lowest order in run a of these sites; None where a has none of them in the step."""
