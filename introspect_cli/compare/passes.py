@@ -782,33 +782,25 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
 
 
 def factor_of(table: Table, rows: Ids, close: float) -> float:
-    """The factor c (above 0, not 1) where b is c times a in all rows, by means, extrema and sketches; NaN for none.
+    """The factor c (above 0, not 1) where b is c times a in all rows, by means and extrema; NaN for none.
 
     Args:
         table: the step.
         rows: rows of the table that both runs have.
-        close: relative tolerance for a c that is no power of two; 0 to accept none. A power of two has to fit bit for
-            bit.
+        close: relative tolerance for a c that is no power of two. A power of two has to fit bit for bit.
     """
-    one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
-    factor = np.nan
-    for name in ("mean", "min", "max"):
-        if name not in table.a.floats or name not in table.b.floats:
-            return np.nan
-        first, second = (np.asarray(batch.floats[name], np.float64)[at] for batch, at in (one, two))
-        with np.errstate(all="ignore"):
-            factor = float(second[0] / first[0]) if name == "mean" else factor
-        bits = math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == _POWER_OF_TWO
-        close = 0.0 if bits else close
-        if not (math.isfinite(factor) and factor > 0) or factor == 1 or not (bits or close):
-            return np.nan
-        if not np.allclose(second, first * factor, rtol=close, atol=0, equal_nan=True):
-            return np.nan
-    if table.a.sketch is None or table.b.sketch is None:
-        return factor
-    mine, others = (np.asarray(batch.sketch[at], np.float64) for batch, at in (one, two) if batch.sketch is not None)
-    far = np.linalg.norm(others - mine * factor, axis=1) > close * np.linalg.norm(others, axis=1)
-    return np.nan if far.any() else factor
+    names = ("mean", "min", "max")
+    if any(name not in batch.floats for name in names for batch in (table.a, table.b)):
+        return np.nan
+    one, two = (
+        np.concatenate([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for name in names])
+        for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b))
+    )
+    with np.errstate(all="ignore"):
+        factor = float(two[0] / one[0])
+    close = 0.0 if math.frexp(factor)[0] == _POWER_OF_TWO else close
+    fits = factor > 0 and factor != 1 and np.allclose(two, one * factor, rtol=close, atol=0, equal_nan=True)
+    return factor if fits else np.nan
 
 
 _POWER_OF_TWO = 0.5

@@ -148,13 +148,11 @@ class Microbatch(NamedTuple):
         samples: leading size of what it is given; 0 where that is not on record.
         elements: how many elements that has.
         tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
-        shape: of what it is given.
     """
 
     samples: int = 0
     elements: int = 0
     tokens: int = 0
-    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ def microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Micro
                 tokens[call] = _nonzero_rows(shape, int(batch.counts["zeros"][row]))
     exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
     return [
-        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0, shape)
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
         for call, shape in sorted(given.items())
     ]
 

@@ -18,7 +18,6 @@ from introspect_cli.compare.step.rests_on import (
     RESTS_ON,
     Place,
     batches,
-    calls_left_out,
     loss,
     outputs,
     random_at_start,
@@ -371,7 +370,7 @@ def script_cause(step: Step, position: int) -> Cause | None:
     if around(site.fqn, order) is not None or step.anything_before(order):
         return None
     evidence = evidence_of("script", step, position)
-    if calls_left_out(step, site.fqn):
+    if step.comparison.leaves_modules_out:
         return cause("script", *evidence, LEFT_OUT)
     known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
     return cause("script", *evidence, *known)
