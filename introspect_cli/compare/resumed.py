@@ -451,23 +451,7 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
                 f"Run {late} begins with what run {whole} has after {after}: "
                 f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
             )
-    return 0, _may_go_on(sides)
-
-
-def _may_go_on(sides: Sides) -> str:
-    """Note that one run alone reads a checkpoint and may continue the other.
-
-    "" if both or none do, or any start value agrees.
-    """
-    more = {late: _read_more(sides, late) for late in "ab"}
-    late, whole = ("a", "b") if more["a"] else ("b", "a")
-    begun, begun_whole = (at.tensors(Phase.START).items() for at in _first_steps(sides, late))
-    if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
-        return ""
-    return (
-        f"Run {late} alone reads {more[late][-1]}. If it continues run {whole}, say after which step: --offset "
-        f"{'-' if late == 'a' else ''}K compares step 0 of {late} with step K of {whole}."
-    )
+    return 0, ""
 
 
 def _read_more(sides: Sides, late: str) -> list[str]:
