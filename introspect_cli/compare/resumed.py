@@ -557,19 +557,16 @@ def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[in
         return None
     goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
     numbers = np.array([last[tensor] for tensor in shared])
-    equal = np.zeros((len(reader), 2), dtype=np.int64)
+    equal: list[int] = []
     kept = np.zeros(len(sites), dtype=np.uint64)  # each of several optimizers leaves its parameters alone
     for row in range(len(reader)):
         batch = reader.read_row(row)
-        values = np.zeros(len(sites), dtype=np.uint64)
-        values[batch.site] = kept[batch.site] = batch.checksum
-        equal[row] = [int((which[numbers] == goal).sum()) for which in (kept, values)]
-        if equal[row, 0] == len(goal):
+        kept[batch.site] = batch.checksum
+        equal.append(int((kept[numbers] == goal).sum()))
+        if equal[row] == len(goal):
             break
-    best = max(equal.tolist(), default=[0, 0])
-    if (equal == best).all(axis=1).sum() != 1 or 2 * best[0] < len(goal):
-        return None
-    return equal.tolist().index(best), best[0]
+    best = max(equal, default=0)
+    return (equal.index(best), best) if equal.count(best) == 1 and 2 * best >= len(goal) else None
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:

@@ -37,23 +37,6 @@ class Calls:
         """Keep the table; calls are looked up at the first question."""
         self._table, self._of = table, comparison.of
         self._is_gathered = comparison.gathered is not None
-        self._by_name: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
-
-    def running(self, fqn: str, order: float) -> tuple[float, int] | None:
-        """(order of its first input, call number) of the last call of `fqn` that had begun at `order`; None for none.
-
-        Args:
-            fqn: the module.
-            order: position in run a's sequence; an input at it counts.
-        """
-        if fqn not in self._by_name:
-            inputs = self._of(Kind.INPUT, FORWARD, fqn)
-            inputs = inputs[np.argsort(self._table.order_of[inputs], kind="stable")]
-            orders, calls = self._table.order_of[inputs].tolist(), self._table.alignment.call[inputs].tolist()
-            self._by_name[fqn] = orders, calls, dict(zip(reversed(calls), reversed(orders), strict=True))
-        orders, calls, starts = self._by_name[fqn]
-        place = bisect_right(orders, order) - 1
-        return None if place < 0 else (starts[calls[place]], calls[place])
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
         """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
