@@ -207,7 +207,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
     """At most `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (`_cause_key`).
 
     Each is recorded by both runs, has the role ORIGIN for a reason in `_INDEPENDENT_REASONS`, evidence that is all
-    EQUAL, and an effect.
+    EQUAL, and an effect. Later calls of a module do not count.
 
     Args:
         step: the first diverging step.
@@ -227,6 +227,8 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue
         if any(fact.known is not Known.EQUAL for fact in other.evidence):
             continue  # it may come from what was not seen, or have grown from what was let pass
+        if site.call and other.reason in {"module", "own_code"}:
+            continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
         if _has_effect(step, position, other):
             seen.add(key)
             others.append((position, other))
