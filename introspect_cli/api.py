@@ -21,6 +21,7 @@ from introspect_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.notebook import Comparison, RunView
@@ -33,8 +34,7 @@ _SHOWN = 6
 _LEVELS = ("module", "op")
 
 
-@contextmanager
-def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
+def capture(model: Any, path: str | Path, **options: Any) -> AbstractContextManager[Path]:
     """Record what runs inside a `with` block.
 
     Everything that trains in this process meanwhile is recorded, loss modules and other models too; `model` is the
@@ -47,15 +47,14 @@ def capture(model: Any, path: str | Path, **options: Any) -> Iterator[Path]:
             `stats="mean,std"`, `steps="0:10,100::100"`, `save_tensors=["*.head"]`, `level="op"`, `force=True`. Nothing
             is said on stderr unless `quiet=False`.
 
-    Yields:
-        the run's directory.
+    Returns:
+        what a `with` takes; it gives the run's directory.
 
     Raises:
         UsageError: a name is unknown, or a capture is already running.
         StoreError: the directory exists, or cannot be made.
     """
-    with capturing(model, path, options) as place:
-        yield place
+    return capturing(model, path, options)
 
 
 @contextmanager
@@ -74,6 +73,7 @@ def capturing(
     """
     from introspect_cli.capture.options.parse import options_of
     from introspect_cli.capture.session import Session
+    from introspect_cli.inspect.runs import chosen
     from introspect_cli.script.ending import Ending, raised_ending
 
     if _active:
@@ -81,8 +81,9 @@ def capturing(
     for name in ("output", "compile", "deterministic", "seed", "children"):
         if name in given:
             raise UsageError(f"{name} is for `introspect capture`, which is there before the script")
-    runs = {name: _chosen_runs(given[name]) for name in ("against", "noise") if given.get(name)}
-    session = Session(target, options_of({"quiet": True, **given, **runs, "output": Path(path)}), launch)
+    if given.get("against"):
+        given = {**given, "against": chosen(given["against"])}
+    session = Session(target, options_of({"quiet": True, **given, "output": Path(path)}), launch)
     _active.append(session.path)
     ending = Ending(0, "returned")
     try:
@@ -96,13 +97,6 @@ def capturing(
         _active.clear()
         session.finish(ending)
         session.print_last_words()
-
-
-def _chosen_runs(named: Any) -> Any:
-    """Paths of runs given by path, number (`@1`) or label: a list for a list or tuple of them, else one path."""
-    from introspect_cli.inspect.runs import chosen
-
-    return [chosen(run) for run in named] if isinstance(named, (list, tuple)) else chosen(named)
 
 
 recording = capture

@@ -17,8 +17,7 @@ import keyword
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -167,37 +166,16 @@ def _run_verb() -> int | Work:
         from click.shell_completion import shell_complete
 
         return shell_complete(introspect, {}, "introspect", _COMPLETE, os.environ[_COMPLETE])
-    with _escape_output(), _collect_less(), introspect.make_context("introspect", sys.argv[1:] or ["--help"]) as ctx:
+    words = sys.argv[1:] or ["--help"]
+    if words[0] != "capture":  # which leaves both to the script as they are
+        gc.set_threshold(500_000, *gc.get_threshold()[1:])  # imported objects stay, and scanning them is slow
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")
+    with introspect.make_context("introspect", words) as ctx:
         outcome: Any = introspect.invoke(ctx)
     if sys.stdout is not None:  # as it is where a shell has closed it
         sys.stdout.flush()  # a closed pipe is met here, not when the interpreter ends
     return outcome if callable(outcome) else int(outcome or 0)
-
-
-@contextmanager
-def _escape_output() -> Iterator[None]:
-    """Write what standard output cannot encode as escapes during a block; nothing changes if a script replaced it."""
-    out = sys.stdout
-    if not isinstance(out, io.TextIOWrapper) or out.errors != "strict":
-        yield
-        return
-    out.reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        with suppress(OSError, ValueError):  # who reads it has gone, or it is closed
-            out.reconfigure(errors="strict")
-
-
-@contextmanager
-def _collect_less() -> Iterator[None]:
-    """Raise the garbage collector's threshold during a block: imported objects stay, and scanning them is slow."""
-    before = gc.get_threshold()
-    gc.set_threshold(500_000, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def _exit_code_of(work: Callable[[], Any]) -> Any:

@@ -25,8 +25,6 @@ Result = TypeVar("Result")
 HERE = "here"
 _PROCESSES = re.compile(r"processes:([1-9]\d{0,3})")
 _PATIENCE = "10s"
-_TOGETHER = 8
-"""Results added up by one task of a tree."""
 
 
 class Engine:
@@ -119,15 +117,6 @@ class Dask(Engine):
         """Submit all tasks to the cluster now; the iterator waits for each result, in the order of the tasks."""
         futures = self._client.map(work, tasks, pure=False)
         return (self._result_of(futures.pop(0)) for _ in tasks)
-
-    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """All results made one on the cluster, as a tree in which one task adds up at most 8; waits for the last."""
-        futures = self._client.map(work, tasks, pure=False)
-        while len(futures) > 1:
-            groups = [futures[at : at + _TOGETHER] for at in range(0, len(futures), _TOGETHER)]
-            futures = [self._client.submit(reduce, add, group, pure=False) for group in groups]
-        total: Result = self._result_of(futures[0])
-        return total
 
     def _result_of(self, future: Any) -> Any:
         """Wait for a future and return its result; StoreError if its workers were killed again and again."""

@@ -62,16 +62,16 @@ def label_words(step: int, labels: Labels) -> str:
     if labels.get("stage", "train") != "train":
         words.append(f"stage {labels['stage']}")
     if labels.get("global_step", step) != step:
-        words.append(f"global_step {shown(labels['global_step'])}")
+        words.append(f"global_step {label_text(labels['global_step'])}")
     if "epoch" in labels:
-        words.append(f"epoch {shown(labels['epoch'])}")
+        words.append(f"epoch {label_text(labels['epoch'])}")
     if "batch" in labels:
         several = isinstance(labels["batch"], tuple)
-        words.append(f"{'batches' if several else 'batch'} {shown(labels['batch'])}")
+        words.append(f"{'batches' if several else 'batch'} {label_text(labels['batch'])}")
     return ", ".join(words)
 
 
-def shown(label: Label) -> str:
+def label_text(label: Label) -> str:
     """A label as text: `3-5` for a range, 4 significant digits of a float, anything else as it is."""
     if isinstance(label, tuple):
         return f"{label[0]}-{label[1]}"

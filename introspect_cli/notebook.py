@@ -7,45 +7,34 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.selection import check_selection, one_step, read_selection
+from introspect_cli.store.files.handles import Closing
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-    from types import TracebackType
 
-    from introspect_cli.compare.terms.result import DiffResult, Divergence
+    from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Record
     from introspect_cli.render.blocks import Block
     from introspect_cli.store.read.run import Run
 
 
-class RunView:
+class RunView(Closing):
     """A run opened to be looked at; a context manager that closes its files.
 
     Attributes:
         run: the reader, for what is not offered here.
+        path: its directory, or the file or URL it was packed into.
+        manifest: what ran, with which options, how it ended.
+        settings: settings documents by name, each read when asked for.
     """
 
     def __init__(self, run: Run) -> None:
         """Take over an open run; `close` closes it."""
-        self.run = run
-
-    @property
-    def path(self) -> str | Path:
-        """Its directory, or the file or URL it was packed into."""
-        return self.run.path
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """What ran, with which options, how it ended."""
-        return self.run.manifest
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings documents by name, each read when asked for."""
-        return self.run.settings
+        self.run, self.path, self.manifest = run, run.path, run.manifest
+        self.settings: Mapping[str, Any] = run.settings
 
     @property
     def steps(self) -> list[int]:
@@ -119,14 +108,6 @@ class RunView:
         """Close its files; tables already made stay valid."""
         self.run.close()
 
-    def __enter__(self) -> RunView:  # noqa: PYI034 - typing.Self is newer than Python 3.10
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class _Shown:
     """Base of results that are printed as blocks of text, and shown as the same in HTML."""
@@ -180,6 +161,11 @@ class Comparison(_Shown):
 
     Attributes:
         result: the comparison as plain data.
+        same: whether the two agree wherever both were observed; False also where that is undecided.
+        verdict: `same`, `diverged` or `undecided`.
+        sentence: the answer in plain words.
+        first: the first divergence; None where there is none.
+        divergences: those of the first step that has any, at most `limit` of them; with `limit=None` all of all steps.
     """
 
     def __init__(self, result: DiffResult, *, grouped: bool = False) -> None:
@@ -190,31 +176,9 @@ class Comparison(_Shown):
             grouped: whether the text says how much follows from the first divergence, and lists no other one.
         """
         self.result, self._grouped = result, grouped
-
-    @property
-    def same(self) -> bool:
-        """Whether the two agree wherever both were observed; False also where that is undecided."""
-        return self.result.verdict.value == "same"
-
-    @property
-    def verdict(self) -> str:
-        """`same`, `diverged` or `undecided`."""
-        return self.result.verdict.value
-
-    @property
-    def sentence(self) -> str:
-        """The answer in plain words."""
-        return self.result.sentence
-
-    @property
-    def first(self) -> Divergence | None:
-        """The first divergence; None where there is none."""
-        return self.result.first
-
-    @property
-    def divergences(self) -> tuple[Divergence, ...]:
-        """Those of the first step that has any, at most `limit` of them; with `limit=None` all of all steps."""
-        return self.result.divergences
+        self.verdict, self.sentence = result.verdict.value, result.sentence
+        self.same = self.verdict == "same"
+        self.first, self.divergences = result.first, result.divergences
 
     def _blocks(self) -> list[Block]:
         from introspect_cli.render.diff_text import diff_blocks

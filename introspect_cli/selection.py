@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.labels import LABELS_HELP, Labelled, shown
+from introspect_cli.labels import LABELS_HELP, Labelled, label_text
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import STEPS_HELP, whole_number
 
@@ -188,7 +188,9 @@ def _labelled_steps(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) 
     first, last = all_labels[0], all_labels[-1]
     names = dict.fromkeys(name for name, _ in (*asked.spans, *asked.words))
     ranges = [
-        f"{name} is {shown(first[name])} to {shown(last[name])}" for name in names if name in first and name in last
+        f"{name} is {label_text(first[name])} to {label_text(last[name])}"
+        for name in names
+        if name in first and name in last
     ]
     raise UsageError(f"no step of {where} is {asked}: {', '.join(ranges) or f'its labels are {list(first)}'}")
 

@@ -60,16 +60,7 @@ class Against(BackgroundProcess):
         self._place: list[Any] | None = None
         self._ended = -1
         self._rest = b""
-        noise = [word for run in options.noise for word in ("--noise", run)]
-        question = {
-            "reference": options.against,
-            "run": str(run),
-            "asked": [
-                *(["--rtol", str(options.rtol)] if options.rtol else []),
-                *noise,
-                *shlex.split(options.diff or ""),
-            ],
-        }
+        question = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
         module = "introspect_cli.commands.live"
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
@@ -194,7 +185,7 @@ class Reference:
                 after = None if first is None else ended
             if self._notice is not None and (told := self._share(self._notice, first, ended + 1)) is not None:
                 first, after = (told[0],), told[1]
-            recorder.saved.tell_comparison(-1 if self._against is None else self._against.agreed, first)
+            recorder.tell_comparison(-1 if self._against is None else self._against.agreed, first)
         if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
@@ -241,7 +232,7 @@ class Reference:
             if self._against is not None:
                 said = self._against.finish()
                 if recorder is not None:
-                    recorder.saved.tell_comparison(self._against.agreed, self._against.first)
+                    recorder.tell_comparison(self._against.agreed, self._against.first)
         return said
 
     def abandon(self) -> None:

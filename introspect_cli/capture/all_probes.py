@@ -48,14 +48,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.write.run_writer import StoreWriter
 
 
-STANDALONE: tuple[Callable[[Context], GuardedProbe], ...] = (
-    LossProbe,
-    ProductProbe,
-    ScriptCallsProbe,
-)
-"""Probes that need nothing but what all probes share."""
-
-
 class Probes:
     """Builds the recorder and every probe, and installs and removes them."""
 
@@ -85,48 +77,46 @@ class Probes:
                 writes the documents calls it and takes it out.
         """
         rank, ranks = (0, 1) if launch is None else (launch.rank, launch.world_size)
-        self.summarizer = Summarizer(stats=options.measures, sketch=options.sketch, sorted_stats=options.sorted_stats)
-        self.rank = store.rank(
-            rank,
-            stats=options.measures,
-            sketch=options.sketch,
-            sorted_stats=options.sorted_stats,
-            operators=options.level == "op",
-        )
+        kept: dict[str, Any] = {
+            "stats": options.measures,
+            "sketch": options.sketch,
+            "sorted_stats": options.sorted_stats,
+        }
+        self.summarizer = Summarizer(**kept)
+        self.rank = store.rank(rank, operators=options.level == "op", **kept)
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.policy = StepPolicy(options, self.rank, store, guard.note, box, number=rank)
-        save, lost = options.save_tensors, store_lost
-        self.recorder = Recorder(self.summarizer, self.rank, store, self.policy, save, lost)
+        self.recorder = Recorder(self.summarizer, self.rank, store, self.policy, options.save_tensors, store_lost)
         self.context = Context(self.recorder, self.names, guard, options.record, facts, wants_eval=bool(options.eval))
         self.policy.copies = self.context.copies
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
-        self.optimizers = OptimizerProbe(self.context, state)
         self.context.clock.on_tick.append(self._end_step)
         self.modules = modules = ModuleProbe(self.context, gradients)
-        state.within, state.outer = modules.phase, lambda: modules.stack.phase
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
-        self.beginning = BeginningProbe(self.context)
+        beginning = BeginningProbe(self.context)
         self.perturbed = None if options.perturb is None else PerturbProbe(self.context, options.perturb)
         self._probes: list[GuardedProbe] = [
+            *([self.perturbed] if self.perturbed is not None else []),  # before anything is recorded of what it moves
             self.children,
-            self.beginning,  # before random states: it looks at the generators first when a step begins
-            SeedingProbe(self.context, self.beginning),
+            beginning,  # before random states: it looks at the generators first when a step begins
+            SeedingProbe(self.context, beginning),
             RngProbe(self.context, began),
             state,
             gradients,
             self._built,
             DataProbe(self.context, self._built),
-            *(probe(self.context) for probe in STANDALONE),
-            self.optimizers,
+            LossProbe(self.context),
+            ProductProbe(self.context),
+            ScriptCallsProbe(self.context),
+            OptimizerProbe(self.context, state),
             CopiesProbe(self.context),  # after the optimizers: what has been stepped is on record
             modules,
-            AttributeProbe(self.context, modules, self.rank, options.redact),
-            *([self.perturbed] if self.perturbed is not None else []),
+            AttributeProbe(self.context, self.rank, options.redact),
         ]
-        taps = TapProbe(self.context, modules)
+        taps = TapProbe(self.context)
         self._probes.append(taps)
         self.complete_steps = 0
         """Number of steps that ended with an optimizer step; known after `finish`."""
@@ -152,8 +142,6 @@ class Probes:
 
             ops = OpProbe(
                 self.context,
-                modules,
-                self.optimizers,
                 globs=options.ops,
                 views=options.views,
                 into_compiled=self._compile is not None and self._compile.runs_as_python,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.draws import Draws
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.guard import Guard
     from introspect_cli.capture.naming.names import Names
-    from introspect_cli.capture.naming.states import Named
+    from introspect_cli.capture.naming.states import ModuleState, Named
     from introspect_cli.capture.recording.recorder import Recorder
 
 
@@ -27,10 +28,24 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 """Phases in which the line that runs is not the one that a value comes from."""
 
 
-@functools.lru_cache(maxsize=1024)
-def _key(key: tuple[Phase, Kind, str, int]) -> tuple[Phase, Kind, str, int]:
-    """A tuple equal to `key`, the same object at each call, since thousands of modules hold it."""
-    return key
+class Stack(threading.local):
+    """What runs in one thread: calls of modules, None for one of which nothing is recorded, and steps of optimizers."""
+
+    def __init__(self) -> None:
+        """Start outside every module, in each thread anew."""
+        self.calls: list[ModuleState | None] = []
+        self.phase = Phase.FORWARD
+        self.outer = Phase.FORWARD
+        self.in_graph = False
+        self.optimizers: list[int] = []
+        """Optimizers (by `id`) whose step this thread is in, outermost first."""
+        self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
+        """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
+
+    @property
+    def innermost(self) -> Phase | None:
+        """Phase of the innermost running call; None outside of calls, or where that call is not recorded."""
+        return self.phase if self.calls and self.calls[-1] is not None else None
 
 
 class Context:
@@ -77,6 +92,8 @@ class Context:
         self.guard = guard
         self.kinds = kinds
         self.draws = Draws(recorder)
+        self.stack = Stack()
+        """The module calls under way in this thread."""
         self.parts = FlatParts(names, guard.note)
         self.data_parallel = DataParallel()
         self._places = Places()
@@ -86,6 +103,7 @@ class Context:
         self.facts = facts
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
         self.clock.on_root.append(self.data_parallel.find_ranks)
+        names.made_on_the_fly = functools.partial(self.clock.tell, self.clock.on_made)
         self.counts: dict[tuple[Any, ...], int] = {}
         """How often each thing was met in this step; see `count`."""
         self.clock.on_tick.append(self.counts.clear)
@@ -125,5 +143,5 @@ class Context:
         if site is None:
             line = "" if phase in _ELSEWHERE else self.line()
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
-            of.sites[_key(key)] = site
+            of.sites[key] = site
         return site

@@ -167,9 +167,14 @@ EVENTS = (
           "optimizers'"),
     Event("optimizers", "torch.amp:GradScaler", ("step",), "_watch_scaler_step", "steps that are skipped for "
           "infinities"),
+    Event("operators", "torch.optim.optimizer", ("register_optimizer_step_pre_hook",), "_leave_for_optimizer", "that "
+          "operators of an optimizer's step are left out", Treatment.HOOK),
+    Event("operators", "torch.optim.optimizer", ("register_optimizer_step_post_hook",), "_return_after_optimizer",
+          "as above", Treatment.HOOK),
+    Event("compile", "torch", ("compile",), "stand_in_for_compile", "what a compiled region runs", Treatment.REPLACE),
     Event("modules", "torch.nn:Module", ("__call__",), "stand_in_for_call", "inputs and outputs of modules",
           Treatment.REPLACE),
-    Event("modules", "torch.nn:Module", ("__init_subclass__",), "_own_calls.subclassing", "modules that are called "
+    Event("modules", "torch.nn:Module", ("__init_subclass__",), "subclassing", "modules that are called "
           "past `nn.Module.__call__`", Treatment.REPLACE),
     Event("modules", "torch.nn.modules.module", ("register_module_module_registration_hook",), "_names.note_child",
           "names by path", Treatment.HOOK),
@@ -177,7 +182,7 @@ EVENTS = (
           "_names.note_parameter", "names of parameters whose model was not called", Treatment.HOOK),
     Event("collectives", "torch.distributed.distributed_c10d:Work", ("wait",), "_watch_wait", "results of collectives"),
 )  # fmt: skip
-"""What is watched from when to when, and why. Kernels of collectives, taps and the compiler's backends are put in place
+"""What is watched from when to when, and why. Kernels of collectives and taps are put in place
 by their probes: they are as many as torch has operators and the script has compiled modules."""
 
 
@@ -280,15 +285,15 @@ class Patches:
         original does once its probe is off.
         """
         while self._hooks:
-            self._hooks.pop().remove()
+            self._hooks[-1].remove()
+            self._hooks.pop()  # after it: whatever comes in between, none is left behind
         while self._replaced:
-            owner, name, replacement, original = self._replaced.pop()
-            if vars(owner).get(name) is not replacement:
-                continue
-            if original is _MISSING:
+            owner, name, replacement, original = self._replaced[-1]
+            if vars(owner).get(name) is replacement and original is _MISSING:
                 delattr(owner, name)
-            else:
+            elif vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
+            self._replaced.pop()
 
 
 def _owner(home: str) -> Any:

@@ -24,7 +24,7 @@ import threading
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.environment.sources import file_of, is_users, relative
+from introspect_cli.capture.environment.sources import attributes_of, file_of, is_users, relative
 from introspect_cli.script.ending import PACKAGE
 
 if TYPE_CHECKING:
@@ -210,15 +210,6 @@ def _of_script(module: str) -> bool:
     return is_users(file_of(sys.modules.get(module)))
 
 
-def attributes_of(value: object) -> dict[str, Any]:
-    """An object's `__dict__`, read past methods of its class; {} where it has none."""
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return attributes if type(attributes) is dict else {}
-
-
 def variables_of(frame: FrameType) -> dict[str, Any]:
     """A copy of a frame's local variables; {} for a frame that calls `locals()` or `vars()` on Python below 3.13.
 
@@ -242,20 +233,11 @@ MAX_FRAMES = 200
 
 
 class Places:
-    """Cached answers by code object: is it introspect's, and in which file of the user's."""
+    """Cached answers by code object: in which file of the user's it is."""
 
     def __init__(self) -> None:
         """Start with nothing judged."""
         self._files: dict[CodeType, str | None] = {}
-        self.ours: dict[int, tuple[CodeType, bool]] = {}
-
-    def is_introspects(self, frame: FrameType) -> bool:
-        """Whether a frame's code lies in this package; cached."""
-        code = frame.f_code
-        judged = self.ours.get(id(code))  # the hash of a code object goes through all of its constants
-        if judged is None:
-            judged = self.ours[id(code)] = (code, is_introspects(frame))
-        return judged[1]
 
     def line(self, frame: FrameType | None, *, through: bool = False) -> str:
         """`file:line` of the innermost frame in the user's files; "" where none is among the first 200.

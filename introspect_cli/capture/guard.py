@@ -59,7 +59,11 @@ class Guard:
         self.sentences: list[str] = []
         self.failed: set[str] = set()
         self.details: list[str] = []
-        self.sections = Sections()
+        self.depth = 0
+        """Guarded sections that the main thread is in."""
+        self.waiting: list[Callable[[], None]] = []
+        """Signal handlers of the script that wait for the end of the outermost section."""
+        self.main = threading.main_thread().ident
         self.inside: set[str] = set()
         """Groups of watched functions (`events`), one of which is running."""
         self.script_is_over = False
@@ -105,29 +109,16 @@ class Guard:
             self._warn(sentence)
 
 
-class Sections:
-    """Depth of guarded sections in the main thread, and the script's signal handlers that wait for their end."""
-
-    __slots__ = ("depth", "main", "waiting")
-
-    def __init__(self) -> None:
-        """Start outside every section; this counts sections of the main thread alone."""
-        self.depth = 0
-        self.waiting: list[Callable[[], None]] = []
-        self.main = threading.main_thread().ident
-
-
 class Guarded:
     """Context manager around the code of one probe: swallows its mistakes and sets `on` to False at the first."""
 
     # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
     # little else.
-    __slots__ = ("_guard", "_lost", "_probe", "_sections", "_then", "inside", "on")
+    __slots__ = ("_guard", "_lost", "_probe", "_then", "inside", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
         """Start outside, and switched off; see `Guard.around` for what it is given."""
         self._guard = guard
-        self._sections = guard.sections
         self.inside = guard.inside
         self._probe = probe
         self._lost = lost
@@ -136,9 +127,9 @@ class Guarded:
 
     def __enter__(self) -> None:
         """Begin a section: signal handlers of the script wait, and Dynamo looks at no frame."""
-        sections = self._sections
-        if get_ident() == sections.main:
-            sections.depth += 1
+        guard = self._guard
+        if get_ident() == guard.main:
+            guard.depth += 1
         if PAUSE.taken or PAUSE.asked() is not None:
             PAUSE.begin()
 
@@ -167,8 +158,8 @@ class Guarded:
 
     def _leave(self) -> None:
         """Leave a section; the end of the main thread's outermost one runs the signal handlers that wait."""
-        sections = self._sections
-        if get_ident() == sections.main:
-            sections.depth -= 1
-            while sections.waiting and not sections.depth:  # here: another call would let a signal come between
-                sections.waiting.pop(0)()
+        guard = self._guard
+        if get_ident() == guard.main:
+            guard.depth -= 1
+            while guard.waiting and not guard.depth:  # here: another call would let a signal come between
+                guard.waiting.pop(0)()

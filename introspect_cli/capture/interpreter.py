@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from introspect_cli.capture.guard import Guard, Sections
+    from introspect_cli.capture.guard import Guard
 
 
 _SWALLOWING = frozenset({"forget", "__del__"})
@@ -46,10 +46,10 @@ _MOMENT = 0.0005  # seconds
 class _Waiting:
     """Signal handler of the script, called at once, or at the end of the guarded section that it would interrupt."""
 
-    def __init__(self, handler: Any, sections: Sections) -> None:
+    def __init__(self, handler: Any, guard: Guard) -> None:
         """Wrap a handler of the script's; nothing is set."""
         self.handler = handler
-        self._sections = sections
+        self._guard = guard
         self._waiting: functools.partial[None] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
@@ -58,18 +58,18 @@ class _Waiting:
         The second Ctrl-C while one waits is handled at once. Where python would drop what a handler raises (`forget`,
         `__del__`), the signal is sent again a moment later.
         """
-        sections = self._sections
+        guard = self._guard
         again = self._waiting is not None and self.handler is signal.default_int_handler
-        if sections.depth and not again:
+        if guard.depth and not again:
             self._waiting = functools.partial(self._run, number)
-            sections.waiting.append(self._waiting)
+            guard.waiting.append(self._waiting)
             return None
         if _is_swallowed(frame):
             start_new_thread(_send_again, (number,))
             return None
         if again:  # both arrive now: the script may have gone on by the time the first would
-            if self._waiting in sections.waiting:
-                sections.waiting.remove(self._waiting)
+            if self._waiting in guard.waiting:
+                guard.waiting.remove(self._waiting)
             self._waiting = None
         return self.handler(number, frame)
 
@@ -98,7 +98,7 @@ class Interpreter:
 
     def __init__(self, guard: Guard) -> None:
         """Change nothing yet; `install` does."""
-        self._sections = guard.sections
+        self._guard = guard
         self._guarded = guard.around("interpreter", "signals are")
         self._patches = Patches()
         self._set = signal.signal
@@ -106,16 +106,16 @@ class Interpreter:
     def install(self) -> None:
         """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
         self._set = signal.signal
-        self._exchange_handlers(lambda handler: _Waiting(handler, self._sections) if _may_raise(handler) else None)
+        self._exchange_handlers(lambda handler: _Waiting(handler, self._guard) if _may_raise(handler) else None)
         self._patches.put("interpreter", self, self._guarded)
 
     def setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `signal.signal` that sets a wrapped handler and returns the script's own earlier one."""
-        sections = self._sections
+        guard = self._guard
 
         @functools.wraps(original)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(original(signalnum, _Waiting(handler, sections) if _may_raise(handler) else handler))
+            return _handler_of(original(signalnum, _Waiting(handler, guard) if _may_raise(handler) else handler))
 
         return set_handler
 

@@ -95,7 +95,7 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         "data_parallel": context.data_parallel.ranks,
         "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
-        **({"ran_unseen": probes.modules.unseen.document} if probes.modules.unseen.document else {}),
+        **({"ran_unseen": probes.modules.unseen} if probes.modules.unseen else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": probes.recorder.steps_written > probes.complete_steps,
@@ -117,7 +117,7 @@ def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:
     unrecorded steps, no module call, collectives in compiled code.
     """
     sentences = []
-    if probes.perturbed is not None and not probes.perturbed.elements:
+    if probes.perturbed is not None and not probes.perturbed.document["elements"]:
         sentences.append(
             "--perturb moved nothing: no module with parameters to train was called with gradients, so this run is an "
             "ordinary one"
@@ -212,7 +212,7 @@ class Documents:
         sources.set_project(os.path.dirname(os.path.realpath(script)) if script else str(Path.cwd()))  # noqa: PTH120 - realpath first
         # The texts of files are kept by a machine's first rank alone.
         texts = options.sources and not (launch and (launch.rank if launch.local_rank is None else launch.local_rank))
-        self._sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
+        self.sources = SourceFiles(store.save_source if texts else None, options.redact, time.time())
         self.files = ReadFiles(guard, store.path, options.redact, self.facts, texts=texts) if options.source else None
         self._directory = str(Path.cwd())  # the script may go elsewhere
         if options.source:
@@ -226,7 +226,7 @@ class Documents:
         Raises:
             StoreError: the store can no longer be written.
         """
-        if self.facts and self._options.source and self._sources.read_imports():
+        if self.facts and self._options.source and self.sources.read_imports():
             self._add_sources()
         while self.facts:
             name = next(iter(self.facts))
@@ -249,7 +249,7 @@ class Documents:
 
         options, target = self._options, self._target
         if options.source:
-            self._sources.read_imports()
+            self.sources.read_imports()
             self._add_sources()
         if target is not None:
             self.facts["command"] = lambda: settings.command(target, self._directory, options.redact)
@@ -261,18 +261,14 @@ class Documents:
 
     def _add_sources(self) -> None:
         """Put the document of the source files' digests in `facts`."""
-        self.facts["sources"] = lambda: dict(sorted(self._sources.digests.items()))
+        self.facts["sources"] = lambda: dict(sorted(self.sources.digests.items()))
 
     def begin(self) -> None:
         """Keep the script's text as it was compiled; for just before its first line."""
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):
-                self._sources.add(sources.source_name(target.script, "__main__"), COMPILED[target.script])
-
-    def notes(self) -> list[str]:
-        """Sentences on source files that are not recorded, or not as they ran."""
-        return self._sources.notes()
+                self.sources.add(sources.source_name(target.script, "__main__"), COMPILED[target.script])
 
     def _make_early(self, name: str, make: Callable[[], object]) -> None:
         """Make a document now, since making it takes long, and put it in `facts`; nothing where making it fails."""

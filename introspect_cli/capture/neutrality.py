@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.script.ending import Ending, leave
+from introspect_cli.script.ending import leave
 from introspect_cli.script.run import run
 
 if TYPE_CHECKING:
@@ -202,10 +202,7 @@ def run_bare(target: Target, options: CaptureOptions) -> int:
     seed, deterministic = options.seed, options.deterministic
     start = Start(lambda: prepare_torch(seed, deterministic=deterministic), seed=seed, deterministic=deterministic)
 
-    def ended(_: Ending) -> None:
-        pass
-
-    leave(run(target, started=start.install, ended=ended).exit_code)
+    leave(run(target, started=start.install, ended=lambda _: None).exit_code)
 
 
 def _keep_optimizers(kept: list[Any]) -> None:

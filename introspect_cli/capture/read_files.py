@@ -310,7 +310,7 @@ class ReadFiles:
     @property
     def _is_on(self) -> bool:
         """Whether a file that is opened now is the script's doing, and watched."""
-        return self.guarded.on and not self._guard.sections.depth
+        return self.guarded.on and not self._guard.depth
 
     def document(self) -> dict[str, dict[str, Any]]:
         """The document `settings/files`: size, digest and line by file name.

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
-    from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.store.write.launch import Launch
 
 
@@ -112,7 +111,7 @@ class Session:
             self._store.write_manifest(self._manifest)
         self._publishers = Publishers(self.path, options.publish, guard, self.rank if launch is not None else None)
         comparing = guard.around("comparing", "the comparison is")
-        self._reference = Reference(self.path, self._store.path, options, launch, comparing)
+        self.reference = Reference(self.path, self._store.path, options, launch, comparing)
 
     def start(self) -> None:
         """Install what must be there before the script's first line; the probes follow inside its `import torch`."""
@@ -177,7 +176,12 @@ class Session:
             prepare_torch(self.options.seed, deterministic=self.options.deterministic)
             from introspect_cli.capture.all_probes import Probes
 
-            box = self._black_box()
+            box = None
+            if self.options.keep_around is not None:
+                from introspect_cli.capture.recording.black_box import BlackBox
+
+                digests = self.reference.digests()
+                box = BlackBox(self.options, self.launch, self._store, digests, self._tell, self._guard.note)
             facts = self._documents.facts
             probes = Probes(
                 self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
@@ -185,16 +189,6 @@ class Session:
             probes.context.clock.on_tick.append(self._end_step)
             probes.install()
             self.probes = probes
-
-    def _black_box(self) -> BlackBox | None:
-        """A new black box for `--keep-around`; None without that option."""
-        if self.options.keep_around is None:
-            return None
-        from introspect_cli.capture.recording.black_box import new_black_box
-
-        return new_black_box(
-            self.options, self.launch, self._store, self._reference.digests(), self._tell, self._guard.note
-        )
 
     def _tell(self, sentence: str) -> None:
         """Print a sentence, or keep it for `print_last_words` once the script is over."""
@@ -222,7 +216,7 @@ class Session:
             self._documents.write()
         if is_first:
             self._publishers.publish_to_loggers(self._terminal.say)
-        if self._reference.poll(probes.recorder, self._terminal.say):
+        if self.reference.poll(probes.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
             # last, or whoever has started the launcher.
@@ -234,17 +228,13 @@ class Session:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 
-    @property
-    def status(self) -> int | None:
-        """With `--stop`, the exit status of `diff`; None without it, and on ranks other than 0."""
-        return self._reference.status
-
     def exit_code(self, ending: Ending) -> int | None:
         """The exit code of the whole process: the script's if it failed or there is no `status`, else `status`.
 
         None where there is no `status`, and the script's was not seen.
         """
-        return ending.exit_code if self.status is None or ending.exit_code else self.status
+        status = self.reference.status
+        return ending.exit_code if status is None or ending.exit_code else status
 
     def finish(self, ending: Ending) -> None:
         """Remove the probes, write what remains, and close the store; at the first call alone.
@@ -276,7 +266,7 @@ class Session:
                 probes.rank.modules(probes.names.new_modules())
             if "torch" in sys.modules:
                 self._documents.write_all()
-            for sentence in self._documents.notes():
+            for sentence in self._documents.sources.notes():
                 self._guard.note(sentence)
         with self._writing(self._end):
             self._manifest["status"] = "interrupted" if self._store_lost else "complete"
@@ -301,7 +291,7 @@ class Session:
         self._unsent = [sentence for sentence in published if UNPUBLISHED in sentence]
         box = probes.policy.box if probes is not None else None
         before = len(box.written) if box is not None else 0
-        self.words += self._reference.finish(probes.recorder if probes is not None else None)
+        self.words += self.reference.finish(probes.recorder if probes is not None else None)
         if box is not None and len(box.written) > before:  # the comparison has said only now that the runs diverge
             with self._writing(self._end):
                 self._store.write_manifest(self._manifest | {"kept_around": box.written})
@@ -319,7 +309,7 @@ class Session:
         self._closed = True
         self.words = []
         self._publishers.abandon()
-        self._reference.abandon()
+        self.reference.abandon()
         if self._documents.files is not None:
             self._documents.files.remove()
         if self.probes is not None:

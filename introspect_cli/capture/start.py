@@ -48,14 +48,6 @@ def numpy_state() -> bytes | None:
     return bytes(inner["key"].tobytes()) + repr(rest).encode()
 
 
-def numpy_owner() -> object:
-    """Numpy's global generator, an object to tell it by.
-
-    None before numpy is loaded, or where the script replaced it.
-    """
-    return getattr(getattr(sys.modules.get("numpy.random"), "get_state", None), "__self__", None)
-
-
 def prepare_torch(seed: int | None, *, deterministic: bool) -> None:
     """Seed torch (`seed` None leaves it alone) and, if `deterministic`, set its global flags.
 

@@ -73,7 +73,8 @@ def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[st
     rest = " and what came after" if manifest.get("remainder") else ""
     if probes.policy.dropped:
         rest += f" and dropped {probes.policy.dropped:,} of them again"
-    if (moved := probes.perturbed) is not None:
-        which = f"{count(moved.elements, 'number')} in {count(moved.parameters, 'parameter')}"
-        rest += f" after --perturb {moved.seed} moved {which} by one rounding"
+    if probes.perturbed is not None:
+        moved = probes.perturbed.document
+        which = f"{count(moved['elements'], 'number')} in {count(moved['parameters'], 'parameter')}"
+        rest += f" after --perturb {moved['seed']} moved {which} by one rounding"
     return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"

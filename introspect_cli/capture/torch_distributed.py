@@ -194,23 +194,16 @@ def _cut_together(module: Any) -> list[Any]:
     return [] if one is None else [one]
 
 
-def fsdp_groups(module: Any) -> list[Any]:
-    """Process groups over which `fully_shard` shards and replicates a module; [] where it was not called.
+def fsdp_groups(module: Any) -> tuple[list[Any], list[Any]]:
+    """Process groups over which `fully_shard` shards and replicates a module; both empty where it was not called.
 
-    Where torch lacks this, `check` does not tell data-parallel ranks that are given the same samples.
-    """
-    names = ("shard_process_group", "replicate_process_group")
-    meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
-    return [group for mesh in meshes for name in names if (group := getattr(mesh, name, None)) is not None]
-
-
-def fsdp_replicas(module: Any) -> list[Any]:
-    """For each set of parameters that `fully_shard` shards together, its replicate group, or None without one.
-
-    [] where it was not called. Where torch lacks this, `--ranks one-per-replica` records every rank.
+    First those of both sorts, then for each set of parameters that is sharded together its replicate group, or None
+    without one.
     """
     meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
-    return [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
+    replicas = [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
+    pairs = zip([getattr(mesh, "shard_process_group", None) for mesh in meshes], replicas, strict=True)
+    return [group for pair in pairs for group in pair if group is not None], replicas
 
 
 class Unsharded(NamedTuple):

@@ -39,7 +39,7 @@ class Shown(Working):
     changes: bool = option(False, "List changed statements, the likeliest cause first.")
     level: str = option("module", "op: show the operators of the first diverging step, too.", choices=("module", "op"))
     output: str | None = option(None, "Draw these operators into a file, .svg.", "-o", metavar="FILE")
-    map_: bool = option(False, "Show modules by steps, shaded by distance.")
+    map_: bool = option(False, "Show from which step on each module differs.")
     verbose: bool = option(False, "Show what differs in each listed divergence.", "-v")
     values: bool = option(False, "Show the stored values of the first divergence.")
     bisect: bool = option(False, "Exit with 0, 1 or 125, for `git bisect run`.")

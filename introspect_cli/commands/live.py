@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from introspect_cli.commands.shared import Comparing
     from introspect_cli.compare.terms.result import DiffResult
@@ -30,7 +30,9 @@ def main() -> NoReturn:
     The argument is an object in JSON: `reference`, `run`, `asked` (words as for diff). The process has a low priority
     and ends when nobody reads its answers.
     """
+    from introspect_cli.commands.shared import compared_as
     from introspect_cli.errors import IntrospectError, abridged, scarcity
+    from introspect_cli.rerun.live import compare_live
 
     asked = json.loads(sys.argv[1])
     os.nice(_NICE)
@@ -43,43 +45,14 @@ def main() -> NoReturn:
         _answer(first=step, place=_place(result), said=result.sentence)
 
     try:
-        result = compare_live_as(asked["reference"], run, asked["asked"], first, lambda step: _answer(agreed=step))
+        with reference_of(asked["reference"], run, compared_as(asked["asked"])) as against:
+            result = compare_live(against, run, first, lambda step: _answer(agreed=step))
         _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
     except Exception as error:  # whatever it is, training goes on, and one line says what is lost
         _answer(failed=scarcity(error) or f"{type(error).__name__}: {error}")
     sys.exit(0)
-
-
-def compare_live_as(
-    reference: str,
-    run: Path,
-    words: Sequence[str],
-    first: Callable[[DiffResult], None],
-    agreed: Callable[[int], None],
-) -> DiffResult:
-    """Compare a run with a reference until the run is over.
-
-    Args:
-        reference: a run, or a golden run.
-        run: the run.
-        words: options of `diff`.
-        first: called once, with the first comparison that is DIVERGED.
-        agreed: called before that with each last step up to which the two do not diverge.
-
-    Returns:
-        the comparison of the whole run.
-
-    Raises:
-        StoreError: one of them cannot be read.
-        UsageError: the two cannot be compared.
-    """
-    from introspect_cli.commands.shared import compared_as
-    from introspect_cli.rerun.live import compare_live
-
-    with reference_of(reference, run, compared_as(words)) as against:
-        return compare_live(against, run, first, agreed)
 
 
 @contextmanager

@@ -72,32 +72,17 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
     from introspect_cli.rerun.commits import Command
 
     options, rest = split_words(words)
+    command, limits = Command(options, rest, asked.link, asked.setup), (asked.output, asked.until_step, asked.max_runs)
     if changes is None and asked.good is not None:
-        culprit = find(
-            asked.good,
-            asked.bad,
-            Command(options, rest, asked.link, asked.setup),
-            tell,
-            until_step=asked.until_step,
-            output=asked.output,
-            max_runs=asked.max_runs,
-        )
+        culprit = find(asked.good, asked.bad, command, tell, *limits)
         answer(asked.format_, lambda: culprit_document(culprit), lambda: culprit_blocks(culprit))
         return DIVERGED if culprit.commit else UNDECIDED
     if changes is None or asked.good is not None:
         raise UsageError("say what to bisect: commits with --good REV, or two runs with --changes RUN_A RUN_B")
     if rest or asked.setup:
         raise UsageError(f"--changes runs the command that RUN_A recorded: leave {(*rest, '--setup')[0]!r} out")
-    proof = prove(
-        Path(changes[0]),
-        Path(changes[1]),
-        tell,
-        options=options,
-        links=asked.link,
-        output=asked.output,
-        until_step=asked.until_step,
-        max_runs=asked.max_runs,
-    )
+    one, two = map(Path, changes)
+    proof = prove(one, two, command, tell, *limits)
     answer(asked.format_, lambda: proof_document(proof), lambda: proof_blocks(proof))
     return DIVERGED if proof.proven else UNDECIDED
 
@@ -192,4 +177,4 @@ def zoom(a: str | None, b: str | None, compared: Comparing, asked: ZoomOptions) 
     noise = tuple(map(Path, compared.noise))
     zoomed = look(one, two, compared.options(), asked.output, asked.link, tell, noise)
     Screen().draw(zoom_blocks(zoomed))
-    return exit_code(zoomed.verdict)
+    return exit_code(zoomed.before.verdict)

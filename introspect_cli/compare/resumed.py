@@ -40,7 +40,7 @@ from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, 
 from introspect_cli.compare.terms.table import OTHER, WITHIN
 from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
 from introspect_cli.compare.terms.words import key_of, some
-from introspect_cli.labels import Labels, shown, step_words
+from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.store.format.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
@@ -768,7 +768,10 @@ def counters(resume: ResumePoint) -> Part:
     counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
     names = [label for label in counted if label in late and label in whole]
     state = Restored.YES if all(late[label] == whole[label] for label in names) else Restored.NO
-    each = [f"{name} {' -> '.join(dict.fromkeys(resume.ab(shown(late[name]), shown(whole[name]))))}" for name in names]
+    each = [
+        f"{name} {' -> '.join(dict.fromkeys(resume.ab(label_text(late[name]), label_text(whole[name]))))}"
+        for name in names
+    ]
     return Part("counters", state if names else Restored.UNSEEN, ", ".join(each), matters=False)
 
 

@@ -87,7 +87,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "rounding[: {far}]",
     "exists-only": "the {kind} {name} exists only in {side}[ ({cls})]",
     "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
-    "accumulated": "a different number of accumulated batches",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
     "arguments": "it is called with different arguments[; only in a: {a}][; only in b: {b}]",
     "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
@@ -119,7 +118,6 @@ _LIKELY: Final[Mapping[str, str]] = {
     "each time",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
-    "children": "the script runs {names} in a process of its own, which is not recorded and may have changed it",
     "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
     "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
@@ -135,7 +133,7 @@ _LIKELY: Final[Mapping[str, str]] = {
 BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
 """Between what something was drawn, where that is no module."""
 LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
-_FACTORS = {"world": "ranks", "group": "the data-parallel ranks", "batches": "accumulated batches"}
+_FACTORS = {"world": "ranks", "group": "the data-parallel ranks"}
 
 _LEFT: Final[Mapping[str, str]] = {
     "code": "its code",
@@ -316,7 +314,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-tolerated": "The first difference within the tolerance is {first}.",
     "gradients": "Gradients of this step that differ: {differ} of {all}.",
     "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
-    "batch-before": "The batch before it is {known}.",
     "gap-after": "The records of step {step} agree, and no step between can be compared: the runs diverged by step "
     "{now}.",
     "gap-from": "No step before is on record: the runs diverged by step {now}.",
@@ -327,8 +324,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
     "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
     "Until then, {until}, everything {which} agrees[ within tolerance{within}].",
-    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.[ The last record "
-    "that agrees is {last}.]",
+    "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.",
     "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
     # a resumed run
     "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
@@ -351,6 +347,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names: it was copied in part, or is "
     "damaged (`introspect verify` looks through it)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
+    "some-steps": "{steps} steps from {first} to {last}",
     "only-saves-files": "Only run {run} saves {names}: not compared.",
     "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
     "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",

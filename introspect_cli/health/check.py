@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.health import collectives, data_parallel, equal, flow, left_over, nonfinite, progress, training
+from introspect_cli.health import collectives, data_parallel, equal, flow, nonfinite, progress, training
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
@@ -36,7 +36,7 @@ RULES: tuple[Rule, ...] = (
     flow.vanishing_gradients,
     flow.exploding_gradients,
     flow.unbalanced_gradients,
-    left_over.gradients_left_over,
+    flow.gradients_left_over,
     flow.dead_units,
     flow.saturated,
     training.never_changes,

@@ -16,7 +16,7 @@ from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.records import Kind
 from introspect_cli.store.write.launch import IN_FLIGHT
-from introspect_cli.texts import clean, count
+from introspect_cli.texts import begin_alike, clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -117,21 +117,15 @@ def compare(
             )
         if whole and len(one) != len(two):
             more, less, long, short = (base, other, one, two) if len(one) > len(two) else (other, base, two, one)
+            surplus = begin_alike(
+                [(call.what, call.source) for call in long], [(call.what, call.source) for call in short]
+            )
             return other, (
                 f"rank {more} has {count(len(long), 'collective')} of {group} {when} and rank {less} "
-                f"{len(short)}: {long[_surplus(long, short)].where} is missing on rank {less}, or one too many on rank "
+                f"{len(short)}: {long[surplus].where} is missing on rank {less}, or one too many on rank "
                 f"{more}"
             )
     return None
-
-
-def _surplus(long: Sequence[Call], short: Sequence[Call]) -> int:
-    """Position in `long` of the one call that `short` lacks; length of `short` where the rest is not the same."""
-    keys, wanted = ([(call.what, call.source) for call in calls] for calls in (long, short))
-    for number in range(len(long)):
-        if keys[:number] + keys[number + 1 :] == wanted:
-            return number
-    return len(short)
 
 
 def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:

@@ -95,7 +95,7 @@ class Equal(Gathered):
         """Modules that hold, directly or inside, a parameter or buffer that differs between ranks, now or last time."""
         held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
         names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
-        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.of("param").equal
+        names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.ledger_of("param").equal
         return {
             ".".join(pieces[:end]) for pieces in (name.split(".") for name in names) for end in range(1, len(pieces))
         }
@@ -117,7 +117,7 @@ class Equal(Gathered):
         if row == "grad" and difference is None and name in params.since and name not in ledger.first:
             self.stale.setdefault(name, params.since[name])
 
-    def of(self, row: str, needs: str = "") -> Ledger:
+    def ledger_of(self, row: str, needs: str = "") -> Ledger:
         """The ledger of a row of `ROWS`.
 
         Raises:
@@ -157,7 +157,7 @@ def is_data_parallel(ranks: Ranks) -> bool:
     wrapped = frozenset[int]().union(*ranks.groups)
     if wrapped:
         return set(ranks.numbers) <= wrapped
-    copies = ranks.of(Equal).of("param")
+    copies = ranks.of(Equal).ledger_of("param")
     return bool(copies.shared) and 2 * len(copies.shared) >= len(copies.times[1]) and not ranks.has_parts
 
 
@@ -191,7 +191,7 @@ def _by_part(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     [] (not compared) where layouts differ. An empty group, which counts as equal, where a record was not observed, or
     is incomplete and either whole or a part that is still to be summed.
     """
-    if now.sites[number].fqn in equal.of("layout").since:
+    if now.sites[number].fqn in equal.ledger_of("layout").since:
         return []
     by_part: dict[object, dict[int, int]] = {}
     for rank, row in _held(now, number):
@@ -376,7 +376,7 @@ def copies_differ(ranks: Ranks) -> Iterator[Hit]:
         whose gradients are averaged over the wrong group
     """
     equal = ranks.of(Equal)
-    params, grads = equal.of("param", _COPIES), equal.of("grad")
+    params, grads = equal.ledger_of("param", _COPIES), equal.ledger_of("grad")
     for fqn, found in params.parted.items():
         if fqn in grads.first and grads.first[fqn].step <= found.step:
             continue  # the rule on reductions says so
@@ -402,9 +402,9 @@ def rank_layout(ranks: Ranks) -> Iterator[Hit]:
     Cause: a model that is built or cast differently there, or an autocast that is not entered on all ranks
     """
     equal = ranks.of(Equal)
-    for fqn, found in equal.of("layout", _COPIES).first.items():
+    for fqn, found in equal.ledger_of("layout", _COPIES).first.items():
         yield Hit(found.step, f"param {fqn}", f"{fqn} differs in dtype or shape{found.words}", found.rank)
-    for fqn, found in equal.of("dtype").first.items():
+    for fqn, found in equal.ledger_of("dtype").first.items():
         yield Hit(found.step, f"output {fqn}", f"the output of {fqn} differs in dtype{found.words}", found.rank)
 
 
@@ -417,13 +417,13 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
         unscaling by what each rank has of its own
     """
     equal = ranks.of(Equal)
-    equal.of("param", _COPIES)
-    grads = equal.of("grad").first
+    equal.ledger_of("param", _COPIES)
+    grads = equal.ledger_of("grad").first
     alone = {fqn for fqn, found in grads.items() if not found.is_multiple and not found.single}
     begun = {grads[fqn].step for fqn in alone}
     # Where one gradient differs, all others are multiples that step, as clipping by a norm makes them.
     followers = {fqn: found.step for fqn, found in grads.items() if fqn not in alone and found.step in begun}
-    diverged = [found.step for row in ("peers", "output") for found in equal.of(row).first.values()]
+    diverged = [found.step for row in ("peers", "output") for found in equal.ledger_of(row).first.values()]
     diverged += [hit.step for hit in ranks.of(Progress).hits]
     for fqn, found in grads.items():
         if fqn in followers:
@@ -451,7 +451,7 @@ def buffers_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: BatchNorm statistics of each rank's samples, so that what is evaluated and saved depends on the rank:
         SyncBatchNorm, or DDP with broadcast_buffers
     """
-    buffers = ranks.of(Equal).of("buffer")
+    buffers = ranks.of(Equal).ledger_of("buffer")
     require(buffers.times[1] and is_data_parallel(ranks), "data-parallel ranks and their buffers")
     said = [manifest.get("broadcasts_buffers", "") for manifest in ranks.run.manifests.values()]
     require("" not in said, "whether buffers are broadcast")
@@ -470,7 +470,7 @@ def peers_differ(ranks: Ranks) -> Iterator[Hit]:
     Cause: a sampler that takes the rank of a process for that of a data-parallel group, or a parameter outside of
         the mesh that each rank drew from another seed
     """
-    first = ranks.of(Equal).of("peers", "inputs of modules whose output is cut over ranks").first
+    first = ranks.of(Equal).ledger_of("peers", "inputs of modules whose output is cut over ranks").first
     for fqn, found in list(first.items())[:1]:
         evidence = (
             f"rank {found.rank}'s input of {fqn} is not that of rank {found.base}, although their outputs or tables "
@@ -487,7 +487,7 @@ def rank_outputs(ranks: Ranks) -> Iterator[Hit]:
         {_BY_DESIGN:g} is meant to
     Cause: random states that differ where ranks must draw alike, other flags or kernels, or a faulty device
     """
-    outputs = ranks.of(Equal).of("output")
+    outputs = ranks.of(Equal).ledger_of("output")
     for fqn, found in sorted(outputs.first.items(), key=lambda item: item[1].step):
         times, chances = (counted[fqn] for counted in outputs.times)
         if times < chances or found.words or not found.distance > _BY_DESIGN:
@@ -507,7 +507,7 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
         data-parallel ranks a flag or a fraction that a module of torch's begins with, or any module's mode
     Cause: machines that are not set up alike, or a setting that depends on the rank
     """
-    hyperparameters = ranks.of(Equal).of("setting").first
+    hyperparameters = ranks.of(Equal).ledger_of("setting").first
     hits = [Hit(d.step, name, f"{name} differs{d.words}", d.rank) for name, d in hyperparameters.items()]
     hits += _attribute_hits(ranks)
     require(hits or ranks.run.manifests, "settings of each rank")

@@ -113,12 +113,11 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
 
 def _scope(shares: int, alone: int, undecided: int) -> str:
     """A sentence on how many shares were compared, are on one rank alone, and have no majority."""
-    scope = f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them"
-    if alone:
-        scope += f", of which {alone} {'is' if alone == 1 else 'are'} on one rank alone"
-    if undecided:
-        scope += f", and {undecided} with no value that most of its ranks have, of which nothing is said"
-    return scope
+    return (
+        f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them, of "
+        f"which on one rank alone: {alone}; with no value that most of its ranks have, of which nothing is said: "
+        f"{undecided}"
+    )
 
 
 def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:

@@ -8,7 +8,7 @@ are taken out, and what they passed on is joined up.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError
@@ -35,7 +35,7 @@ class Node:
         record: the record.
         forward: number of the forward operator that a backward one belongs to; None for others.
         inputs: how many floating point inputs it has, of any origin: operators, parameters, or not recorded.
-        state: in a comparison `equal`, `origin`, `diverged`, `only a`, `only b`; "" outside one.
+        state: in a comparison `equal`, `origin`, `diverged`, `only a`; "" outside one.
         rel_l2: relative distance in a comparison; None where not measured.
     """
 
@@ -79,7 +79,6 @@ class Graph:
     nodes: tuple[Node, ...]
     edges: tuple[tuple[int, int], ...]
     total: int
-    notes: tuple[str, ...] = field(default=())
 
 
 def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Graph:

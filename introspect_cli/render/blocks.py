@@ -18,20 +18,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Site, Summary
 
-_SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def shorten(text: str, width: int) -> str:
-    """A name of at most `width` characters: cut at its front, `…` in place of what is missing.
-
-    The cut is moved to a dot, if what would be kept has one in its first third.
-    """
-    if len(text) <= width:
-        return text
-    kept = text[-(width - 1) :] if width > 1 else ""
-    dot = kept.find(".")
-    return "…" + (kept[dot:] if 0 < dot <= width // 3 else kept)
-
 
 def cut(text: str, length: int, *, front: bool = False) -> str:
     """A text of at most `length` characters, `…` in place of its end; with `front`, in place of its beginning."""
@@ -75,33 +61,6 @@ def distance(rel: float | None) -> str:
 def shape(sizes: Sequence[int]) -> str:
     """The sizes of a tensor as `2x3`; `scalar` where there are none."""
     return "x".join(map(str, sizes)) if sizes else "scalar"
-
-
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Values as a row of little bars, one each, or one for the mean of several where there are more than `width`.
-
-    `!` where any of them is not finite, a blank where all are None.
-    """
-    fold = max(1, -(-len(values) // max(width, 1)))
-    folded: list[float | None] = []
-    for start in range(0, len(values), fold):
-        part = [value for value in values[start : start + fold] if value is not None]
-        if part and any(not math.isfinite(value) for value in part):
-            folded.append(math.nan)
-        else:
-            folded.append(sum(value / len(part) for value in part) / 2 if part else None)  # sums of halves are finite
-    finite = [value for value in folded if value is not None and math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    span = high - low
-    line = ""
-    for value in folded:
-        if value is None:
-            line += " "
-        elif math.isnan(value):
-            line += "!"
-        else:
-            line += _SPARKS[4 if span == 0 else min(int((value - low) / span * 8), 7)]
-    return line
 
 
 def site_text(site: Site) -> str:
@@ -191,15 +150,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: text in a terminal, fitted to its width; a drawing on a page.
+    """A picture on a page, which a terminal does not show.
 
     Attributes:
-        letters: its blocks, given a width.
-        drawing: its markup.
+        drawing: makes its markup.
     """
 
-    letters: Callable[[int], Sequence[Block]]
-    drawing: Callable[[], str] = str
+    drawing: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -283,7 +240,7 @@ def fit(table: Table, width: int) -> tuple[Table, list[int]]:
             break
         wide[widest] -= 1
     columns = tuple(table.columns[place] for place in kept)
-    rows = tuple(tuple(shorten(row[place], wide[place]) for place in kept) for row in table.rows)
+    rows = tuple(tuple(cut(row[place], wide[place], front=True) for place in kept) for row in table.rows)
     return replace(table, columns=columns, rows=rows), [wide[place] for place in kept]
 
 
@@ -294,9 +251,7 @@ def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
             yield block
         elif isinstance(block, Table):
             yield from table_lines(block, width)
-        elif isinstance(block, Figure):
-            yield from lines_of(block.letters(width), width)
-        else:
+        elif isinstance(block, Fold):
             yield from (line(), line(block.title, "heading"), *lines_of(block.blocks, width))
 
 

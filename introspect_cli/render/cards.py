@@ -105,19 +105,8 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
     if a is not None and b is not None:
         one, two = map(text, glance(first))
         rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
-    rows += [("before", text(" ".join(result.before))), ("later", _later(result, first))]
+    rows += [("before", text(" ".join(result.before)))]
     return card("How much", big, rows)
-
-
-def _later(result: DiffResult, first: Divergence) -> str:
-    """The largest finite distance at the last compared step, and its module; "" where none is later or differs."""
-    found = result.map
-    if found is None or not found.steps or found.steps[-1] <= first.step:
-        return ""
-    last = ((row[-1], name) for row, name in zip(found.values, found.modules, strict=True))
-    largest, name = max((cell for cell in last if 0 < cell[0] < float("inf")), default=(0.0, ""))
-    told = f"{text(distance(largest))} at step {found.steps[-1]}, largest at <code>{breakable(name)}</code>"
-    return told if largest else ""
 
 
 def _why(result: DiffResult, first: Divergence) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.compare.terms.words import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
-from introspect_cli.render.blocks import Block, Figure, Line, line, number, rest_of
-from introspect_cli.render.plots_text import map_blocks, spark
+from introspect_cli.render.blocks import Block, Line, line, number, rest_of
+from introspect_cli.render.plots_text import map_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4
-_NARROWEST, _WIDEST = 40, 80
+_READABLE = 76  # columns, of a pipe too
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
@@ -81,15 +80,9 @@ def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
     for rule in rules:
         blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))
         for text, style in ((rule.about, ""), (f"when: {rule.when}", "dim")):
-            blocks.append(Figure(partial(_folded, text, style)))
+            folded = textwrap.wrap(text, _READABLE, break_long_words=False, break_on_hyphens=False)
+            blocks += [line(part, style, 4 if number else 2) for number, part in enumerate(folded)]
     return blocks
-
-
-def _folded(text: str, style: str, width: int) -> list[Block]:
-    """A text wrapped to the terminal's `width`, but to no less than `_NARROWEST` and no more than `_WIDEST` columns."""
-    room = max(min(width, _WIDEST), _NARROWEST) - 4
-    folded = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-    return [line(part, style, 4 if number else 2, wrap=False) for number, part in enumerate(folded)]
 
 
 _CURVES = 4
@@ -106,9 +99,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
             one.
     """
     blocks: list[Block] = [Line(((clean(look.path), "heading"), (f"  {watch_line(look)}", "")))]
-    for curve in look.curves[:_CURVES]:
-        blocks += _curve(curve)
-    blocks.append(line())
+    blocks += [*map(_curve, look.curves[:_CURVES]), line()]
     if against is not None:
         blocks += _distance(look, *against)
     for finding in look.check.findings[:_FINDINGS]:
@@ -119,7 +110,7 @@ def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = Non
     # The last, since a terminal may have no rows left for it.
     result = against[1] if against is not None else None
     if result is not None and result.verdict is Verdict.DIVERGED:
-        blocks += map_blocks(result, _MODULES, 80)
+        blocks += map_blocks(result, _MODULES)
     return blocks
 
 
@@ -130,18 +121,16 @@ def watch_line(look: Look) -> str:
     return f"{look.state.value}, {where}{rate}"
 
 
-def _curve(curve: Curve) -> list[Block]:
-    """A curve's last value, its range and a sparkline; one line where all values are equal."""
+def _curve(curve: Curve) -> Line:
+    """A line: a curve's last value and its range, or that all values are equal."""
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
-    last = number(values[-1]) if math.isfinite(values[-1]) else "not finite"
+    said = f"{number(values[-1]) if math.isfinite(values[-1]) else 'not finite'} at step {curve.steps[-1]}"
     if len(values) > 1 and len(finite) == len(values) and min(finite) == max(finite):
-        return [Line(((clean(curve.name), "heading"), (f"  {last} at each of {len(values):,} steps", "")))]
-    span = f", {number(min(finite))} to {number(max(finite))}" if finite else ""
-    return [
-        Line(((clean(curve.name), "heading"), (f"  {last} at step {curve.steps[-1]}{span}", ""))),
-        spark(values, 80),
-    ]
+        said = f"{number(values[-1])} at each of {len(values):,} steps"
+    elif finite:
+        said += f", {number(min(finite))} to {number(max(finite))}"
+    return Line(((clean(curve.name), "heading"), (f"  {said}", "")))
 
 
 def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:

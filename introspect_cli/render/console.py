@@ -31,10 +31,9 @@ STYLES = {
     "dim": "dim",
     "name": "color(31)",
     "hot": "color(160)",
-    "warm": "color(166)",
 }
 """Colours of middling lightness: the named ones are the terminal's own, and yellow and cyan vanish on white."""
-_ASCII = dict(zip("…█▓▒░▁▂▃▄▅▆▇│├└─·•", "~#*+:_.-:=+*||`-.*", strict=True)) | {"→": "->"}
+_ASCII = dict(zip("…█▁▂▃▄▅▆▇·", "~#_.-:=+*.", strict=True)) | {"→": "->"}
 
 
 class Screen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness
+from introspect_cli.compare.changes.statements import Nearness
 from introspect_cli.compare.terms.distance import is_shapeless, shapes_differ
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Size
 from introspect_cli.records import Kind, Status, Summary
@@ -28,8 +28,7 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from introspect_cli.compare.changes.clues import CodeChanges, Ranked
-    from introspect_cli.compare.changes.statements import Side
+    from introspect_cli.compare.changes.statements import CodeChanges, Ranked, Side
     from introspect_cli.compare.elements import Elements
 
 _COMPARED = ("mean", "std", "amean", "min", "max")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import Graph, Node, backward_of
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import Phase, Site
 from introspect_cli.render.blocks import Block, Column, cut, line, number, shape, statistic, table_of, write_whole
 from introspect_cli.texts import clean
 
@@ -36,7 +36,6 @@ _STATE_COLOURS = {
     "origin": "#d7263d",
     "diverged": "#f4a259",
     "only a": "#8e6bbf",
-    "only b": "#8e6bbf",
 }
 _NAN = "#d7263d"
 _RAMP = ("#2b5c8a", "#5b8db8", "#a8c6dc", "#e8ecef", "#f3d1a5", "#e59a4f", "#b85c1c")
@@ -53,7 +52,7 @@ _STYLE = (
 def mark_ops(graph: Graph, result: DiffResult) -> Graph:
     """A copy of the graph with each operator's state: `equal`, `diverged`, `origin`, `only a`.
 
-    Operators that b alone has are counted in a note. `result` must list all divergences of the step.
+    Operators that b alone has are not drawn. `result` must list all divergences of the step.
     """
     divergences = {(item.step, item.site): item for item in result.divergences}
     nodes = []
@@ -61,21 +60,10 @@ def mark_ops(graph: Graph, result: DiffResult) -> Graph:
         item = divergences.get((graph.step, node.record.site))
         if item is None:
             nodes.append(replace(node, state="equal"))
-        elif item.a is None or item.b is None:
-            nodes.append(replace(node, state="only b" if item.a is None else "only a"))
         else:
-            state = "origin" if item.role.value == "origin" else "diverged"
+            state = "only a" if item.b is None else "origin" if item.role.value == "origin" else "diverged"
             nodes.append(replace(node, state=state, rel_l2=item.rel_l2))
-    only_b = [
-        item.site
-        for item in result.divergences
-        if item.a is None and item.step == graph.step and item.site.kind is Kind.OP_OUTPUT
-    ]
-    notes = graph.notes
-    if only_b:
-        shown = ", ".join(f"{site.path} of {site.fqn}" for site in only_b[:4]) + (", ..." if only_b[4:] else "")
-        notes = (*notes, f"{len(only_b)} operators run in b alone and are not drawn: {shown}.")
-    return replace(graph, nodes=tuple(nodes), notes=notes)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def graph_blocks(graph: Graph) -> list[Block]:
@@ -103,7 +91,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
     left = graph.total - len(graph.nodes)
     head = f"Step {graph.step}: {len(graph.nodes)} results of operators{f', {left} more left out' if left else ''}."
     table = table_of(graph.nodes, columns, lambda node: "origin" if node.state == "origin" or node.nonfinite else "")
-    return [line(head), *(line(clean(note)) for note in graph.notes), table]
+    return [line(head), table]
 
 
 def _operator_words(site: Site) -> str:

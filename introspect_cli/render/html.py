@@ -163,7 +163,7 @@ def _picture(graph: Graph | None) -> list[Block]:
     if len(graph.nodes) > MOST_NODES:
         return [line(f"{shown} are left after pruning, too many to draw; `introspect show graph` draws a part.")]
     box = f'<div class="paper" id="graph" tabindex="0" role="region" aria-label="Graph">{graph_svg(graph)}</div>'
-    return [line(f"{shown}; hover one to see its statistics.", "dim"), Figure(lambda _: (), lambda: box)]
+    return [line(f"{shown}; hover one to see its statistics.", "dim"), Figure(lambda: box)]
 
 
 def _kept_sentence(history: Packed) -> str:

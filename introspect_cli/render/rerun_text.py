@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness, Ranked
-from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.changes.statements import Change, Nearness, Ranked
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks, first_blocks

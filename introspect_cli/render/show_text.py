@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
-from introspect_cli.labels import Labels, shown, step_words
+from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
 from introspect_cli.render.blocks import (
     Block,
@@ -165,12 +165,12 @@ def _named(first: Labels, last: Labels) -> list[str]:
     """Clauses on the framework's names of the first and the last step."""
     words = [str(last["framework"])] if "framework" in last else []
     words += [
-        f"{name} {shown(first[name])} to {shown(last[name])}"
+        f"{name} {label_text(first[name])} to {label_text(last[name])}"
         for name in ("global_step", "epoch")
         if name in first and name in last
     ]
     if "accumulation" in last:
-        words.append(f"{shown(last['accumulation'])} batches a step")
+        words.append(f"{label_text(last['accumulation'])} batches a step")
     return words
 
 

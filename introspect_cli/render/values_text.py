@@ -40,14 +40,13 @@ def values_blocks(records: Sequence[Stored]) -> list[Block]:
         if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
         else:
-            blocks.append(Figure(partial(_array, stored.values)))
+            blocks += _array(stored.values)
     return blocks
 
 
-def _array(values: NDArray[Any], width: int) -> list[Block]:
-    """A tensor as lines of text fitted to the terminal; of more than 200 elements the middle is left out."""
-    wide = max(min(width, 120) - 2, 20)
-    text = np.array2string(values, max_line_width=wide, threshold=200, edgeitems=3, precision=6, separator=" ")
+def _array(values: NDArray[Any]) -> list[Block]:
+    """A tensor as lines of text of at most 78 characters; of more than 200 elements the middle is left out."""
+    text = np.array2string(values, max_line_width=78, threshold=200, edgeitems=3, precision=6, separator=" ")
     return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
 
 
@@ -62,25 +61,10 @@ def _element_table(elements: Sequence[tuple[Sequence[int], Any, Any]], differing
     rows = []
     for index, one, two in elements:
         far = abs(one - two)
-        rows.append((str(list(index)), *pair_words(one, two), number(far, 3) if math.isfinite(far) else "-"))
+        both = (f"{one:.6g}", f"{two:.6g}") if isinstance(one, complex) else two_numbers(one, two, 6, 17)
+        rows.append((str(list(index)), *both, number(far, 3) if math.isfinite(far) else "-"))
     more = [line(f"{differing - len(rows):,} more differ, by no more.", "dim")] if differing > len(rows) else []
     return [line(), Table(heads, tuple(rows)), *more]
-
-
-def pair_words(one: Any, two: Any) -> tuple[str, str]:
-    """Two elements, in as many digits as it takes to tell them apart and to show their distance to within a fifth.
-
-    2.9003549 and 2.9003551 are 2.90035 and 2.90036 in six digits: told apart, and fifty times too far.
-    """
-    if isinstance(one, complex):
-        return f"{one:.6g}", f"{two:.6g}"
-    distance = abs(one - two)
-    for digits in range(4, 18):
-        texts = two_numbers(one, two, digits, 17)
-        shown = abs(float(f"{one:.{digits}g}") - float(f"{two:.{digits}g}"))
-        if texts[0] != texts[1] and not abs(shown - distance) > distance / 5:
-            break
-    return texts
 
 
 # One divergence looked at closely.
@@ -110,7 +94,7 @@ def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[
     if not difference.elements.differing:
         return blocks
     picture = difference.picture
-    drawn = Figure(lambda _: (), partial(_picture_svg, picture))
+    drawn = Figure(partial(_picture_svg, picture))
     return [*blocks, drawn, *_tables(difference)]
 
 

@@ -54,9 +54,8 @@ def bisect(
     bad: str,
     command: Command,
     tell: Callable[[str], None],
-    *,
-    until_step: int | None = None,
     output: Path | None = None,
+    until_step: int | None = None,
     max_runs: int = MAX_RUNS,
 ) -> Culprit:
     """Find the first commit between two revisions whose run diverges from the good one's.
@@ -186,16 +185,8 @@ class _Search:
         tell(f"{culprit.commit[:10]} is the first bad commit: which of its changes is it?")
         try:
             with self.captures.place(revision):  # where its run ran
-                return prove(
-                    self.runs[before],
-                    self.runs[culprit.commit],
-                    tell,
-                    options=self.captures.command.options,
-                    links=self.captures.command.links,
-                    output=self.captures.base / "changes",
-                    until_step=self.reference.until,
-                    max_runs=max_runs,
-                )
+                runs, place = (self.runs[before], self.runs[culprit.commit]), self.captures.base / "changes"
+                return prove(*runs, self.captures.command, tell, place, self.reference.until, max_runs)
         except UsageError as error:
             tell(f"that cannot be told: {error}")
             return None

@@ -93,11 +93,6 @@ class Zoomed:
     source: tuple[SourceLine, ...] = ()
     directory: Path | None = None
 
-    @property
-    def verdict(self) -> Verdict:
-        """Verdict of the comparison as recorded."""
-        return self.before.verdict
-
 
 def zoom(
     a: Path,

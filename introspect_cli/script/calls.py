@@ -7,26 +7,14 @@ imported, torch neither.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Listener(Protocol):
-    """Interface of a capture that receives a script's calls."""
-
-    def end_step(self) -> None:
-        """End the step: the script called `step`."""
-
-    def record_value(self, name: str, value: object) -> None:
-        """Record a value: the script called `record`."""
-
-    def enter_phase(self, name: str) -> None:
-        """Begin a phase of the script's own, ending the one before; "" ends it without a new one."""
-
-
-_listeners: list[Listener] = []
+_listeners: list[Any] = []
+"""Captures under way, with methods `end_step()`, `record_value(name, value)` and `enter_phase(name)`, "" for none."""
 _phases: list[str] = [""]
 
 
@@ -99,12 +87,12 @@ def _set_phase(name: str) -> None:
             listener.enter_phase(name)
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: Any) -> None:
     """Register a listener, which hears of all calls until `unlisten`."""
     _listeners.append(listener)
 
 
-def unlisten(listener: Listener) -> None:
+def unlisten(listener: Any) -> None:
     """Unregister a listener, if it is one; after the last one, the script's phase is none."""
     if listener in _listeners:
         _listeners.remove(listener)

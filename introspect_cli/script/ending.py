@@ -79,7 +79,7 @@ def leave(exit_code: int | None) -> NoReturn:
         KeyboardInterrupt: for an interrupt, so that the interpreter dies of SIGINT once it has cleaned up.
     """
     if exit_code == -signal.SIGINT:
-        sys.excepthook = _say_nothing  # its traceback is printed already
+        sys.excepthook = lambda *_: None  # its traceback is printed already
         raise KeyboardInterrupt
     raise SystemExit(exit_code)
 
@@ -224,10 +224,6 @@ def _write(text: str) -> None:
         else:
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-def _say_nothing(*_: object) -> None:
-    """Take the place of `sys.excepthook`, and print nothing."""
 
 
 def strip_thread_tracebacks() -> None:

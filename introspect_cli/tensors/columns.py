@@ -9,6 +9,7 @@ Rows that devices still compute are waited for later, so that the script goes on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,54 +91,51 @@ class Columns:
         self._facts = facts
 
 
+@dataclass
 class EndedRows:
-    """The rows of a step that has ended, of which devices may still compute some."""
+    """The rows of a step that has ended, of which devices may still compute some.
 
-    def __init__(
-        self,
-        wanted: Sequence[tuple[Columns, list[int]]],
-        arena: Arena,
-        facts: Facts,
-        notes: tuple[dict[int, int], dict[int, str]],
-        pending: list[Pending],
-    ) -> None:
-        """Fill columns, each with the rows of some slots; with rows on devices later, when `finish` is called.
+    Without rows on devices the columns are filled at once, else when `finish` is called.
 
-        Args:
-            wanted: columns, and the slots of their records.
-            arena: all rows; where devices compute some, a copy of those in host memory.
-            facts: what is known of them before their numbers are.
-            notes: checksums that are not sums, and texts, by slot.
-            pending: the rows on devices.
-        """
-        self._wanted = wanted
-        self._arena = arena
-        self._facts = facts
-        self._notes = notes
-        self._pending = pending
-        if not pending:
+    Attributes:
+        wanted: columns, and the slots of their records.
+        arena: all rows; where devices compute some, a copy of those in host memory.
+        facts: what is known of them before their numbers are.
+        notes: checksums that are not sums, and texts, by slot.
+        pending: the rows on devices.
+    """
+
+    wanted: Sequence[tuple[Columns, list[int]]]
+    arena: Arena
+    facts: Facts
+    notes: tuple[dict[int, int], dict[int, str]]
+    pending: list[Pending]
+
+    def __post_init__(self) -> None:
+        """Fill the columns where no device computes rows."""
+        if not self.pending:
             self.finish()
 
     @property
     def is_waiting(self) -> bool:
         """Whether a device computes some rows and `finish` was not called: the columns are not filled then."""
-        return bool(self._pending)
+        return bool(self.pending)
 
     def is_ready(self) -> bool:
         """Whether `finish` may be called now, waiting or not: it may not while a CUDA graph is being captured.
 
         Queues the copies to the host that have not been queued yet.
         """
-        for pending in self._pending:
+        for pending in self.pending:
             pending.send()
-        return all(pending.is_ready() for pending in self._pending)
+        return all(pending.is_ready() for pending in self.pending)
 
     def finish(self) -> None:
         """Wait for the devices and fill all columns, where that has not been done; later calls do nothing."""
-        if self._pending:
+        if self.pending:
             with unobserved():
-                for pending in self._pending:
-                    pending.fill(self._arena.blocks[0])
-        for columns, slots in self._wanted:
-            columns.fill(self._arena, self._facts, slots, *self._notes)
-        self._pending, self._wanted = [], ()
+                for pending in self.pending:
+                    pending.fill(self.arena.blocks[0])
+        for columns, slots in self.wanted:
+            columns.fill(self.arena, self.facts, slots, *self.notes)
+        self.pending, self.wanted = [], ()

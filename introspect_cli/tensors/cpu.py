@@ -21,7 +21,6 @@ from introspect_cli.tensors.views import address_of, pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy.typing as npt
 
 SHARED: Final = 2 * k.CHUNK
 """Elements from which on a tensor is worth the other threads."""
@@ -57,20 +56,16 @@ class Engine:
         self.kernels = k.KERNELS
         self._room = 0
         self._parts = r.empty(0)
-        self._team = np.zeros(k.TEAM_WORDS, dtype=np.int64)
-        self._team_address = self._team.ctypes.data
+        self.team = np.zeros(k.TEAM_WORDS, dtype=np.int64)
+        """Words that threads in a call share, laid out as in `kernels` (PARTS, THREADS, ...)."""
+        self._team_address = self.team.ctypes.data
         self._team_threads = 0
         self._blocks = np.zeros(0, dtype=np.uint8)
         workers = None if alone else parallel.find_workers()
         self._has_workers = workers is not None
         if workers is not None:
-            self._team[[k.PARALLEL, k.NUMBER]] = workers
+            self.team[[k.PARALLEL, k.NUMBER]] = workers
         self._make_room(1 << 22)
-
-    @property
-    def team(self) -> npt.NDArray[np.int64]:
-        """Words that threads in a call share, int64, laid out as in `kernels` (PARTS, THREADS, ...)."""
-        return self._team
 
     def _make_room(self, count: int) -> None:
         """Allocate rows for all chunks of `count` elements, however many tensors they are in, and tell the team.
@@ -80,7 +75,7 @@ class Engine:
         """
         self._room = count
         self._parts = r.empty(2 * count // k.CHUNK + 1)
-        self._team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
+        self.team[[k.PARTS, k.ROOM]] = self._parts.ctypes.data, count
 
     def summarise_contiguous(
         self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int
@@ -145,7 +140,7 @@ class Engine:
             self._make_room(count)
         threads = self._thread_count(count)
         if threads != self._team_threads:
-            self._team[k.THREADS] = self._team_threads = threads
+            self.team[k.THREADS] = self._team_threads = threads
         result: int = getattr(self.kernels, function)(*arguments, self._team_address)
         return result
 
@@ -173,34 +168,14 @@ class Engine:
         if code is None:
             out[:] = fallback.row_of(tensor, runs).numpy().view(np.uint64)
         else:
-            self._summarise_by_kernels(out, tensor, code, flags, runs)
+            table = TABLE_ADDRESS.get(tensor.dtype, 0)
+            is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
+            if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
+                every = pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs
+                self._add_up_runs(out, every, code, table, flags)
         if sorted_stats and fallback.has_values(tensor.dtype) and tensor.numel():
             order = fallback.median_and_mode(tensor, sorted_stats)
             out.view(np.float64)[r.MEDIAN : r.MODE + 1] = order.numpy()
-
-    def _summarise_by_kernels(
-        self,
-        out: r.Rows,
-        tensor: torch.Tensor,
-        code: int,
-        flags: int,
-        runs: Sequence[tuple[int, torch.Tensor]] | None,
-    ) -> None:
-        """`fill` by the compiled kernels, for a type that they know; medians and modes are left out.
-
-        Args:
-            out: the row, shape (32,); overwritten.
-            tensor: as for `fill`.
-            code: the type code of its elements (`CODES`).
-            flags: the sum of STATS and SKETCH, as far as they are wanted.
-            runs: as for `fill`.
-        """
-        table = TABLE_ADDRESS.get(tensor.dtype, 0)
-        is_strided = runs is None and not (tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg())
-        if not (is_strided and self.summarise_strided(out.ctypes.data, tensor, code, table, flags)):
-            self._add_up_runs(
-                out, pieces(tensor, PIECE_BYTES // tensor.element_size()) if runs is None else runs, code, table, flags
-            )
 
     def _add_up_runs(
         self, out: r.Rows, runs: Iterable[tuple[int, torch.Tensor]], code: int, table: int, flags: int

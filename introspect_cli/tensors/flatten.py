@@ -165,25 +165,22 @@ def _has_tensors(held: dict[str, Any], depth: int = 3) -> bool:
     Of a list or tuple the first 64 items are looked at, of an object its `__dict__`.
     """
     for item in held.values():
-        cls = type(item)
-        if issubclass(cls, torch.Tensor):
+        if _is_tensor(item):
             return True
-        if depth == 0 or not _may_hold_tensors(item):
-            continue
-        if issubclass(cls, dict):
-            inner: dict[Any, Any] | None = dict(dict.items(item))
-        elif issubclass(cls, (list, tuple)):
-            walk = list.__iter__ if issubclass(cls, list) else tuple.__iter__
-            inner = dict(enumerate(itertools.islice(walk(item), 64)))
-        else:
-            inner = _own_dict(item)
-        if inner is not None and _has_tensors(inner, depth - 1):
+        if depth and _may_hold_tensors(item) and _has_tensors(_held_in(item), depth - 1):
             return True
     return False
 
 
-def _is_container(cls: type) -> bool:
-    return issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
+def _held_in(item: Any) -> dict[Any, Any]:
+    """What a dict, a list or tuple (the first 64), or any other object has in it, read past its class's methods."""
+    cls = type(item)
+    if issubclass(cls, dict):
+        return dict(dict.items(item))
+    if issubclass(cls, (list, tuple)):
+        walk = list.__iter__ if issubclass(cls, list) else tuple.__iter__
+        return dict(enumerate(itertools.islice(walk(item), 64)))
+    return _own_dict(item) or {}
 
 
 def _collect(
@@ -209,7 +206,8 @@ def _collect(
         return
     holders.append((path, type(value).__name__))
     above.append(id(value))
-    plain = _is_container(type(value))
+    cls = type(value)
+    plain = issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
     for piece, item in children:
         _collect(item, path + piece, leaves, holders, above, objects if plain else objects + 1)
     above.pop()

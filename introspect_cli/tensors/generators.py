@@ -18,7 +18,7 @@ import torch
 from introspect_cli.tensors import kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
 _WORDS = 624
 _BYTES = 4 * _WORDS
@@ -54,8 +54,6 @@ class Generators:
         self._compiled = kernels.KERNELS
         self.unwatched: list[str] = []
         self.moved = NEVER
-        self._kept: dict[str, Callable[[object], Hashable]] = {}
-        """Functions that return a generator's state beside words and position; None for another owner."""
         # Found before the script runs: inside its function transforms, no state can be read.
         self._places = {"torch": _find_torch(), "python": _find_python()}
 
@@ -76,8 +74,6 @@ class Generators:
                 self._compiled.watch_generator(len(self.names), *place)
                 self.names.append(name)
                 self._states.append(0)
-                if name != "numpy":  # what it has to spare is found in no simple way
-                    self._kept[name] = _torch_rest_reader(place) if name == "torch" else _python_spare_reader()
         self._states = list(map(self._compiled.generator_state, range(len(self.names))))
         if devices or self._devices:
             self._devices = {name: generator for name, generator in devices if hasattr(generator, "get_offset")}
@@ -87,19 +83,9 @@ class Generators:
             }
         self.moved = self._has_any_moved if self._devices else self._compiled.generators_moved
 
-    def fingerprint(self, name: str, owner: object) -> Hashable:
-        """Fingerprint of a generator's state when `watch` or `take_moved` last read it; equal for equal states.
-
-        Args:
-            name: `torch`, `numpy` or `python`.
-            owner: the object that the caller would ask for the state: torch's `Generator` or python's `Random`.
-
-        Returns:
-            None where no fingerprint tells of every change: numpy's generator, one not watched, or another `owner`.
-        """
-        kept = self._kept.get(name)
-        beside = None if kept is None else kept(owner)
-        return None if beside is None else (self._states[self.names.index(name)], beside)
+    def state(self, name: str) -> int | None:
+        """64 bits of a generator's state as `watch` or `take_moved` last read it; None for one that is not watched."""
+        return self._states[self.names.index(name)] if name in self.names else None
 
     @property
     def is_complete(self) -> bool:
@@ -207,35 +193,6 @@ def _find_python() -> Place | None:
         if start >= 4 and _read_u4(id(watched) + start - 4) == position
         else None
     )
-
-
-def _torch_rest_reader(place: Place) -> Callable[[object], Hashable]:
-    """Make a function that returns the bytes around torch's words (seed, position, spare numbers) as they are then.
-
-    The function takes the generator that is asked about, and returns None unless it is torch's default one.
-    """
-    watched = torch.default_generator
-    before, behind = _memory_at(place.words - _BEFORE, _BEFORE), _memory_at(place.words + _BYTES, _BEHIND)
-    return lambda owner: (before.raw, behind.raw) if owner is watched else None
-
-
-def _memory_at(address: int, size: int) -> Any:
-    """Live view of `size` bytes at an address; nothing is copied."""
-    return (ctypes.c_char * size).from_address(address)
-
-
-def _python_spare_reader() -> Callable[[object], Hashable]:
-    """Make a function that returns the spare normal number of python's global generator as text, as it is then.
-
-    The function takes the generator that is asked about, and returns None for any other than the global one.
-    """
-    watched: Any = getattr(random, "_inst", None)  # the one whose words were found
-
-    def kept(owner: Any) -> Hashable:
-        spare = watched.gauss_next if owner is watched else 0
-        return repr(spare) if spare is None or type(spare) is float else None
-
-    return kept
 
 
 def _read_u4(address: int) -> int:

@@ -52,7 +52,7 @@ def new_intake(
         layouts: the number of each slot's layout; the intake appends one for each tensor that it summarises.
         addresses: addresses of the slots' rows.
         team: the engine's shared memory of threads.
-        memory: what `reuse.new_memory` made.
+        memory: rows of this step and the last by the address of their elements.
         lock: the summarizer's; the intake takes it.
     """
     addresses_of_functions = functions()

@@ -38,7 +38,7 @@ ABSSUM: Final = 13
 MEDIAN: Final = 14
 MODE: Final = 15
 SAMPLE: Final = MEDIAN
-"""Eight bytes from the middle of a large tensor, by which `reuse` tells whether a second look is worth it. Whoever
+"""Eight bytes from the middle of a large tensor, by which the intake tells whether a second look is worth it. Whoever
 wants medians does not look a second time."""
 SKETCH: Final = 16
 """First of 16 sketch values."""
@@ -109,14 +109,10 @@ class Arena:
         row: Rows = self.blocks[block][place]
         return row
 
-    def snapshot(self, count: int) -> Rows:
-        """Copy of the first `count` rows, shape (count, 32)."""
-        return np.concatenate([empty(0), *self.blocks])[:count]
-
     def copy(self, count: int) -> Arena:
         """An arena with a copy of the first `count` rows in one block; it has no `addresses` and must not grow."""
         made = Arena()
-        made.blocks, made.rows_per_block = [self.snapshot(count)], max(count, 1)
+        made.blocks, made.rows_per_block = [np.concatenate([empty(0), *self.blocks])[:count]], max(count, 1)
         return made
 
     def clear(self) -> None:

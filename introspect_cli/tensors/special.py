@@ -27,7 +27,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from introspect_cli.records import EXPANDED_TEXT, UNPLACED, Status
 from introspect_cli.tensors import places
-from introspect_cli.tensors.views import address_of, in_memory, strides_kind
+from introspect_cli.tensors.views import in_memory, memory_of, strides_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +143,7 @@ def parts_of(tensor: torch.Tensor | places.Placed) -> Parts:
         return _sparse_parts(tensor)
     if tensor.is_quantized:
         return _quantized_parts(tensor)
-    if type(tensor) not in PLAIN and tensor.numel() and not _has_storage(tensor):
+    if type(tensor) not in PLAIN and tensor.numel() and not memory_of(tensor):
         return unseen_parts(tensor, f"a {type(tensor).__name__} has no storage of its own")
     values = tensor.detach()
     if tensor._is_zerotensor():  # noqa: SLF001 - no public one; what jvp makes of a constant
@@ -182,14 +182,6 @@ def has_memory(tensor: torch.Tensor) -> bool:
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     needed = (tensor.storage_offset() + reach) * tensor.element_size()
     return tensor.untyped_storage().nbytes() >= needed
-
-
-def _has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements have an address; False where asking for it raises."""
-    try:
-        return address_of(tensor) != 0
-    except Exception:  # NotImplementedError or RuntimeError, by kind of subclass
-        return False
 
 
 _INDICES: Final = {

@@ -4,6 +4,13 @@ Hooks hand over thousands of tensors a step, from several threads, on any device
 switched on, and none of this may be felt. So each tensor is summarised at once into a row of a preallocated arena
 (CPU) or of one device buffer (accelerators, nothing waits); `end_step` puts all rows of a step into columns, after one
 copy from each device. What fails becomes a row that says so; `add` raises only what is the script's.
+
+One module's output is the next one's input, frozen parameters and untouched buffers come by every step, and the full
+summary costs three times its checksum. Version counters do not tell whether memory changed: `.data`, numpy and shared
+storage write past them. So the compiled intake remembers what was summarised by its address; when the address comes
+again with the same type, size and a few equal bytes, the checksum alone is computed, and the old row taken only if it
+agrees. Every answer is of the contents as they are now. Rows used in one step are kept for the next, and no tensor is
+referred to.
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -26,7 +33,6 @@ from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
 from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, is_capturing
 from introspect_cli.tensors.gpu.engine import Item
 from introspect_cli.tensors.intake import new_intake
-from introspect_cli.tensors.reuse import fingerprint, new_memory
 from introspect_cli.tensors.row_notes import LayoutNumbers, RowNotes
 from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, one_run, parts_of, unseen_parts
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved
@@ -39,6 +45,9 @@ if TYPE_CHECKING:
 
 Batch = dict["DeviceEngine", list[tuple[int, list[Item]]]]
 """Tensors on GPUs to be summarised together: of each the slot of its row, and what it consists of."""
+LIMIT: Final = 8192
+"""Rows kept from one step to the next, at most: 2 MB."""
+
 _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 """Summarizers whose locks and threads a forked child must not inherit."""
 
@@ -76,11 +85,14 @@ class Summarizer:
         self._flags = k.STATS * stats | k.SKETCH * sketch
         self._engine, self._devices = Engine(alone=alone), Devices(stats=stats, sketch=sketch)
         self._arena, self._layouts, self._notes = r.Arena(), LayoutNumbers(), RowNotes()
-        self._memory = new_memory()
+        self.layouts = self._layouts.layouts
+        """All layouts so far, by number; new ones are appended."""
+        self._memory = k.KERNELS.memory(LIMIT)
         self._layout_of = k.new_numbers()  # of each row; the compiled intake appends to it, too
         self._lock = k.new_lock()
         shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
-        self._intake = None if sorted_stats else new_intake(self._flags, *shared)
+        self.intake = None if sorted_stats else new_intake(self._flags, *shared)
+        """The compiled intake (`intake.py`); None without one."""
         self._reset()
         _LIVE.add(self)
 
@@ -103,7 +115,7 @@ class Summarizer:
         with self._lock:
             slot = len(self._layout_of)
             try:
-                if self._intake is not None and self._intake.add(tensor) >= 0:
+                if self.intake is not None and self.intake.add(tensor) >= 0:
                     return slot
                 self._add(slot, tensor)
             except Exception as error:
@@ -152,9 +164,9 @@ class Summarizer:
         number = self._layouts.number_on_cpu(tensor)
         row, table = self._arena.address(slot), TABLE_ADDRESS.get(tensor.dtype, 0)
         if tensor.is_contiguous():
-            if self._intake is not None:  # it learns the shape, so as to take the next tensor of it
-                self._intake.learn(tensor, number)
-                if self._intake.add(tensor) >= 0:
+            if self.intake is not None:  # it learns the shape, so as to take the next tensor of it
+                self.intake.learn(tensor, number)
+                if self.intake.add(tensor) >= 0:
                     return True
             self._engine.summarise_contiguous(row, address, count, 0, code, table, self._flags)
         elif (
@@ -197,7 +209,7 @@ class Summarizer:
             return True
         token = None
         if not tensor.is_inference():
-            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `reuse`
+            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_fingerprint`
         if tensor.is_contiguous():
             engine.launch_one(slot, prepared, address, token=token)
             return True
@@ -298,9 +310,9 @@ class Summarizer:
             tensors = list(tensors)
             if slots is None:
                 slots = [-1] * len(tensors)
-                if self._intake is not None:
+                if self.intake is not None:
                     self._arena.reserve(len(self._layout_of) + len(tensors))
-                    slots = self._intake.add_all(tensors)
+                    slots = self.intake.add_all(tensors)
             for place, tensor in enumerate(tensors):
                 if slots[place] >= 0:
                     continue
@@ -319,15 +331,10 @@ class Summarizer:
         A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory.
         """
         with self._lock:
-            found: list[Hashable] = [None] * len(tensors) if self._intake is None else self._intake.marks(tensors)
+            found: list[Hashable] = [None] * len(tensors) if self.intake is None else self.intake.marks(tensors)
         if all(found):
             return found
-        return [fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
-
-    @property
-    def intake(self) -> Any:
-        """The compiled intake (`intake.py`); None without one."""
-        return self._intake
+        return [_fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
 
     def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         """Launch the kernels for tensors on one GPU; if that raises, their rows become NOT_OBSERVED with the error.
@@ -403,19 +410,13 @@ class Summarizer:
         """
         with self._lock:
             pending = self._devices.hand_over()
-            if self._memory is not None:
-                self._memory.turn()
+            self._memory.turn()
             notes = self._notes
             arena = self._arena.copy(len(self._layout_of)) if pending else self._arena
             facts = notes.facts(self._layout_of, self._layouts)
             ended = EndedRows(wanted, arena, facts, (notes.fixed, notes.texts), pending)
             self._reset()
             return ended
-
-    @property
-    def layouts(self) -> list[Layout]:
-        """All layouts so far, by number; the same list is appended to as new ones come."""
-        return self._layouts.layouts
 
     def abandon(self) -> None:
         """In a forked child: replace the lock, which the parent may hold, and stop using threads."""
@@ -425,12 +426,22 @@ class Summarizer:
     def close(self) -> None:
         """Free all memory, on devices too; the summarizer must not be used afterwards."""
         with self._lock:
-            if self._memory is not None:
-                self._memory.clear()
+            self._memory.clear()
             self._arena.clear()
             self._devices.clear()
             self._reset()
         _LIVE.discard(self)
+
+
+def _fingerprint(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Version counter and address of a tensor; where either differs later, it was written to or moved.
+
+    None where torch refuses to tell one of them, as for inference tensors and subclasses without storage.
+    """
+    try:
+        return tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 @contextlib.contextmanager

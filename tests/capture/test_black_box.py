@@ -52,7 +52,7 @@ def train(log=lambda *_: None, steps=6, odd=-1, by=1e-3, nan=-1):
 def captured(path, work=train, options=None, **asked):
     """A run of a training."""
     torch.manual_seed(0)
-    with recording(None, path, env=False, packages=False, **(options or {})):
+    with recording(None, path, env=False, packages=False, source=False, **(options or {})):
         work(**asked)
     return path
 
@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
     assert os.WTERMSIG(status) == 9
     with open_run(tmp_path / "run") as run:
         assert run.last_step == 4
-    assert verify_run(tmp_path / "run").tensors == at
+    assert verify_run(tmp_path / "run").counts["tensors"] == at
 
 
 def test_a_store_without_room_costs_the_tensors_and_not_the_run(tmp_path, monkeypatch):

@@ -83,25 +83,6 @@ trainer = Trainer(model=Net(), args=arguments, train_dataset=data)
 trainer.train()
 """
 
-ACCELERATE = """\
-import torch
-from accelerate import Accelerator
-
-torch.manual_seed(0)
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = torch.utils.data.DataLoader(torch.arange(16.0).reshape(4, 4), batch_size=1)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-for epoch in range(2):
-    for batch in loader:
-        with accelerator.accumulate(model):
-            loss = model(batch).square().mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-"""
-
 
 def captured(tmp_path_factory, name, text):
     pytest.importorskip({"lightning": "lightning.pytorch"}.get(name, name))
@@ -173,6 +154,7 @@ def test_a_resumed_run_is_numbered_and_compared_as_its_framework_counts(resumed)
     assert "step 11 (epoch 1, batch 5)" in found.sentence, found.sentence
 
 
+@pytest.mark.sweep
 def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
     _, labels, said = captured(tmp_path_factory, "transformers", TRAINER)
     assert [each["global_step"] for each in labels.values()] == [0, 1, 2, 3, 4, 5]
@@ -180,14 +162,6 @@ def test_the_trainers_numbers_are_those_that_the_model_sees(tmp_path_factory):
     assert [each["epoch"] for each in labels.values()] == [int(firsts[step] + 1e-9) for step in labels]
     assert [each["batch"] for each in labels.values()] == [(0, 1), (2, 3), 4] * 2
     assert all(each["accumulation"] == 2 and each["framework"] == "transformers" for each in labels.values())
-
-
-def test_accelerates_epochs_and_accumulation_are_reported(tmp_path_factory):
-    _, labels, _ = captured(tmp_path_factory, "accelerate", ACCELERATE)
-    assert [each["epoch"] for each in labels.values()] == [0, 0, 1, 1]
-    assert all(
-        each == {"framework": "accelerate", "epoch": each["epoch"], "accumulation": 2} for each in labels.values()
-    )
 
 
 def test_labels_that_no_capture_writes_are_left_out():

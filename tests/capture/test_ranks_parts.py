@@ -110,8 +110,6 @@ def begun(tmp_path_factory):
     """With layers that begin at zero, and an evaluation without gradients after each step."""
     folder = tmp_path_factory.mktemp("nested")
     nested(folder, "--zero", "--evaluate", options=("--eval",), single=("single", 1), tpsp=("tpsp", 2))
-    nested(folder, "--fault", "1.01", fault=("tpsp", 2))
-    nested(folder, plain=("single", 1))
     return folder
 
 
@@ -254,10 +252,6 @@ PARTITIONED = {
     "fault": (2, "zero2", "--groups", "--fault", "partition"),
     "zero3": (2, "zero3", "--groups"),
     "zero3-fault": (2, "zero3", "--groups", "--fault", "partition"),
-    "evaluated": (2, "zero2", "--groups", "--evaluate"),
-    "single-bf16": (1, "single", "--groups", "--bf16"),
-    "bf16": (2, "zero2", "--groups", "--bf16"),
-    "unmapped": (2, "zero2", "--groups", "--fault", "unmapped"),
 }
 
 

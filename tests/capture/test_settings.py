@@ -59,7 +59,7 @@ def test_the_drivers_version_is_read_from_its_module(tmp_path):
 
 
 def test_of_what_a_deep_model_draws_before_the_first_step_the_first_draws_are_kept(tmp_path):
-    with introspect_cli.recording(None, tmp_path / "run"):
+    with introspect_cli.recording(None, tmp_path / "run", source=False):
         torch.manual_seed(0)
         for _ in range(1200):
             net = nn.Linear(2, 2)

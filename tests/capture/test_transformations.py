@@ -226,28 +226,6 @@ def test_a_cell_of_the_table(found, reference, way, column):
     assert {site for site, value in expected.items() if observed[site] != value} == set()
 
 
-@pytest.mark.parametrize("column", [column for column in COLUMNS if column != "buffers"])
-def test_an_exported_model_that_writes_no_buffer(exported_in_evaluation, column):
-    kind, (reference, exported) = COLUMNS[column], exported_in_evaluation
-    expected = {site: value for site, value in reference.items() if site.kind is kind}
-    if TABLE["export"][column] == EDGE:
-        expected = {site: value for site, value in expected.items() if site.fqn == NAME}
-    assert expected
-    assert {site for site, value in expected.items() if exported.get(site) != value} == set()
-
-
-@pytest.fixture(scope="module")
-def exported_in_evaluation(tmp_path_factory):
-    """What a model in evaluation leaves in a run, and what is left by the program that it is exported to."""
-    model = Net().eval()
-    tapped = copy.deepcopy(model)
-    attach(tapped)
-    folder = tmp_path_factory.mktemp("evaluation")
-    return [
-        seen(folder / name, ran, "boundary").observed for name, ran in (("a", model), ("b", WAYS["export"](tapped)))
-    ]
-
-
 def test_the_list_in_the_documentation_is_the_tested_one():
     section = (
         DOCS.read_text(encoding="utf-8").split("## What is recorded in each way")[1].split("What cannot be recorded")[0]

@@ -17,6 +17,8 @@ from introspect_cli.errors import StoreError, UsageError
 pytestmark = pytest.mark.usefixtures("quick_python")
 
 DOCS = Path(__file__).parents[2] / "docs"
+LEAN = {"packages": False, "source": False}
+"""In this process, all files of tests are sources of the training."""
 
 
 def test_the_examples_of_the_page_run(tmp_path):
@@ -46,7 +48,7 @@ def train():
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         criterion = torch.nn.MSELoss()  # a root of its own, called outside the model
-        with introspect_cli.recording(model, path, steps=schedule, **options):
+        with introspect_cli.recording(model, path, steps=schedule, **{**LEAN, **options}):
             for step in range(steps):
                 optimizer.zero_grad()
                 criterion(model(torch.ones(3, 2)), torch.zeros(3, 2)).backward()
@@ -95,8 +97,8 @@ def test_what_is_raised_inside_goes_through_and_the_run_is_readable(train, tmp_p
 
 
 def test_one_capture_at_a_time(tmp_path):
-    first = introspect_cli.recording(None, tmp_path / "a")
-    second = introspect_cli.recording(None, tmp_path / "b")
+    first = introspect_cli.recording(None, tmp_path / "a", **LEAN)
+    second = introspect_cli.recording(None, tmp_path / "b", **LEAN)
     with first, pytest.raises(UsageError, match="already running"):
         second.__enter__()
     assert not (tmp_path / "b").exists()

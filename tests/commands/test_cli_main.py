@@ -60,13 +60,12 @@ def test_help_lists_every_verb_with_its_line(introspect):
     assert introspect("-h").stdout == done.stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_of_the_table_is_there(verb):
-    context = click.Context(introspect)
-    command = introspect.get_command(context, verb)
-    assert isinstance(command, click.Command)
-    assert command.name == verb
-    assert command.help
+def test_every_verb_of_the_table_is_there():
+    for verb in VERBS:
+        command = introspect.get_command(click.Context(introspect), verb)
+        assert isinstance(command, click.Command)
+        assert command.name == verb
+        assert command.help
 
 
 def test_the_version_tells_what_a_bug_report_needs(introspect):
@@ -108,7 +107,7 @@ def test_wrong_usage_is_one_sentence_and_exits_with_2(introspect, tmp_path, word
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 125])
+@pytest.mark.parametrize("code", [0, 125])
 def test_a_verb_returns_its_exit_code(code):
     done = pretend(f"print('done'); return {code}")
     assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
@@ -120,8 +119,7 @@ def test_a_verb_may_leave_its_work_until_click_is_gone():
     assert "click" not in done.stdout
 
 
-@pytest.mark.parametrize("error", [UsageError, StoreError])
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("error", "later"), [(UsageError, False), (StoreError, True)])
 def test_an_introspect_error_is_its_sentence(error, later):
     assert issubclass(error, IntrospectError)
     body = f"def fail(): raise {error.__name__}('what, where, what to do')\n    return fail{'' if later else '()'}"
@@ -219,9 +217,8 @@ def test_a_name_that_the_system_refuses_is_reported(introspect, tmp_path):
         (("LONG",), "watch, zoom"),
     ],
 )
-@pytest.mark.parametrize("piece", ["x", "no such "])
-def test_a_sentence_keeps_its_end_where_an_argument_is_too_long_to_read(introspect, words, end, piece):
-    long = piece * (100_000 // len(piece))
+def test_a_sentence_keeps_its_end_where_an_argument_is_too_long_to_read(introspect, words, end):
+    long = "no such " * 12_500
     done = introspect(*(long if word == "LONG" else word for word in words))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr) < 2100

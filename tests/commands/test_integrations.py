@@ -67,7 +67,8 @@ def lightning_fit(tmp_path):
         model.fail_at, model.odd_at = fail_at, odd_at
         trainer = lightning.Trainer(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=tmp_path, callbacks=[Introspect(tmp_path / name, **options)],
+            enable_model_summary=False, default_root_dir=tmp_path,
+            callbacks=[Introspect(tmp_path / name, source=False, **options)],
         )  # fmt: skip
         trainer.fit(model, torch.utils.data.DataLoader(Data(), batch_size=8))
 
@@ -115,7 +116,7 @@ def test_a_training_of_transformers_is_recorded_and_compared(tmp_path, capfd):
             output_dir=str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=8, use_cpu=True, report_to=[],
             save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, learning_rate=rate,
         )  # fmt: skip
-        callbacks = [Introspect(tmp_path / name, **options)]
+        callbacks = [Introspect(tmp_path / name, source=False, **options)]
         transformers.Trainer(model=Net(), args=arguments, train_dataset=Data(), callbacks=callbacks).train()
 
     train("run", 1e-3)
@@ -184,7 +185,7 @@ def trained(path, **options):
     """A training in a window, as a callback opens one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    window = Window(path, options)
+    window = Window(path, {"source": False, **options})
     window.begin(model)
     optimizer = torch.optim.Adam(model.parameters())
     for batch in torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2):
@@ -218,14 +219,14 @@ def test_ranks_of_a_framework_write_one_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     for rank in (0, 1):
-        window = Window(tmp_path / "run", {"packages": False})
+        window = Window(tmp_path / "run", {"packages": False, "source": False})
         window.begin(None, rank, 2)
         window.end()
     assert (tmp_path / "run" / "rank1" / "log.bin").exists()
 
 
 def test_a_window_opens_and_closes_once(tmp_path):
-    window = Window(tmp_path / "run", {})
+    window = Window(tmp_path / "run", {"source": False})
     window.end()
     window.begin(None)
     window.begin(None)

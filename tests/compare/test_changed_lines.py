@@ -10,9 +10,9 @@ from artefacts import ROOT
 from kept_runs import key_of
 from projects import MODEL, TRAIN
 
-from introspect_cli.compare.changes.clues import Clues
 from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed
+from introspect_cli.compare.changes.statements import Clues
 
 
 def changes_of(file, one, two):
@@ -397,7 +397,7 @@ def test_of_two_changes_as_near_as_each_other_the_one_in_which_more_of_what_diff
     assert [one.change.place for one in found] == ["t.py:2", "t.py:1"]
 
 
-PLANTED = [*lines.own(), *lines.single()[::12], *lines.mixed()[::10]]
+PLANTED = [*lines.own(), *lines.single()[::24], *lines.mixed()[::20]]
 
 
 @pytest.mark.longest

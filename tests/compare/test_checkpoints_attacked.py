@@ -220,18 +220,18 @@ if sys.argv[1].endswith(".pt"):
 before = anonymous()
 with open_any(sys.argv[1]) as run:
     (record,) = run.rank(0).records(0)
-    assert record.summary.layout.numel == 1 << 28
+    assert record.summary.layout.numel == 1 << 26
 print((anonymous() - before) >> 10)
 """
 
 
-def test_a_tensor_of_one_gigabyte_takes_a_small_part_of_that(tmp_path):
+def test_a_tensor_of_256_mb_takes_a_small_part_of_that(tmp_path):
     """A sparse file, whose zeros are nowhere on the disk; safetensors is read in pieces of 4 MB."""
-    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 28], "data_offsets": [0, 1 << 30]}}).encode()
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 26], "data_offsets": [0, 1 << 28]}}).encode()
     with (tmp_path / "big.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        file.truncate(8 + len(header) + (1 << 30))
+        file.truncate(8 + len(header) + (1 << 28))
     words = [sys.executable, "-c", PEAK, str(tmp_path / "big.safetensors")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 150
+    assert int(done.stdout) < 100

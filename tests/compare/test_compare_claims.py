@@ -94,11 +94,6 @@ class TestNarrowing:
     @pytest.mark.parametrize(
         ("option", "values", "extra"),
         [
-            ("ops", ([], ["gelu"]), ("forward", "op_output", "Net.a")),
-            ("views", (False, True), ("forward", "op_output", "Net.a")),
-            ("all_dtypes", (False, True), ("forward", "op_output", "Net.a")),
-            ("vjp", ([], ["x"]), ("backward", "op_output", "Net.a")),
-            ("level", ("module", "op"), ("forward", "op_output", "Net.a")),
             ("modules", ([], ["Net.a"]), ("forward", "output", "Net.z")),
             ("eval", (None, 1), ("eval", "output", "Net.a")),
             ("of_tomorrow", (1, 2), ("forward", "output", "Net.z")),

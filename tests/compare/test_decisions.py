@@ -32,23 +32,30 @@ images-average-without-buffers language-norms-decayed language-evaluated-in-trai
 """
 _SLICE = [case.name for case in [*cases.load_cases(), *cases.load_field_cases()] if case.in_slice]
 _PLANTED = [*_SLICE, *_ALSO.split()]
+RANKS = ("single", "ddp", "ddp-one", "ddp-rolled", "fsdp2", "hsdp", "tp", "zero1", "1f1b", "ep")
 ASKED = {
     "planted": [f"{verb} everything {name}{end}" for name in _PLANTED for verb, end in (("diff", ""), ("check", " *"))],
-    "reduced": [f"diff {one} {name}" for name in _SLICE[::2] for one in ("lean*", "outputs", "checksums", "state")],
+    "reduced": [f"diff {one} {name}" for name in _SLICE[::4] for one in ("lean*", "outputs", "checksums", "state")],
     "selected": [f"diff {one} {name}" for name in _SLICE[1::3] for one in ("diff-*", "rtol-*")],
-    "operators": ["diff everything op-*"],
+    "operators": ["diff everything op-[a-h]*"],
     "scenes": ["diff scenes *"],
-    "refactorings": ["diff refactorings *"],
+    "refactorings": [f"diff refactorings * {model}-*" for model in ("mlp", "residual", "conv", "recurrent", "tied")],
     "splits": ["* splits *"],
     "unseen": ["diff * same-train_compiled-steps-3-mode-script"],
     **{
         name: [f"* {name} *"]
-        for name in ("resumed", "loaded", "engines", "checkpoints", "ports", "ill", "attention", "kernels", "precision")
+        for name in ("resumed", "loaded", "engines", "checkpoints", "ports", "ill", "attention", "precision")
     },
-    "ranks": ["* ranks *"],
+    "kernels": ["diff kernels eager-12 *", "diff kernels eager compiled", "diff kernels trainer *"],
+    "ranks": [
+        *(f"* ranks *{name}" for name in RANKS),
+        "* ranks *accumulated",
+        "diff ranks manual *",
+        *(f"check layouts {name}" for name in ("fsdp2-unshard", "manual-one")),  # which tests read
+    ],
     "faults": ["* faults *"],
 }
-"""The questions of every run of the tests: what needs few runs of each corpus. `ask` without them asks all."""
+"""The questions of every run of the tests: what needs few runs of each corpus. The sweep asks all."""
 RULES = {"accepted": [], "merged": {}, "rules_gone": {}, "settings_gone": {}}
 DIRECTORY = artefacts.DECISIONS
 
@@ -74,6 +81,12 @@ def test_decisions_are_those_that_were_frozen_or_accepted_and_no_claim_is_false(
     done = run("compare", asked(tmp_path, [glob for globs in ASKED.values() for glob in globs]))
     assert done.returncode == 0, done.stdout
     assert " 0 not frozen" in done.stdout
+
+
+@pytest.mark.sweep
+def test_every_decision_is_the_one_that_was_frozen_or_accepted(tmp_path):
+    done = run("compare", asked(tmp_path, ["*"]))
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture(scope="module")

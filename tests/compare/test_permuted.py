@@ -27,7 +27,7 @@ def run(path, *, batch=lambda x: x, between=lambda x: x, weight=lambda w: w, tok
     net = Net()
     with torch.no_grad():
         net.head.weight.copy_(weight(net.head.weight))
-    with introspect_cli.recording(net, path):
+    with introspect_cli.recording(net, path, source=False):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(batch(data)).sum().backward()
         optimizer.step()
@@ -72,7 +72,7 @@ def test_one_element_of_a_large_tensor_is_no_permutation(tmp_path):
     for name, more in (("a", 0.0), ("b", 2e-6)):
         data = torch.linspace(0.5, 1.5, 1 << 20)
         data[7] += more
-        with introspect_cli.recording(net := nn.Identity(), tmp_path / name):
+        with introspect_cli.recording(net := nn.Identity(), tmp_path / name, source=False):
             net(data)
         runs.append(tmp_path / name)
     result = introspect_cli.diff(*runs)

@@ -122,11 +122,9 @@ def expected(framework, parts, at, *, shuffle):
 LOST = [(), *((part,) for part in PARTS), *combinations(PARTS, 2)]
 CASES = list(product(LIBRARIES, LOST, (4, EPOCH), (True, False), (0, 2)))
 KEPT = [
-    *((framework, parts, 4, True, 0) for framework in LIBRARIES for parts in ((), ("optimizer",))),
+    *((framework, (), 4, True, 0) for framework in LIBRARIES),
     ("trainer", ("optimizer", "rng"), 4, True, 0),
-    ("trainer", ("schedule", "place"), 4, True, 0),
     ("lightning", ("params", "place"), EPOCH, True, 0),
-    ("lightning", ("place",), EPOCH, False, 0),
     ("accelerate", ("optimizer", "place"), 4, True, 0),
     ("accelerate", ("schedule", "rng"), 4, True, 0),
 ]

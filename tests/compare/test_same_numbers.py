@@ -91,8 +91,8 @@ def test_values_that_two_modules_share_prove_no_rename_of_either(tmp_path):
 
 def test_many_sites_are_known_under_other_names_in_about_linear_time():
     few = min(timed(5_000)[1] for _ in range(5))
-    found, seconds = min((timed(160_000) for _ in range(2)), key=lambda one: one[1])
-    assert len(found.renamed) == 3200
+    found, seconds = timed(40_000)
+    assert len(found.renamed) == 800
     assert found.renamed["Net.blocks.7.body"].name == "Net.blocks.7.mlp"
-    # 32 times as many sites take some 35 times as long; where the time grew with the square, it was over 300 times
-    assert seconds < 100 * few
+    # 8 times as many sites take some 9 times as long; where the time grew with the square, it was 60 times
+    assert seconds < 30 * few

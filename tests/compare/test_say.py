@@ -15,7 +15,6 @@ FINDERS = sorted(
         *(FOLDER / "reasons").glob("*.py"),
         *(FOLDER / "answer").glob("*.py"),
         FOLDER / "settings/beginning.py",
-        FOLDER / "settings/seedings.py",
     }
 )
 WITH_WORDS = {"explain.py", "rows.py"}

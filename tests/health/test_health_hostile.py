@@ -45,8 +45,9 @@ def absurd_step(step):
     return rows
 
 
-@pytest.fixture
-def absurd(tmp_path):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    place = tmp_path_factory.mktemp("absurd")
     steps = [absurd_step(number) for number in range(12)]
     settings = {
         "optimizers": [{"name": 3, "class": None, "groups": [{"params": ["Net"], "lr": {}}]}, {"groups": 3}, 5],
@@ -55,10 +56,16 @@ def absurd(tmp_path):
         "environment": "no",
     }
     manifest = {"argv": [1, {"a": 2}], "not_observed": [None, 3], "exit_code": "x\x1b"}
-    write_run(tmp_path / "a", steps, ranks=2, manifest=manifest, settings=settings)
+    write_run(place / "a", steps, ranks=2, manifest=manifest, settings=settings)
     thinned = [[row for place, row in enumerate(rows) if (place + n) % 5] for n, rows in enumerate(steps)]
-    write_run(tmp_path / "b", thinned)
-    return tmp_path
+    write_run(place / "b", thinned)
+    return place
+
+
+@pytest.fixture
+def absurd(made, tmp_path):
+    for name in "ab":
+        (tmp_path / name).symlink_to(made / name)
 
 
 @pytest.mark.parametrize(

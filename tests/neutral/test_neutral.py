@@ -15,7 +15,6 @@ import pickle
 import re
 import shutil
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -26,10 +25,8 @@ from torch import nn
 from torch._guards import CompileContext
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, rnn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from introspect_cli.capture.naming.names import NameFilter, Names
 from introspect_cli.capture.ranks import flat
 from introspect_cli.records import Kind
 
@@ -602,16 +599,6 @@ OUTPUTS = {
 
 
 @program
-def a_quantised_model_computes_the_same(log):
-    net = mlp().eval()
-    dynamic = torch.ao.quantization.quantize_dynamic(copy.deepcopy(net), {nn.Linear}, dtype=torch.qint8)
-    x = torch.randn(4, 8)
-    with torch.no_grad():
-        log(dynamic(x), torch.quantize_per_tensor(x, 0.1, 3, torch.qint8))
-        log(nn.Identity()(torch.quantize_per_channel(x, torch.rand(8), torch.zeros(8), 1, torch.quint8)))
-
-
-@program
 def modules_with_their_own_call(log):
     net = nn.Sequential(WithCall(), NeverCalls(8, 1))
     fit(log, net, lambda: (torch.randn(4, 8),))
@@ -632,28 +619,6 @@ def copies_of_a_watched_model(log):
     loaded = torch.load(saved, weights_only=False)
     log(copied, pickled, loaded["net"], loaded["x"], copy.deepcopy(x), saved.getvalue())
     log(copied(x), pickled(x), loaded["net"](x), vars(net).keys(), vars(net[0]).keys())
-
-
-@program
-def replicas_in_threads_train_the_same(log):
-    """What `DataParallel` does with several devices, on one."""
-    from torch.nn.parallel.parallel_apply import get_a_var  # noqa: F401 - there in every torch that has replicas
-
-    net = mlp().eval()
-    replica = net._replicate_for_data_parallel()
-    out = {}
-
-    def run(number, model, x):
-        with torch.no_grad():
-            out[number] = model(x)
-
-    x = torch.randn(4, 8)
-    threads = [threading.Thread(target=run, args=(n, m, x)) for n, m in enumerate((net, replica))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log(out[0], out[1])
 
 
 @program
@@ -692,63 +657,20 @@ def what_the_script_overrides_is_not_called(log):
 
 
 OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "sgd-fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "adam-fused": lambda p: torch.optim.Adam(p, fused=True),
     "adamw-foreach": lambda p: torch.optim.AdamW(p, foreach=True, amsgrad=True),
     "adamw-loop": lambda p: torch.optim.AdamW(p, foreach=False, lr=torch.tensor(0.01)),
     "adam-differentiable": lambda p: torch.optim.Adam(p, maximize=True),
-    "adagrad": torch.optim.Adagrad,
-    "adadelta": torch.optim.Adadelta,
-    "adamax": torch.optim.Adamax,
     "asgd": torch.optim.ASGD,
-    "nadam": torch.optim.NAdam,
-    "radam": torch.optim.RAdam,
     "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
     "rprop": torch.optim.Rprop,
 }
+"""Each way in which torch steps: fused, by lists, one by one; with a state of numbers, of tensors, and of both."""
 
 
 if hasattr(torch.optim, "Adafactor"):  # new in torch 2.5
     OPTIMIZERS["adafactor"] = torch.optim.Adafactor
-
-
-class Sam(torch.optim.Optimizer):
-    """Sharpness-aware minimisation: climbs, asks for the gradient there, and lets another optimizer step."""
-
-    def __init__(self, params, base, rho=0.05, **settings):
-        super().__init__(params, {"rho": rho, **settings})
-        self.base = base(self.param_groups, **settings)
-        self.param_groups = self.base.param_groups
-
-    @torch.no_grad()
-    def step(self, closure):
-        closure = torch.enable_grad()(closure)
-        loss = closure()
-        climbed = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                climb = parameter.grad * group["rho"]
-                parameter.add_(climb)
-                climbed.append((parameter, climb))
-        self.zero_grad()
-        closure()
-        for parameter, climb in climbed:
-            parameter.sub_(climb)
-        self.base.step()
-        return loss
-
-
-@program
-def capturable_needs_an_accelerator_and_says_so_alike(log):
-    net = mlp()
-    optimizer = torch.optim.Adam(net.parameters(), capturable=True)
-    net(torch.randn(4, 8)).mean().backward()
-    try:
-        optimizer.step()
-    except (AssertionError, RuntimeError) as error:
-        log(str(error))
-    log(net, optimizer)
 
 
 @program
@@ -780,24 +702,6 @@ def lbfgs_with_a_closure_trains_the_same(log):
 
     for _ in range(2):
         log(optimizer.step(closure), net, optimizer)
-
-
-@program
-def a_sharpness_aware_optimizer_trains_the_same(log):
-    net = mlp()
-    optimizer = Sam(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-
-    for _ in range(3):
-        x = torch.randn(4, 8)
-
-        def closure(x=x):
-            loss = log.loss(net(x).square().mean())
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        log(net, optimizer, optimizer.base)
-        optimizer.zero_grad()
 
 
 @program
@@ -837,44 +741,6 @@ def schedulers_step_the_same(log):
 
 
 @program
-def an_average_of_the_weights_is_the_same(log):
-    net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    copied = copy.deepcopy(net).eval().requires_grad_(requires_grad=False)
-    averaged = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    for _ in range(3):
-        x = torch.randn(4, 8)
-        log.loss(net(x).square().mean()).backward()
-        optimizer.step()
-        averaged.update_parameters(net)
-        with torch.no_grad():
-            for target, source in zip(copied.parameters(), net.parameters(), strict=True):
-                target.lerp_(source, 0.1)
-            log(net, copied, averaged, copied(x), averaged(x))
-        optimizer.zero_grad()
-
-
-@program
-def a_saved_and_resumed_training_is_the_same(log):
-    net = mlp()
-    optimizer = torch.optim.AdamW(net.parameters())
-    saved = io.BytesIO()
-    for step in range(4):
-        if step == 2:
-            torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, saved)
-            saved.seek(0)
-            state = torch.load(saved)
-            net = mlp()
-            optimizer = torch.optim.AdamW(net.parameters())
-            net.load_state_dict(state["net"])
-            optimizer.load_state_dict(state["optimizer"])
-        log.loss(net(torch.randn(4, 8)).square().mean()).backward()
-        optimizer.step()
-        log(net, optimizer, net.state_dict(), saved.getvalue())
-        optimizer.zero_grad()
-
-
-@program
 def several_models_and_optimizers_train_the_same(log):
     maker, judge = mlp(), mlp()
     ours, theirs = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
@@ -903,50 +769,12 @@ class Model(nn.Module):
         return self.last(self.body(x))
 
 
-class Body(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 1)
-
-    def forward(self, x):
-        return self.linear(x).relu()
-
-
 def plain(graph):
     """A graph's text without the numbers by which torch tells two classes of one name apart."""
     return re.sub(r"___torch_mangle_\d+\.|#.*", "", str(graph))
 
 
 BACKENDS = ["eager", "aot_eager"] + (["inductor"] if shutil.which("g++") else [])
-
-
-@program
-def a_model_that_is_compiled_in_part_trains_the_same(log):
-    torch._dynamo.reset()
-    net = Model()
-    net.body = Body()
-    net.body.compile(backend="aot_eager", fullgraph=True)
-    fit(log, net)
-
-
-@program
-def compiled_function_around_backward_and_optimizer(log):
-    torch._dynamo.reset()
-    net = Model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    @torch.compile(backend="eager")
-    def forward(x):
-        out = net(x)
-        torch._dynamo.graph_break()
-        return out.square().mean()
-
-    step = torch.compile(optimizer.step, backend="eager")
-    for _ in range(3):
-        optimizer.zero_grad()
-        log.loss(forward(torch.randn(4, 8))).backward()
-        step()
-        log(net, optimizer)
 
 
 @program
@@ -959,25 +787,11 @@ def compiler_is_not_slowed_into_more_graphs(log):
 
 
 @program
-def a_model_that_is_scripted_in_part_trains_the_same(log):
-    net = Model()
-    net.body = torch.jit.script(net.body)
-    fit(log, net)
-
-
-@program
 def a_traced_model_trains_the_same(log):
     net = Model()
     traced = torch.jit.trace(net, torch.randn(4, 8))
     log(plain(traced.graph), plain(traced.inlined_graph))
     fit(log, net, run=traced)
-
-
-@program
-def a_symbolically_traced_model_trains_the_same(log):
-    net = torch.fx.symbolic_trace(Model())
-    log(str(net.graph), net.code)
-    fit(log, net)
 
 
 @program
@@ -987,27 +801,6 @@ def an_exported_model_trains_the_same(log):
     log(str(program.graph))
     fit(log, net)
     log(program.module()(torch.ones(4, 8)))
-
-
-@program
-def exported_by_onnx_style_tracing_of_fake_tensors(log):
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    net = Model()
-    graph = make_fx(net, tracing_mode="real")(torch.randn(4, 8))
-    log(graph.code)
-    fit(log, net)
-
-
-@program
-def meta_and_fake_models_compute_the_same(log):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        shape = tuple(Model()(torch.randn(4, 8)).shape)
-    with torch.device("meta"):
-        log(shape, tuple(Model()(torch.randn(4, 8)).shape))
-    fit(log, Model())
 
 
 @program
@@ -1430,7 +1223,6 @@ TWICE = (
     *MORE_LOSSES[:2],
     "the_script_finds_its_own_hooks_only",
     "step_that_raises_and_goes_on",
-    "replicas_in_threads_train_the_same",
     "several_backward_calls_and_retain_graph",
 )
 """Programs with several backward passes, or optimizers, in one step: a site has several values."""
@@ -1457,14 +1249,3 @@ def test_captured_equals_bare(name, tmp_path):
 @pytest.mark.parametrize("name", FEW)
 def test_captured_equals_bare_with_each_option(name, options, tmp_path):
     assert assert_neutral(PROGRAMS[name], tmp_path / "run", **OPTIONS[options]).records
-
-
-def test_a_graph_of_a_models_modules_takes_none_of_their_names():
-    """With torch 2.4 the compiler's own graphs hold them."""
-    net = Model()
-    graph = torch.fx.GraphModule(net, torch.fx.Tracer().trace(net))
-    names = Names(NameFilter((), (), None))
-    names.note_child(net, "last", net.last)
-    names.note_child(graph, "last", graph.last)
-    assert graph.last is net.last
-    assert names.ensure_named(net.last, None).fqn == "Model.last"

@@ -49,7 +49,7 @@ VISION = {
 MODELS = [("transformers", name) for names in FAMILIES.values() for name in names.split()]
 MODELS += [(library, name) for library, names in VISION.items() for name in names]
 SLICE = [
-    *(("transformers", name) for name in ("bert", "gpt2", "mixtral", "mamba", "t5", "whisper", "clip", "rwkv")),
+    *(("transformers", name) for name in ("bert", "mixtral", "mamba", "t5", "clip")),
     ("timm", "test_efficientnet"),
     ("torchvision", "squeezenet1_1"),
 ]

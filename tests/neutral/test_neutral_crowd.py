@@ -12,7 +12,7 @@ from introspect_cli.store.read.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
-CROWD = 6
+CROWD = 4
 
 
 def crowd(tmp_path, options):

@@ -441,6 +441,8 @@ SWEPT = (
     "what a compiler says",
     "a stream of its own, and a recursion without end",
     "an exit in a model",
+    "children that train a shared model (fork)",
+    "an error in a closure",
 )
 LOG = re.compile(rb"^([VIWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ", re.MULTILINE)
 """How torch's log begins a line: the day, the instant, the process."""

@@ -18,7 +18,6 @@ from synthetic import row, write_run
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.health.check import summarise
-from introspect_cli.render.blocks import lines_of
 from introspect_cli.render.check_text import watch_blocks, watch_line
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.write.run_writer import StoreWriter
@@ -89,12 +88,6 @@ def test_runs_marks_those_that_go_on(tmp_path, introspect):
         assert re.search(r"introspect-runs/now .*running", introspect("runs").stdout)
 
 
-def test_a_screen_of_80_columns_is_enough(runs):
-    with open_run(runs / "b") as run:
-        lines = [*lines_of(watch_blocks(summarise(run)), 200)]
-    assert all(len(each.text) <= 80 for each in lines if not each.wrap)
-
-
 TRAIN = """\
 import os, time, torch
 torch.manual_seed(0)
@@ -163,12 +156,6 @@ def test_what_is_wider_than_the_terminal_is_wrapped_and_not_cut(runs):
     rows = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).splitlines()
     assert sentence in " ".join(" ".join(rows).split())
     assert max(map(len, rows)) <= 80
-
-
-def test_a_number_that_stays_is_no_curve(runs):
-    with open_run(write_run(runs / "flat", steps(2.0, 2.0, 2.0))) as run:
-        text = text_of(watch_blocks(summarise(run)))
-    assert "loss  2 at each of 3 steps" in text
 
 
 def test_a_terminal_that_cannot_draw_over_gets_lines(runs):

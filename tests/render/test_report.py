@@ -389,7 +389,7 @@ def test_the_map_does_not_call_equal_what_the_answer_says_diverges(introspect, p
         outputs = [np.array([1.0 + offset * (number > 0)], np.float32) for number in range(4)]
         write_run(tmp_path / name, [[row("forward", "output", "Net.layer", out), weight] for out in outputs])
     text_of = introspect("diff", "a", "b", "--map", env={**os.environ, "PYTHONIOENCODING": "utf-8"}).stdout
-    assert re.search(r"Net\.layer +--█", text_of), text_of
+    assert re.search(r"Net\.layer +0 ", text_of), text_of
     page()
     assert text(browser, "#map-cell").endswith("step 0: forward pass equal, tensors or gradients differ")
     shown = texts(browser, "#map-records tr")

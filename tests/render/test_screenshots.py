@@ -56,9 +56,7 @@ def on_a_terminal(*words, cwd):
     ("name", "words", "seen"),
     [
         ("diff", ("diff", "a", "b"), "origin"),
-        ("show", ("show", "a"), "steps"),
         ("tree", ("show", "tree", "c"), "Net"),
-        ("check", ("check", "a"), "rule"),
     ],
 )
 def test_a_view_fits_a_terminal_and_can_be_drawn(tmp_path, browser, name, words, seen):

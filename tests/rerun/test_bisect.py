@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from answer_schema import schema
 from repositories import MODEL, git, introspect
 
 from introspect_cli.compare.settings.documents import arguments
@@ -24,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("quick_python")
 
 def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     culprit = git(repository, "rev-parse", "HEAD~9")
-    good = git(repository, "rev-parse", "HEAD~13")
+    good = git(repository, "rev-parse", "HEAD~11")
     (repository / "notes.txt").write_text("put away\n")
     git(repository, "stash")
     (repository / "notes.txt").write_text("not committed\n")
     (repository / "staged.txt").write_text("staged\n")
     git(repository, "add", "staged.txt")
-    before = state(repository)
-    answer = introspect(repository, "bisect", "--good", good, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
+    before, words = state(repository), ("--good", good, "--bad", "HEAD~6")
+    answer = introspect(repository, "bisect", *words, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
     assert f"first bad commit is {culprit[:10]}: scale the hidden layer" in answer.stdout
     assert "model.py" in answer.stdout
     assert "Net" in answer.stdout
@@ -48,7 +50,7 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
 
     # Started again, it answers from what is kept.
     times = written(kept)
-    again = introspect(repository, "bisect", "--good", good, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
+    again = introspect(repository, "bisect", *words, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
     assert again.stdout.splitlines()[0] == answer.stdout.splitlines()[0]
     assert written(kept) == times
 
@@ -113,8 +115,9 @@ def test_a_killed_bisection_goes_on_where_it_stopped(repository: Path):
 
 def test_steps_are_limited(repository: Path):
     words = ("--good", "HEAD~10", "--bad", "HEAD~9", "--until-step", "2", "-o", "../kept", "train.py")
-    answer = introspect(repository, "bisect", *words, code=1)
+    answer = introspect(repository, "bisect", "--format", "json", *words, code=1)
     assert "scale the hidden layer" in answer.stdout
+    schema("bisect").validate(json.loads(answer.stdout))
     assert set(steps_of(repository.parent / "kept").values()) == {3}
 
 

@@ -18,7 +18,8 @@ from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 from introspect_cli.rerun.changes.search import Search
-from introspect_cli.rerun.changes.sides import Sides, different_files
+from introspect_cli.rerun.changes.sides import Sides
+from introspect_cli.rerun.commits import Command
 from introspect_cli.rerun.place import Surroundings, build_place, survey
 from introspect_cli.rerun.recipe import Recipe
 from introspect_cli.rerun.variant import Reference, Rerun
@@ -41,7 +42,7 @@ class Asked(Attempts):
         verdict = {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said]
         return Attempt(verdict, done=Rerun(Path(), 0, 1))
 
-    def why(self, chosen):
+    def why_undecided(self, chosen):
         return "it ends with 1"
 
 
@@ -50,7 +51,7 @@ def search(names, rule, most=100, likely=1):
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Surroundings(Path(), Path(), (), (), ()), {}, {}, {}, tuple(elements), ())
     answered = []
-    asked = Asked(sides, elements, Reference(Path(), 3), (), (), Path("runs"), most, answered.append)
+    asked = Asked(sides, elements, Reference(Path(), 3), Command((), ()), Path("runs"), most, answered.append)
     asked.rule = rule
     proof = Search(asked, DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
     return {element.file for element in proof.elements}, proof
@@ -119,18 +120,6 @@ def test_of_many_changes_one_takes_few_runs_and_no_more_are_made_than_were_allow
     else:
         assert not proof.proven
         assert "not finished after 12 runs (--max-runs)" in proof.sentence
-
-
-def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_than_its_run(tmp_path):
-    grounds = []
-    for name, before in (("a", 200.0), ("b", 100.0)):
-        root = tmp_path / name
-        root.mkdir()
-        for file, text in (("data.bin", "data"), ("log.txt", name)):
-            (root / file).write_text(text)
-            os.utime(root / file, (150, 150))
-        grounds.append(survey(root, root, (), before, tmp_path / "runs"))
-    assert [name for name, _, _ in different_files(*grounds)] == ["log.txt"]
 
 
 # Real runs.
@@ -267,7 +256,7 @@ def test_sources_that_were_edited_since_come_from_the_runs_and_arguments_are_cha
     assert "--lr: - -> 0.2" in answer.stdout
 
 
-def test_another_file_in_the_other_directory_is_found(first, tmp_path):
+def test_a_configuration_file_in_the_other_directory_is_found(first, tmp_path):
     b = project(tmp_path / "exp2")
     (b / "data.json").write_text("[1.0, 0.5, 2.5]")
     os.utime(b / "data.json", (1e9, 1e9))

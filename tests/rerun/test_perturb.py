@@ -94,7 +94,7 @@ def ulps(before, after):
 def moved(path, model, work, **options):
     """The parameters before and after the first forward of a capture that perturbs."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with capture(model, path, perturb=0, **options):
+    with capture(model, path, perturb=0, source=False, **options):
         work()
     return list(zip(before, (parameter.detach() for parameter in model.parameters()), strict=True))
 

@@ -97,7 +97,7 @@ def test_runs_that_set_the_same_are_the_same_and_nothing_stays_replaced(answer):
 
 def test_one_line_has_all_steps_none_what_checkpointing_restores_and_new_generators_are_on_record(tmp_path, introspect):
     (tmp_path / "train.py").write_text(SCRIPT.replace(THERE, "torch.manual_seed(7)"))
-    done = introspect("capture", "-q", "-o", "run", "train.py", new_process=True)
+    done = introspect("capture", "-q", "-o", "run", "train.py")
     assert done.returncode == 0, done.stderr
     assert "seed numpy.random.default_rng 3 train.py:9" in (tmp_path / "run/settings/beginning.yaml").read_text()
     assert (

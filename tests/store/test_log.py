@@ -28,7 +28,7 @@ from introspect_cli.store.read.verify import verify_run
 from introspect_cli.store.write.run_writer import StoreWriter
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store-format.md"
-COUNT = os.environ.get("INTROSPECT_TEST_MUTATIONS", "600")
+COUNT = os.environ.get("INTROSPECT_TEST_MUTATIONS", "300")
 
 
 def steps(count):
@@ -253,11 +253,11 @@ def test_a_run_can_be_read_while_it_is_written(tmp_path):
         assert len(run.rank(0).sites) == 3 * count
     store.write_manifest({"status": "complete"})
     store.close()
-    assert verify_run(tmp_path / "run").records == 3 * count + 1
+    assert verify_run(tmp_path / "run").counts["records"] == 3 * count + 1
 
 
 def test_a_run_that_ends_while_it_is_opened_is_never_called_interrupted(tmp_path):
-    for number in range(40):
+    for number in range(15):
         store = StoreWriter.create(tmp_path / str(number))
         writer = store.rank(0)
         writer.append(0, batch(writer, steps(1)[0]))
@@ -296,14 +296,14 @@ def test_opening_many_steps_is_quick(tmp_path, has_heads):
     with StoreWriter.create(tmp_path / "run") as store:
         writer = store.rank(0)
         appended = batch(writer, [row("loss", "loss", "loss", 1.0)])
-        for step in range(10_000):
+        for step in range(3000):
             writer.append(step, appended)
     if not has_heads:
         (tmp_path / "run" / "rank0" / HEADS).unlink()
     begin = time.process_time()
     with open_run(tmp_path / "run") as run:
-        assert len(run.rank(0)) == 10_000
-    assert time.process_time() - begin < 20  # 0.01 and 0.04 s; the bound is for reading every step
+        assert len(run.rank(0)) == 3000
+    assert time.process_time() - begin < 6  # 0.01 s; the bound is for reading every step
 
 
 # --- attacks
@@ -320,9 +320,9 @@ def test_a_mutated_store_never_misleads():
 def test_a_kill_at_any_instant_loses_no_whole_step():
     """In a process of its own, which forks: the test process may have threads."""
     script = Path(store_attacks.__file__).with_name("store_kills.py")
-    done = subprocess.run([sys.executable, script, "40", "7"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, "20", "7"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    match = re.fullmatch(r"(\d+) kills inside writes, 40 at random instants: 0 problems\n", done.stdout)
+    match = re.fullmatch(r"(\d+) kills inside writes, 20 at random instants: 0 problems\n", done.stdout)
     assert match, done.stdout
     assert int(match[1]) > 50
 

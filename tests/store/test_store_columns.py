@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,16 +13,15 @@ from synthetic import row, write_run
 
 from introspect_cli.cli import introspect
 from introspect_cli.errors import StoreError
-from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.records import Kind
 from introspect_cli.statistics import STATISTICS, Statistic
 from introspect_cli.store.format import schemas
 from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.columns import (
     Column,
-    Malformed,
 )
 from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
-from introspect_cli.store.format.schemas import STATISTIC, Columns, parse_columns, record_columns
+from introspect_cli.store.format.schemas import record_columns
 from introspect_cli.store.read.run import open_run
 from introspect_cli.store.read.verify import verify_run
 from introspect_cli.tensors.columns import Columns as Filled
@@ -138,42 +136,6 @@ def test_a_column_that_is_needed_and_not_known_is_refused(tmp_path, monkeypatch)
     path = written_with(monkeypatch, tmp_path / "run", Column("piece", "<u4", role="needed"))
     with pytest.raises(StoreError, match="'piece', which this version does not know and cannot leave out: install"):
         open_run(path)
-
-
-ROWS = Columns(record_columns())
-
-
-@pytest.mark.parametrize(
-    "description",
-    [
-        b"",
-        b"[]",
-        b"{" * 5000,
-        b'{"records":1,"sites":1,"layouts":1,"modules":1}',
-        replace(ROWS, records=ROWS.records[1:]).described(),
-        replace(ROWS, records=(*ROWS.records, ROWS.records[0])).described(),
-        replace(ROWS, records=(*ROWS.records, Column("given", "list<i4>"))).described(),
-        replace(ROWS, records=(*ROWS.records, Column("sketch", "<f4"))).described(),
-        replace(ROWS, sites=(*ROWS.sites, Column("x", "<f8", role=STATISTIC))).described(),
-        replace(ROWS, records=(*ROWS.records, Column("x", "utf8", role=STATISTIC))).described(),
-        replace(ROWS, records=(*ROWS.records, Column("Bad Name", "<f8"))).described(),
-        replace(ROWS, modules=ROWS.modules[1:]).described(),
-        ROWS.described().replace(b'"nans","int64"', b'"nans","float64"'),
-        ROWS.described().replace(b"float32[16]", b"float32[99999]"),
-    ],
-)
-def test_descriptions_that_no_version_writes_are_refused(description):
-    with pytest.raises(Malformed):
-        parse_columns(description)
-
-
-def test_attributes_of_modules_and_their_changes(tmp_path):
-    first = ModuleInfo("A.drop", "Dropout", attributes=(("p", "0.1"), ("training", "True")))
-    later = replace(first, attributes=(("p", "0.2"), ("training", "True")), step=3)
-    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.5)]], modules=[first, later])
-    with open_run(path) as run:
-        assert run.rank(0).modules == [first]
-        assert run.rank(0).module_rows == [first, later]
 
 
 def test_modules_made_anew_each_step_give_no_new_names(tmp_path):

@@ -20,7 +20,6 @@ DAEMON = """
 import os, sys, torch
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 files = []
 for step in range(4):
     if step == 1:
@@ -29,9 +28,7 @@ for step in range(4):
         for file in files:
             file.write("mine")
             file.flush()
-    optimizer.zero_grad()
     model(torch.randn(3, 4)).square().mean().backward()
-    optimizer.step()
 for file in files:
     file.write(" still")
     file.close()

@@ -42,7 +42,7 @@ def read(path):
         return [list(run.rank(0).records(step.step)) for step in run.rank(0).steps]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(STEPS)
 def test_records_come_back_as_they_were(steps):
     with tempfile.TemporaryDirectory() as folder:
@@ -62,9 +62,10 @@ def test_records_come_back_as_they_were(steps):
         assert verify_run(path).sound
 
 
-@pytest.mark.parametrize("stats", [True, False])
-@pytest.mark.parametrize("sketch", [True, False])
-@pytest.mark.parametrize("sorted_stats", [(), ("med",), ("mode",), ("med", "mode"), ("mode", "med")])
+@pytest.mark.parametrize(
+    ("stats", "sketch", "sorted_stats"),
+    [(True, True, ("mode", "med")), (True, False, ("med",)), (False, True, ()), (False, False, ("mode",))],
+)
 def test_optional_columns_come_back(tmp_path, stats, sketch, sorted_stats):
     values = Summary(
         Status.OBSERVED, Layout((2,), "float32"), 5, {"nans": 0, "mean": 1.5, "med": 1.25, "mode": 1.0}, (1.0,) * 16

@@ -50,7 +50,7 @@ def test_every_element_type_comes_back_exactly(tmp_path, dtype):
     assert back.shape == expected.shape
     assert back.dtype == expected.dtype
     np.testing.assert_array_equal(back, expected)
-    assert verify_run(tmp_path / "run").tensors == 1
+    assert verify_run(tmp_path / "run").counts["tensors"] == 1
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
     store.write_manifest({"status": "complete"})
     store.close()
     store.close()
-    assert verify_run(tmp_path / "run").steps == 2
+    assert verify_run(tmp_path / "run").counts["steps"] == 2
 
 
 def test_the_lock_goes_with_the_process(tmp_path):

@@ -103,7 +103,7 @@ def at(first, tensor):
     return expected_row(tensor, runs=[(first, tensor)])
 
 
-FEW = (torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.bool, torch.complex64, *EIGHTS[:1])
+FEW = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
 @pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
@@ -125,7 +125,7 @@ def test_every_type_and_many_sizes(made, dtype, count):
     sliced([torch.float32, torch.float16, torch.int64, torch.complex64, torch.uint8], (torch.float32,)),
     ids=str,
 )
-@pytest.mark.parametrize("stride", STRIDED)
+@pytest.mark.parametrize("stride", sliced(STRIDED, ("transposed", "sliced", "channels_last", "offset")))
 @pytest.mark.parametrize("limit", [1 << 28, 4000])
 def test_other_strides_are_read_in_order(made, monkeypatch, dtype, stride, limit):
     monkeypatch.setattr(engines, "LARGEST_COPY", limit)
@@ -285,7 +285,7 @@ def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
 
 def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(made, monkeypatch):
     x = example(torch.float32, (9_011,))
-    for most in (1, 2, 64):
+    for most in (1, 64):
         monkeypatch.setattr(launch.Element, "programs", lambda _element, _count, _first, most=most: most)
         assert_same(Made().one(x), expected_row(x))
 

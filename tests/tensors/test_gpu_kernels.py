@@ -73,7 +73,8 @@ SPILLED = 200
 
 @pytest.mark.parametrize("target", sliced(["sm_80", "sm_90", "sm_100", "gfx942"], ("sm_90", "gfx942")))
 def test_the_kernels_compile_for_every_gpu_and_spill_next_to_nothing(offline, target):
-    for what in ("all three, float32", "checksum, float32", "a table of bfloat16", "matrices of bfloat16"):
+    of_amd = ("all three, float32", "matrices of bfloat16")
+    for what in of_amd if target == "gfx942" else (*of_amd, "checksum, float32", "a table of bfloat16"):
         used = offline.compiled(offline.VARIANTS[what], target)
         assert used.spilled <= SPILLED, what
         assert used.registers <= 255, what

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 from kernel_values import expected_row
-from summaries import taken
 
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.recording.recorder import Recorder
 from introspect_cli.capture.recording.step_policy import StepPolicy
-from introspect_cli.records import Kind, Phase, Site, Status
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.format.columns import Message
 from introspect_cli.store.format.schemas import record_columns
@@ -130,16 +129,6 @@ def test_nothing_is_looked_up_twice_or_allocated_in_a_step_like_the_last(monkeyp
     step().rows()
 
 
-def test_tensors_that_are_read_alike_go_in_one_launch():
-    _, _, launcher, engine = made()
-    tensors = [torch.randn(n * 16) for n in range(1, 200)]
-    engine.launch_tables(items(engine, *tensors))
-    assert len(launcher.launched) == 1
-    assert launcher.launched[0].programs == 200 - 1 + sum(n * 16 > 2048 for n in range(1, 200))
-    engine.launch_tables(items(engine, *tensors, *(x.bfloat16() for x in tensors)))
-    assert len(launcher.launched) == 3
-
-
 def test_what_a_step_launches_and_how_often_it_reads_a_tensor():
     """One launch a tensor, one for a table; another for what comes again, and for a copy of what is not contiguous."""
     _, _, launcher, engine = made()
@@ -246,24 +235,6 @@ def test_a_step_is_written_when_the_next_has_ended(recording):
     assert [columns["mean"] for _, columns in rank.steps] == [[0.0], [1.0], [2.0], [3.0]]
 
 
-def test_steps_queue_up_while_a_graph_is_captured(recording):
-    cuda, rank, recorder = recording
-    record(recorder, 0)
-    recorder.tick()
-    cuda.capturing = True
-    for step in (1, 2):
-        record(recorder, step)
-        recorder.tick()
-        assert rank.steps == []
-    cuda.capturing = False
-    record(recorder, 3)
-    recorder.tick()
-    assert [number for number, _ in rank.steps] == [0, 1, 2]
-    record(recorder, 4)
-    recorder.flush(current=True)
-    assert [columns["mean"] for _, columns in rank.steps] == [[float(n)] for n in range(5)]
-
-
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     """An engine is tried on a tensor whose row is known; one that writes other rows is not had."""
     _, rows, launcher, engine = made()
@@ -277,42 +248,10 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     y = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
     y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0
     right = torch.from_numpy(expected_row(y).view(np.int64))[0]
-    engine._launch = exactly
+    engine.launch = exactly
     assert devices.reason_to_distrust(engine, rows, CPU) == ""
     right[r.RAW] += 1
     assert "checksum" in devices.reason_to_distrust(engine, rows, CPU)
     right[r.RAW] -= 1
     right.view(torch.float64)[r.MEAN] += 1.0
     assert "statistics" in devices.reason_to_distrust(engine, rows, CPU)
-
-
-def test_a_launch_that_fails_leaves_records_that_say_so(monkeypatch):
-    summarizer = Summarizer()
-    _, _, launcher, engine = made()
-
-    def fails(*_):
-        raise RuntimeError("out of something")
-
-    engine._launch = fails
-    x = torch.randn(4)
-
-    def plain(slot, tensor, batch=None):
-        summarizer._arena.address(slot)
-        summarizer._layout_of.append(summarizer._layouts.number_of(devices_layout(tensor)))
-        batch.setdefault(engine, []).append((slot, [Item(engine.prepare(tensor), tensor.data_ptr())]))
-        return True
-
-    monkeypatch.setattr(summarizer, "_add_plain", plain)
-    summarizer.add_all([x, x])
-    table = taken(summarizer)
-    assert table.status.tolist() == [Status.NOT_OBSERVED] * 2
-    assert "out of something" in table.text[0]
-    assert not np.any(table.checksum)
-    assert launcher.launched == []
-    summarizer.close()
-
-
-def devices_layout(tensor):
-    from introspect_cli.records import Layout
-
-    return Layout(tuple(tensor.shape), "float32", "cpu", "contiguous")

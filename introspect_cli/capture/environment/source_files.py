@@ -213,11 +213,8 @@ def _main_without_file() -> Iterator[tuple[str, str]]:
     main = sys.modules.get("__main__")
     if main is None or sources.file_of(main) not in {"", STDIN}:
         return
-    try:
-        names = object.__getattribute__(main, "__dict__")
-        cells = names.get("In")
-    except (AttributeError, TypeError):
-        return
+    names = sources.attributes_of(main)
+    cells = names.get("In")
     if "get_ipython" in names and isinstance(cells, list):
         texts = [(number, cell) for number, cell in enumerate(list(cells)) if type(cell) is str and cell]
         yield NOTEBOOK, "".join(f"# cell {number}\n{text.rstrip()}\n\n" for number, text in texts)

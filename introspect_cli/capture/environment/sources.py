@@ -7,7 +7,6 @@ they came with python or a package manager.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.metadata
 import os
@@ -146,12 +145,18 @@ def relative(path: str) -> str:
     return real[len(found) :] if found else Path(real).name
 
 
+def attributes_of(value: object) -> dict[str, Any]:
+    """An object's `__dict__`, read past methods of its class; {} where it has none."""
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) is dict else {}
+
+
 def file_of(module: object) -> str:
     """A module's `__file__`, "" without one; read past the module's own methods, which may import or raise."""
-    try:
-        file = object.__getattribute__(module, "__dict__").get("__file__")
-    except (AttributeError, TypeError):
-        return ""
+    file = attributes_of(module).get("__file__")
     return file if type(file) is str else ""
 
 
@@ -179,18 +184,16 @@ def class_source(cls: type) -> str:
     return _defined_at(path, cls.__qualname__, getattr(code, "co_firstlineno", None), Project.root)
 
 
-@functools.lru_cache(maxsize=256)
 def has_forward_call(path: str) -> bool:
-    """Whether a file of the user's contains `.forward` other than `super().forward`; False if unreadable. Cached."""
-    try:
-        return is_users(path) and re.search(rb"(?<!super\(\))\.forward\b", Path(path).read_bytes()) is not None
-    except OSError:
-        return False
+    """Whether a file of the user's contains `.forward` other than `super().forward`; False if unreadable."""
+    return is_users(path) and any(re.search(rb"(?<!super\(\))\.forward\b", line) for line in _lines_of(path))
 
 
 @functools.lru_cache(maxsize=1024)
 def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
     """`file:line` of a class in a file of the user's, else of its `forward`, else the file alone; cached.
+
+    Where a file has several classes of a name, the line is that of the last one before the `forward`.
 
     Args:
         path: the file.
@@ -198,29 +201,16 @@ def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -
         line_of_forward: where its `forward` begins; None where it has none of its own.
         _root: the project's root, which the displayed path depends on.
     """
-    line = (_class_lines(path).get(name) if is_users(path) else None) or line_of_forward
+    begins = re.compile(rb"\s*class\s+" + re.escape(name.rpartition(".")[2]).encode() + rb"\b")
+    lines = _lines_of(path)[:line_of_forward] if is_users(path) else []
+    line = max((number for number, text in enumerate(lines, 1) if begins.match(text)), default=line_of_forward)
     return relative(path) + (f":{line}" if line else "")
 
 
-@functools.lru_cache(maxsize=256)
-def _class_lines(path: str) -> dict[str, int]:
-    """Line of every class in a file by `__qualname__`, cached; empty where it cannot be read or parsed."""
+@functools.lru_cache(maxsize=64)
+def _lines_of(path: str) -> list[bytes]:
+    """Lines of a file, cached; [] where it cannot be read."""
     try:
-        tree = ast.parse(Path(path).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return {}
-    lines: dict[str, int] = {}
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        """Add the classes below a node to `lines`; `prefix` is what their `__qualname__` begins with."""
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef):
-                lines[prefix + child.name] = child.lineno
-                visit(child, f"{prefix}{child.name}.")
-            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                visit(child, f"{prefix}{child.name}.<locals>.")
-            else:
-                visit(child, prefix)
-
-    visit(tree, "")
-    return lines
+        return Path(path).read_bytes().splitlines()
+    except OSError:
+        return []

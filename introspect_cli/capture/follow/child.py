@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 _MOST_CHILDREN = 1000
 
 
-def begin(folder: str) -> None:
+def begin() -> None:
     """Follow this process if the environment holds an order: a script always, a worker with `--children all`.
 
     Never raises: whatever fails, the process is not followed.
-
-    Args:
-        folder: the directory with our `sitecustomize`.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -46,36 +43,33 @@ def begin(folder: str) -> None:
         children = json.loads(text)["options"]["children"]
         process = described(sys.orig_argv)
         if process.role is Role.SCRIPT:
-            Follower(text, folder, process, everyone=children == "all").install()
+            Follower(text, process, everyone=children == "all").install()
         elif process.role is Role.WORKER and children == "all":
-            _watch_worker(text, folder, process)
+            _watch_worker(text, process)
 
 
+@dataclass
 class Follower:
-    """Waits for torch in one process, and records it from then on.
+    """Waits for torch in one process, and records it from then on; `install` begins to wait.
 
-    Args:
+    Attributes:
         text: the order.
-        folder: the directory with our `sitecustomize`.
         process: this one.
         everyone: whether processes that this one starts are followed as well.
     """
 
-    def __init__(self, text: str, folder: str, process: Process, *, everyone: bool) -> None:
-        """Keep what it is given; `install` begins to wait for torch."""
-        self._text = text
-        self._folder = folder
-        self._process = process
-        self._everyone = everyone
-        self._session: Session | None = None
-        self._raised: BaseException | None = None
-        self._pid = os.getpid()
+    text: str
+    process: Process
+    everyone: bool
+    _session: Session | None = None
+    _raised: BaseException | None = None
+    _pid: int = field(default_factory=os.getpid)
 
     def install(self) -> None:
         """Wait for the script's `import torch`, by an import hook, after which `record` is called; leave a note."""
         from introspect_cli.capture.start import Start
 
-        options = json.loads(self._text)["options"]
+        options = json.loads(self.text)["options"]
         self._leave_note("started")
         self._start = Start(self.record, seed=options["seed"], deterministic=options["deterministic"])
         self._start.install()
@@ -87,7 +81,7 @@ class Follower:
         try:
             from introspect_cli.capture.ranks.launchers import forget_spawned
 
-            if not self._everyone:
+            if not self.everyone:
                 self._drop_order()
             self._session = session = self._open_session()
             forget_spawned()
@@ -99,7 +93,7 @@ class Follower:
 
     def _drop_order(self) -> None:
         """Drop the order from the environment and restore PYTHONPATH, so that child processes are not followed."""
-        paths = json.loads(self._text)["paths"]
+        paths = json.loads(self.text)["paths"]
         os.environ.pop(VARIABLE, None)
         if paths is None:
             os.environ.pop("PYTHONPATH", None)
@@ -118,7 +112,7 @@ class Follower:
         from introspect_cli.script.target import Target
         from introspect_cli.store.files.folders import CHILDREN
 
-        order, process = Order.parse(self._text), self._process
+        order, process = Order.parse(self.text), self.process
         code = process.script is None and process.module is None
         script = "-c" if code else process.script
         target = Target(script, process.module, process.args, order.launcher, order.launched_in)
@@ -165,8 +159,8 @@ class Follower:
             session.finish(raised_ending(raised))
         else:
             session.finish(Ending(None, "ended"))
-        said = [] if session.rank else [f"{self._process.name}: {words}" for words in session.words]
-        self._leave_note("finished", run=str(session.path), said=said, code=session.status)
+        said = [] if session.rank else [f"{self.process.name}: {words}" for words in session.words]
+        self._leave_note("finished", run=str(session.path), said=said, code=session.reference.status)
 
     def _leave_note(self, state: str, run: str = "", said: list[str] | None = None, code: int | None = None) -> None:
         """Leave a note of this process, replacing its last one.
@@ -177,10 +171,10 @@ class Follower:
             said: sentences for the person; None for none.
             code: as in `Note`.
         """
-        Note(self._process.name, state, run, said or [], code).leave(json.loads(self._text)["notes"])
+        Note(self.process.name, state, run, said or [], code).leave(json.loads(self.text)["notes"])
 
 
-def _watch_worker(text: str, folder: str, process: Process) -> None:
+def _watch_worker(text: str, process: Process) -> None:
     """Replace `BaseProcess._bootstrap`, to follow this worker once it knows its target, if `work_of` names one."""
     from multiprocessing.process import BaseProcess
 
@@ -195,7 +189,7 @@ def _watch_worker(text: str, folder: str, process: Process) -> None:
             work = work_of(self)
             if work:
                 worker = replace(process, role=Role.SCRIPT, script=work)
-                follower = Follower(text, folder, worker, everyone=True)
+                follower = Follower(text, worker, everyone=True)
                 follower.install()
         try:
             return original(self, *args, **kwargs)

@@ -89,12 +89,11 @@ def _run_command(command: Sequence[str], environment: dict[str, str]) -> int:
     Raises:
         UsageError: it cannot be started.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
-        except OSError as error:
-            raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
-        stack.enter_context(_passing_signals_to(process))
+    try:
+        process = subprocess.Popen(command, env=environment)  # noqa: S603 - the user's own command
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from None
+    with _passing_signals_to(process):
         while True:
             with contextlib.suppress(KeyboardInterrupt):  # the terminal has sent it to the command too
                 return process.wait()

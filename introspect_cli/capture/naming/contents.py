@@ -88,6 +88,14 @@ def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
         yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Parameters of all groups in order; of a single group the optimizer's own list, which must not be changed."""
+    groups = optimizer.param_groups
+    if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
+        return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 def wrapped(module: nn.Module) -> nn.Module | None:
     """The module that a wrapper (`WRAPPED_BY`) holds; None for a module of any other class."""
     attribute = WRAPPED_BY.get(type(module).__name__)

@@ -236,8 +236,9 @@ class Names:
                 self._name_below(root, state.fqn)
 
     def free_gone_names(self) -> None:
-        """As a step ends, free the names of models that are gone."""
+        """As a step ends, free the names of models and tensors that are gone."""
         self._free.free_resting()
+        self.parameters.drop_gone()
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         """The outermost module that holds a module, directly or not; the module itself where none does."""
@@ -320,17 +321,14 @@ class Names:
         return state
 
     def _new_forgetter(self) -> Callable[[Keyed[nn.Module]], None]:
-        """A callback for weak references to modules: drops a module's state and names of tensors gone with it."""
-        states, names = self.states, self.parameters
+        """A callback for weak references to modules: drops a module's state."""
+        states = self.states
 
         def forget(reference: Keyed[nn.Module]) -> None:
             """Drop what is known of a module that is gone, unless another has come to its address."""
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]
-                for tensor in [tensor for tensor, name in state.tensors.items() if names.get(tensor) is name]:
-                    if not names[tensor].is_alive:
-                        del names[tensor]
 
         return forget
 

@@ -43,20 +43,6 @@ class Named:
 class ModuleState(Named):
     """A module's name, and its count of calls in the current step."""
 
-    __slots__ = (
-        "__weakref__",
-        "calls",
-        "compiled",
-        "gives",
-        "inner",
-        "plain",
-        "reference",
-        "step",
-        "styles",
-        "tagged",
-        "tensors",
-    )
-
     def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
         """Start with no call counted; `reference` is to the module."""
         super().__init__(fqn, module_class, watched=watched)
@@ -73,7 +59,6 @@ class ModuleState(Named):
         self.tagged = False
         """Whether what goes in or comes out may be one rank's share of a DTensor."""
         self.calls: dict[Phase, int] = {}
-        self.tensors: dict[int, ParameterName] = {}
 
     def next_call(self, step: int, phase: Phase) -> int:
         """Number of the call that begins, from 0 in each step and phase; counts it."""
@@ -233,7 +218,7 @@ class ParameterNames(dict[int, ParameterName]):
         self.changes = 0
         self.replaced = 0
         self._wanted = wanted
-        self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._room = 1000
 
     def __setitem__(self, tensor: int, name: ParameterName) -> None:
         self.changes += 1
@@ -291,7 +276,7 @@ class ParameterNames(dict[int, ParameterName]):
         name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
         for holder in holders:
             name.add_holder(holder)
-        self[id(tensor)] = state.tensors[id(tensor)] = name
+        self[id(tensor)] = name
 
     def take_back(self, module: nn.Module, fqn: str) -> None:
         """Drop the names `<fqn>.<attribute>` of a module's own tensors; other names of them stay."""
@@ -310,22 +295,12 @@ class ParameterNames(dict[int, ParameterName]):
                 aliases.append(f"{attribute}={name.fqn}")
         return aliases
 
-    def forget_with(self, optimizer: torch.optim.Optimizer, tensors: list[int]) -> None:
-        """Have tensors' names dropped when an optimizer goes, unless another holder is alive then.
+    def drop_gone(self) -> None:
+        """Drop the names of tensors whose owners are gone; looks where there are twice as many names as after the last.
 
-        Args:
-            optimizer: only the last call for it counts.
-            tensors: `id` of each.
+        No weak reference to a tensor tells when it goes: with one, torch could not swap it for another.
         """
-        key, names, watched = id(optimizer), self, self._optimizers
-
-        def forget(reference: weakref.ref[torch.optim.Optimizer]) -> None:
-            """Drop the names that only the optimizer that is gone kept alive."""
-            if watched.get(key) is reference:
-                del watched[key]
-            for tensor in tensors:
-                name = names.get(tensor)
-                if name is not None and not name.is_alive:
-                    del names[tensor]
-
-        watched[key] = weakref.ref(optimizer, forget)
+        if len(self) > self._room:
+            for tensor in [tensor for tensor, name in self.items() if not name.is_alive]:
+                del self[tensor]
+            self._room = 2 * len(self) + 1000

@@ -12,27 +12,125 @@ are pushed and popped above it as ever.
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.frames import Places
-from introspect_cli.capture.ops.calls import Calls, OpCall
-from introspect_cli.capture.ops.mode import OpMode
-from introspect_cli.capture.ops.schema import OperatorArguments, Operators
-from introspect_cli.capture.ops.values import FLOATS, Writers, arguments_of_element, is_parameter, outputs, tensors
+from introspect_cli.capture.frames import Places, is_introspects
+from introspect_cli.capture.ops.schema import OpFacts, facts_of, plain_arguments
+from introspect_cli.capture.ops.values import (
+    FLOATS,
+    arguments_of_element,
+    is_parameter,
+    outputs,
+    tensors,
+)
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
+from introspect_cli.tensors.views import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.probes.modules import ModuleProbe
-    from introspect_cli.capture.probes.optimizers import OptimizerProbe
+
+
+MAX_ARGUMENTS = 10_000
+MAX_INPUTS = 64
+"""Inputs that are named of one operator, at most."""
+_NUMBERS = (int, float, bool, str)
+SCRIPT = "script"
+"""FQN of operators that run outside every module."""
+
+_NO_OPERATOR = OpFacts("", recorded=False, unwritten=False, each=False, written=())
+"""Forward operator of nodes that have none, which accumulate into parameters."""
+
+_LAST = 2**64 - 1
+"""Sequence number of the nodes that accumulate into parameters."""
+
+
+@dataclass(slots=True, eq=False)
+class OpCall:
+    """One call of an operator in a module, by module, phase, operator and number; the same object in every step.
+
+    Attributes:
+        phase: in which it runs.
+        fqn: of the module that runs it, or `SCRIPT`.
+        module_class: class of that module.
+        facts: the operator.
+        number: how many calls of the operator came before it there in the step.
+        source: `file:line` of the user's that called it; "" where unknown.
+        sites: of its results, by path; the probe adds them as results come.
+        known: what `given` is made of.
+        given: its inputs in the last step.
+    """
+
+    phase: Phase
+    fqn: str
+    module_class: str
+    facts: OpFacts
+    number: int = 0
+    source: str = ""
+    sites: dict[str, int] = field(default_factory=dict)
+    known: Any = None
+    given: Given = field(default_factory=Given)
+
+
+class OpMode(TorchDispatchMode):
+    """Dispatch mode that reports every operator to the probe."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, probe: OpProbe) -> None:
+        """Set the probe that hears of operators; `enter_stack` puts the mode in place."""
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.probe = probe
+        self._pushed = threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would wrap every call of `__torch_dispatch__`, which costs as much as the call."""
+        return False  # the wrapper that would be put around every call costs as much as the call
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """True: a compiler need not mind this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator, then report it to the probe if that is `live`; an error is raised without our frames."""
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            # Bare, there are no frames of the dispatcher; this one is left out as other frames of the tool are.
+            raise error.with_traceback(None)  # noqa: B904 - the same error, not a new one
+        probe = self.probe
+        if probe.live:
+            probe.record_results(func, args, kwargs, result, sys._getframe().f_back)  # noqa: SLF001 - as python documents it
+        return result
+
+    def enter_stack(self) -> None:
+        """Push the mode onto this thread's stack of modes; nothing if any mode is on it."""
+        if private_api.modes_pushed() == 0:
+            private_api.push_mode(self)
+            self._pushed.mode = self
+
+    def leave_stack(self) -> None:
+        """Pop the mode if this thread pushed it and it is on top; below the script's modes it stays, without effect."""
+        if getattr(self._pushed, "mode", None) is None:
+            return
+        if private_api.top_mode() is self:
+            private_api.pop_mode()
+            self._pushed.mode = None
 
 
 class OpProbe(GuardedProbe):
@@ -44,8 +142,6 @@ class OpProbe(GuardedProbe):
     def __init__(
         self,
         context: Context,
-        modules: ModuleProbe,
-        optimizers: OptimizerProbe,
         *,
         globs: tuple[str, ...] = (),
         views: bool = False,
@@ -55,29 +151,23 @@ class OpProbe(GuardedProbe):
 
         Args:
             context: the recorder and the step clock.
-            modules: knows the module that is running.
-            optimizers: knows whether an optimizer step is.
             globs: globs over operator names; all where empty.
             views: whether results that share their input's memory are recorded too.
             into_compiled: whether compiled regions run as python, so that what they run is recorded too.
         """
         self.live = False
         super().__init__(context, then=self._switch_off)
-        self.facts = Operators(globs, views=views)
+        self._globs, self._views, self._into_compiled = globs, views, into_compiled
+        self._facts: dict[int, tuple[Any, OpFacts]] = {}
         self._places = Places()
-        self.calls = Calls(context, modules, optimizers, self._places, into_compiled=into_compiled)
-        self._writers = Writers(context)
-        self.arguments = OperatorArguments(context.facts)
+        self._between = Phase.DATA  # the phase of what runs outside every module
+        self._calls: dict[tuple[OpFacts, str, Phase, int], OpCall] = {}
+        self._by_node: dict[int, OpCall | None] = {}
+        self._is_wanted = functools.cache(context.names.wanted)
+        self._written_by: dict[int, int] = {}
+        """Last site that wrote each piece of memory in this step, by address."""
+        self._arguments: dict[str, dict[str, Any]] = {}
         self._mode = OpMode(self)
-
-    def install(self) -> None:
-        """Register optimizer hooks, and start to listen; operators are seen once a step begins."""
-        before, after = (
-            register_optimizer_step_pre_hook(self._leave_for_optimizer),
-            register_optimizer_step_post_hook(self._return_after_optimizer),
-        )
-        self._patches.hold(before, after)
-        super().install()
 
     def remove(self) -> None:
         """Stop listening and recording, and pop the mode from this thread's stack."""
@@ -87,40 +177,132 @@ class OpProbe(GuardedProbe):
 
     def _switch_off(self) -> None:
         """Record nothing from now on: called after a failure."""
-        self._guarded.on = self.live = False
+        self.live = False
 
     def on_begin(self) -> None:
         """Push the mode and start to record, as a step begins; a mode of the script's on the stack keeps it off."""
-        self.calls.between = Phase.DATA
+        self._between = Phase.DATA
         self.live = True
         self._mode.enter_stack()
 
     def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pop the mode before an optimizer step without a closure, whose operators are not recorded."""
-        with self._guarded:
-            if self._guarded.on and len(args) < 2 and kwargs.get("closure") is None:
-                self._mode.leave_stack()
+        if len(args) < 2 and kwargs.get("closure") is None:
+            self._mode.leave_stack()
 
     def _return_after_optimizer(self, _optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Push the mode again after an optimizer step, while the step of the capture goes on."""
-        with self._guarded:
-            if self._guarded.on and self.live:
-                self._mode.enter_stack()
+        if self.live:
+            self._mode.enter_stack()
 
     def on_root(self, _module: object) -> None:
         """Record operators outside of modules in the loss phase from now on, since a root has been called."""
-        self.calls.between = Phase.LOSS
+        self._between = Phase.LOSS
 
     def on_tick(self) -> None:
         """Stop recording until the next step begins, and forget the step's nodes and writers.
 
         Pops the mode too if the recorder does not want what comes next.
         """
-        self.calls.clear()
-        self._writers.clear()
+        self._by_node.clear()
+        self._written_by.clear()  # memory may be used for something else then
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._mode.leave_stack()
+
+    def _facts_of(self, func: Any) -> OpFacts:
+        """Facts of an operator (an overload, or a higher-order operator), cached by object."""
+        known = self._facts.get(id(func))
+        if known is None:
+            known = self._facts[id(func)] = func, facts_of(func, self._globs, views=self._views)
+        return known[1]
+
+    def _find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
+        """Count a call of an operator, and find its object; the autograd node that it made is noted.
+
+        In a backward pass it also sets `between` to the optimizer phase.
+
+        Args:
+            facts: the operator.
+            node: the autograd node that is running; None outside a backward pass.
+            frame: the innermost python frame that called it; None in a thread of autograd's own.
+
+        Returns:
+            None where it is not recorded: in an unwatched module, an optimizer step, a compiled region or a compiler's
+            tracing; outside of modules in the data phase without gradients; for a node of what is not recorded.
+        """
+        stack = self._context.stack
+        origin: OpCall | None = None
+        if stack.calls:
+            state = stack.calls[-1]
+            if state is None or not state.watched or private_api.tracing_state() is not None:
+                self._hide_node()
+                return None
+            fqn, phase, module_class = state.fqn, stack.phase, state.module_class
+        elif node is not None:
+            self._between = Phase.OPTIMIZER
+            origin = self._forward_call(node)
+            if origin is None:
+                return None
+            fqn, phase, module_class = origin.fqn, Phase.BACKWARD, origin.module_class
+        else:
+            if stack.optimizers:
+                return None
+            fqn, phase, module_class = SCRIPT, self._between, ""
+            if not self._is_wanted(SCRIPT) or (phase is Phase.DATA and not torch.is_grad_enabled()):
+                self._hide_node()
+                return None
+        if (
+            not self._into_compiled
+            and (entries := private_api.compiled_entries())
+            and is_in_compiled_call(frame, entries)
+        ):
+            self._hide_node()
+            return None
+        number = self._context.count(facts, fqn, phase)
+        call = self._calls.get((facts, fqn, phase, number))
+        if call is None:
+            source = self._places.line(frame) or (origin.source if origin is not None else "")
+            call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
+        # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
+        # script's, the first that its forward runs. A backward pass that makes no graph makes none.
+        if node is None or torch.is_grad_enabled():
+            self._by_node.setdefault(private_api.next_node() - 1, call)
+        return call
+
+    def _hide_node(self) -> None:
+        """Note, if nothing is noted yet, that the last autograd node is of no recorded operator, nor its backward."""
+        self._by_node.setdefault(private_api.next_node() - 1, None)
+
+    def _known_forward_call(self, node: Any) -> OpCall | None:
+        """The recorded forward call that an autograd node was made for; None where none was seen."""
+        return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
+
+    def _forward_call(self, node: Any) -> OpCall | None:
+        """The forward call of an autograd node.
+
+        Returns:
+            None where that was not recorded, or is a compiled region; a new call without operator, of the script, where
+            it is not known.
+        """
+        number = node._sequence_nr()  # noqa: SLF001 - as above
+        if number == _LAST:
+            return self._accumulating_call(node)
+        try:
+            return self._by_node[number]
+        except KeyError:
+            return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
+
+    def _accumulating_call(self, node: Any) -> OpCall | None:
+        """For a node that accumulates a parameter's gradient: a new call, without operator, of the parameter's module.
+
+        Returns:
+            None where the parameter is not known or not watched.
+        """
+        name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
+        if name is None or not name.watched:
+            return None
+        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
     def record_results(
         self,
@@ -140,19 +322,19 @@ class OpProbe(GuardedProbe):
             frame: the innermost python frame that called it; None in a thread of autograd's own.
         """
         with self._guarded:
-            if not self._recorder.wanted or (frame is not None and self._places.is_introspects(frame)):
+            if not self._recorder.wanted or (frame is not None and is_introspects(frame)):
                 return
             node = private_api.running_node()
-            call = self.calls.find_call(self.facts(func), node, frame)
+            call = self._find_call(self._facts_of(func), node, frame)
             if call is None:
                 return
             if call.facts.recorded:
                 self._write_results(func, call, node, args, kwargs, result)
             elif call.facts.unwritten:
                 for _, value in tensors("", result):
-                    self._writers.forget(value)
+                    self._forget_writer(value)
             elif args and is_parameter(args[0]):
-                self._writers.writer_of(args[0])  # a view of a parameter is known by its memory from here on
+                self._writer_of(args[0])  # a view of a parameter is known by its memory from here on
 
     def _write_results(
         self,
@@ -175,7 +357,7 @@ class OpProbe(GuardedProbe):
             kwargs: its keyword arguments.
             result: what it returned.
         """
-        facts, writers = call.facts, self._writers
+        facts = call.facts
         found: Iterable[tuple[str, torch.Tensor]]
         found = (
             (("", result),)
@@ -187,18 +369,76 @@ class OpProbe(GuardedProbe):
             if type(value) is not torch.Tensor and isinstance(value, private_api.FAKE_TENSOR):
                 return
             if value.dtype not in FLOATS:
-                writers.forget(value)
+                self._forget_writer(value)
                 continue
             site = call.sites.get(path)
             if site is None:
                 site = self._new_site(call, path)
-                self.arguments.note(func, _site(call, path), facts.name, args, kwargs)
+                self._note_arguments(func, call, args, kwargs)
             if facts.each:
                 given = self._given_of(call, node, arguments_of_element(args, path), kwargs)
             elif given is None:
                 given = self._given_of(call, node, args, kwargs)
             self._recorder.emit(site, value, given)
-            writers.set_writer(site, value)
+            self._set_writer(site, value)
+
+    def _note_arguments(self, func: Any, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Keep an operator's plain arguments by the place of its call: the document `settings/operators`.
+
+        Nothing if that place is known, or 10,000 are.
+        """
+        key = f"{call.phase.value} {call.fqn} {call.number} {call.facts.name}"
+        if (
+            len(self._arguments) < MAX_ARGUMENTS
+            and key not in self._arguments
+            and (noted := plain_arguments(func, args, kwargs))
+        ):
+            self._arguments[key] = noted
+            self._context.facts["operators"] = lambda: self._arguments
+
+    def _set_writer(self, site: int, value: torch.Tensor) -> None:
+        """Note `site` as the last that wrote a tensor's memory; nothing for a tensor without memory."""
+        memory = memory_of(value)
+        if memory:
+            self._written_by[memory] = site
+
+    def _forget_writer(self, value: torch.Tensor) -> None:
+        """Forget which site wrote a tensor's memory, since a result that is not recorded was written to it."""
+        self._written_by.pop(memory_of(value), None)
+
+    def _writer_of(self, value: torch.Tensor) -> int:
+        """Number of the last site that wrote a tensor's memory; a parameter that none has written is its own site.
+
+        -1 for any other tensor.
+        """
+        memory = memory_of(value)
+        site = self._written_by.get(memory, -1)
+        if site < 0 and is_parameter(value):
+            name = self._context.names.parameters.name_of(value)
+            if name is not None:
+                site = self._written_by[memory] = self._context.site(name, Phase.START, Kind.PARAM)
+        return site
+
+    def _writers_of(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
+        """Sites that wrote the floating point inputs, each once, in order, the first 64; -1 is for unknown ones."""
+        found: list[int] = []
+        self._collect(values, found)
+        return found
+
+    def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
+        """Append the sites that wrote the floating point tensors among values, in nested lists too, to `found`."""
+        for value in values:
+            if value is None or isinstance(value, _NUMBERS):
+                continue
+            if isinstance(value, torch.Tensor):
+                if value.dtype in FLOATS:
+                    site = self._writer_of(value)
+                    if site not in found:
+                        found.append(site)
+                        if len(found) >= MAX_INPUTS:
+                            return
+            elif isinstance(value, (tuple, list)):
+                self._collect(value, found)
 
     def _new_site(self, call: OpCall, path: str) -> int:
         """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
@@ -217,8 +457,8 @@ class OpProbe(GuardedProbe):
             args: the inputs.
             kwargs: the inputs by name.
         """
-        sites = self._writers.writers_of(args if not kwargs else (*args, *kwargs.values()))
-        origin = None if node is None else self.calls.known_forward_call(node) or node.name()
+        sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
+        origin = None if node is None else self._known_forward_call(node) or node.name()
         if call.known != (sites, origin):
             call.known = (sites, origin)
             call.given = Given(tuple(sites), *_forward_operator(origin))
@@ -239,3 +479,22 @@ def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
         return -1, origin or ""
     site = next(iter(origin.sites.values()), -1)
     return site, "" if site >= 0 else origin.facts.name
+
+
+_DEEPEST = 200
+
+
+def is_in_compiled_call(frame: FrameType | None, entries: frozenset[int]) -> bool:
+    """Whether a frame was called by a region that `torch.compile` made; 200 frames upwards are looked at, itself first.
+
+    Args:
+        frame: the frame; None is in no such call.
+        entries: ids of the code objects that `torch.compile` made.
+    """
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return False
+        if id(frame.f_code) in entries:
+            return True
+        frame = frame.f_back
+    return False

@@ -12,15 +12,9 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from introspect_cli.records import Site
-
 
 _UNWRITTEN = frozenset(
     {
@@ -62,104 +56,64 @@ class OpFacts:
     written: tuple[tuple[int, str], ...]
 
 
-class Operators:
-    """Facts of operators by object, cached."""
+def facts_of(func: Any, globs: tuple[str, ...], *, views: bool) -> OpFacts:
+    """Work out an operator's facts from its schema and name.
 
-    def __init__(self, globs: tuple[str, ...], *, views: bool) -> None:
-        """Look at no operator yet.
+    A higher-order operator has no schema: it is recorded if its name is wanted, and writes to no argument.
 
-        Args:
-            globs: of operators to record, as `_is_wanted` reads them; all where empty.
-            views: whether results that share their input's memory are recorded.
-        """
-        self._globs = globs
-        self._views = views
-        self.known: dict[int, tuple[Callable[..., Any], OpFacts]] = {}
+    Args:
+        func: an overload, or a higher-order operator.
+        globs: of operators to record, as `_is_wanted` reads them; all where empty.
+        views: whether results that share their input's memory are recorded.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
+        return OpFacts(name, _is_wanted(name, globs), unwritten=False, each=False, written=())
+    name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
+    base = name.split(".")[1]
+    unwritten = base in _UNWRITTEN
+    aliases = [value.alias_info for value in schema.returns]
+    view = base in _ALSO_VIEWS or any(alias is not None and not alias.is_write for alias in aliases)
+    returned = set().union(*(alias.before_set for alias in aliases if alias is not None and alias.is_write))
+    written = tuple(
+        (-1 if argument.kwarg_only else position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and not argument.alias_info.before_set & returned
+    )
+    recorded = not unwritten and (views or not view) and _is_wanted(name, globs)
+    return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
 
-    def __call__(self, func: Callable[..., Any]) -> OpFacts:
-        """Facts of an operator (an overload, or a higher-order operator), cached by object."""
-        known = self.known.get(id(func))
-        if known is None:
-            known = self.known[id(func)] = (func, self._facts_of(func))
-        return known[1]
 
-    def _facts_of(self, func: Any) -> OpFacts:
-        """Work out an operator's facts from its schema and name.
+def _is_wanted(name: str, globs: tuple[str, ...]) -> bool:
+    """Whether any glob matches any form of an operator's name (`mm`, `aten.mm`, `mm.default`, `aten.mm.default`).
 
-        A higher-order operator has no schema: it is recorded if its name is wanted, and writes to no argument.
-        """
-        schema = getattr(func, "_schema", None)
-        if schema is None:
-            name = f"higher_order.{getattr(func, '__name__', type(func).__name__)}"
-            return OpFacts(name, self._is_wanted(name), unwritten=False, each=False, written=())
-        name = f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
-        base = name.split(".")[1]
-        unwritten = base in _UNWRITTEN
-        aliases = [value.alias_info for value in schema.returns]
-        view = base in _ALSO_VIEWS or any(alias is not None and not alias.is_write for alias in aliases)
-        returned = set().union(*(alias.before_set for alias in aliases if alias is not None and alias.is_write))
-        written = tuple(
-            (-1 if argument.kwarg_only else position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None
-            and argument.alias_info.is_write
-            and not argument.alias_info.before_set & returned
-        )
-        recorded = not unwritten and (self._views or not view) and self._is_wanted(name)
-        return OpFacts(name, recorded, unwritten, base.startswith("_foreach_"), written)
-
-    def _is_wanted(self, name: str) -> bool:
-        """Whether any glob matches any form of an operator's name (`mm`, `aten.mm`, `mm.default`, `aten.mm.default`).
-
-        True without globs.
-        """
-        if not self._globs:
-            return True
-        namespace, _, rest = name.partition(".")
-        operator = rest.partition(".")[0]
-        names = (name, f"{namespace}.{operator}", rest, operator)
-        return any(fnmatch.fnmatchcase(form, glob) for glob in self._globs for form in names)
+    True without globs.
+    """
+    if not globs:
+        return True
+    namespace, _, rest = name.partition(".")
+    operator = rest.partition(".")[0]
+    names = (name, f"{namespace}.{operator}", rest, operator)
+    return any(fnmatch.fnmatchcase(form, glob) for glob in globs for form in names)
 
 
 _PLAIN = frozenset({bool, int, float, str})
 _NAMED = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format})
-_MOST = 10_000
 _MOST_ITEMS = 8
 
 
-class OperatorArguments:
-    """Plain arguments of operators by their places: the document `settings/operators`."""
-
-    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
-        """Start without operators; `facts` takes the document, by name, once there is something in it."""
-        self._document: dict[str, dict[str, Any]] = {}
-        self._facts = facts
-
-    def note(self, func: Any, site: Site, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Keep an operator's plain arguments, with defaults, by the place of its call; nothing if that place is known.
-
-        The first 10,000 places are kept.
-
-        Args:
-            func: the operator.
-            site: of its result; phase, FQN and call are the place.
-            name: the operator's.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-        """
-        key = f"{site.phase.value} {site.fqn} {site.call} {name}"
-        if len(self._document) >= _MOST or key in self._document:
-            return
-        schema = getattr(func, "_schema", None)
-        arguments = () if schema is None else schema.arguments
-        # what is left at its default is not handed on
-        given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-        given |= zip((argument.name for argument in arguments), args, strict=False)
-        plain = {name: _plain_value(value) for name, value in (given | (kwargs or {})).items()}
-        noted = {name: value for name, value in plain.items() if value is not None}
-        if noted:
-            self._document[key] = noted
-            self._facts["operators"] = lambda: self._document
+def plain_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """An operator's plain arguments by name, with defaults: all but tensors, None and what holds them."""
+    schema = getattr(func, "_schema", None)
+    arguments = () if schema is None else schema.arguments
+    # what is left at its default is not handed on
+    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    given |= zip((argument.name for argument in arguments), args, strict=False)
+    plain = {name: _plain_value(value) for name, value in (given | (kwargs or {})).items()}
+    return {name: value for name, value in plain.items() if value is not None}
 
 
 def _plain_value(value: Any) -> Any:

@@ -6,24 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.records import Kind, Phase
-from introspect_cli.tensors.views import memory_of
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.capture.context import Context
     from introspect_cli.capture.ops.schema import OpFacts
 
 FLOATS = frozenset({dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}) - {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
 }  # fmt: skip
-
-_MOST = 64
-"""Inputs that are named of one operator, at most."""
-
-_PLAIN = torch.Tensor
-_NUMBERS = (int, float, bool, str)
 
 
 def outputs(
@@ -66,62 +56,4 @@ def arguments_of_element(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
 
 def is_parameter(value: Any) -> bool:
     """Whether a value is a parameter; `isinstance` alone would run torch's python for every tensor that is none."""
-    return type(value) is not _PLAIN and isinstance(value, torch.nn.Parameter)
-
-
-class Writers:
-    """Last site that wrote each piece of memory in this step, by address."""
-
-    def __init__(self, context: Context) -> None:
-        """Start without sites; `context` has the names of parameters."""
-        self._context = context
-        self.names = context.names.parameters
-        self.sites: dict[int, int] = {}
-
-    def clear(self) -> None:
-        """Forget all sites, as a step ends: memory may be used for something else then."""
-        self.sites.clear()
-
-    def set_writer(self, site: int, value: torch.Tensor) -> None:
-        """Note `site` as the last that wrote a tensor's memory; nothing for a tensor without memory."""
-        memory = memory_of(value)
-        if memory:
-            self.sites[memory] = site
-
-    def forget(self, value: torch.Tensor) -> None:
-        """Forget which site wrote a tensor's memory, since a result that is not recorded was written to it."""
-        self.sites.pop(memory_of(value), None)
-
-    def writer_of(self, value: torch.Tensor) -> int:
-        """Number of the last site that wrote a tensor's memory; a parameter that none has written is its own site.
-
-        -1 for any other tensor.
-        """
-        memory = memory_of(value)
-        site = self.sites.get(memory, -1)
-        if site < 0 and is_parameter(value):
-            name = self.names.name_of(value)
-            if name is not None:
-                site = self.sites[memory] = self._context.site(name, Phase.START, Kind.PARAM)
-        return site
-
-    def writers_of(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
-        """Sites that wrote the floating point inputs, each once, in order, the first 64; -1 is for unknown ones."""
-        found: list[int] = []
-        self._collect(values, found)
-        return found
-
-    def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
-        """Append the sites that wrote the floating point tensors among values, in nested lists too, to `found`."""
-        for value in values:
-            if value is None or isinstance(value, _NUMBERS):
-                continue
-            if isinstance(value, _PLAIN):
-                if value.dtype in FLOATS:
-                    site = self.writer_of(value)
-                    if site not in found:
-                        found.append(site)
-                        if len(found) >= _MOST:
-                            return
-            elif isinstance(value, (tuple, list)):
-                self._collect(value, found)
+    return type(value) is not torch.Tensor and isinstance(value, torch.nn.Parameter)

@@ -61,16 +61,9 @@ class CaptureOptions:
         "Compare with this run while running, and report the first divergence at once.",
         metavar="RUN",
     )
-    rtol: float = of_comparing(0.0, "As in diff.", metavar="X")
-    noise: tuple[str, ...] = of_comparing(
-        (),
-        "As in diff, a repeat of the other run.",
-        metavar="RUN",
-        commas=False,
-    )
     diff: str | None = of_comparing(
         None,
-        "More options of diff, as one argument: '--kinds param,grad --atol 1e-6'.",
+        "Options of diff for that, as one argument: '--rtol 1e-5 --kinds param,grad'.",
         metavar="OPTIONS",
     )
     stop: bool = of_comparing(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
 from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, SHORT, STATS
@@ -50,12 +50,11 @@ def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     values["steps"] = _pop_schedule(values)
     options = CaptureOptions(**values)
     if options.against is not None:
-        options = replace(options, against=_absolute(options.against), noise=tuple(map(_absolute, options.noise)))
+        options = replace(options, against=_absolute(options.against))
         if options.output is not None and os.path.realpath(options.output) == os.path.realpath(str(options.against)):
             raise UsageError(f"{given['against']} is the run to compare with: name another directory with -o")
-    comparing = options.rtol or options.noise or options.diff or options.stop
-    if options.against is None and comparing:
-        raise UsageError("--rtol, --noise, --diff, --stop say how to compare: name a run with --against")
+    if options.against is None and (options.diff or options.stop):
+        raise UsageError("--diff and --stop say how to compare: name a run with --against")
     try:
         shlex.split(options.diff or "")
     except ValueError as error:
@@ -127,8 +126,7 @@ _CHOSEN: dict[str, Callable[[Iterable[str]], Any]] = {
 """Options that take names out of a list, or `default`, `all` or `none`."""
 
 
-@dataclass(frozen=True)
-class ValueName:
+class ValueName(NamedTuple):
     """A value by name: `blocks.0` and `blocks.0['hidden']` are outputs, `blocks.0/input[0]` is an input.
 
     Attributes:
@@ -161,8 +159,7 @@ class ValueName:
         return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two values, of which the first depends on the second.
 
     Attributes:

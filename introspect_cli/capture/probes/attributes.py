@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.probes.modules import ModuleProbe
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.write.rank_writer import RankWriter
 
@@ -89,52 +88,42 @@ class AttributeProbe(GuardedProbe):
     name = "attributes"
     lost = "attributes of modules are"
 
-    def __init__(self, context: Context, modules: ModuleProbe, rank: RankWriter, secret: tuple[str, ...]) -> None:
+    def __init__(self, context: Context, rank: RankWriter, secret: tuple[str, ...]) -> None:
         """Record nothing before `install`.
 
         Args:
             context: shared by all probes.
-            modules: says in which phase the outermost call is.
             rank: the writer of rows of modules.
             secret: globs over names whose values are redacted.
         """
         self._watched: dict[str, list[AttributeSnapshot]] = {}
         super().__init__(context, then=self._watched.clear)
-        self._modules = modules
         self._rank = rank
         self._secret = secret
         self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
 
-    def install(self) -> None:
-        """Listen for outermost calls, and for modules that are made in the forward that calls them."""
-        self._context.names.made_on_the_fly = self._made_on_the_fly
-        super().install()
-
     def remove(self) -> None:
         """Stop listening, and drop the snapshots."""
         super().remove()
         self._watched.clear()
-        self._context.names.made_on_the_fly = lambda _module: None
 
     def on_root(self, root: nn.Module) -> None:
         """Write rows for a root's modules unless no attribute has changed since the last time.
 
         Nothing in evaluation.
         """
-        state = None if self._modules.stack.phase is Phase.EVAL else self._context.names.find(root)
+        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
         if state is not None:
             seen = self._watched.get(state.fqn)
             if seen is None or not all(one.holds() for one in seen):
                 self._write_changed(root, state.fqn)
 
-    def _made_on_the_fly(self, module: nn.Module) -> None:
+    def on_made(self, module: nn.Module) -> None:
         """Write the row of a module that no other holds, when it gets its name; nothing in evaluation."""
-        if self._guarded.on and self._modules.stack.phase is not Phase.EVAL:
-            with self._guarded:
-                state = self._context.names.find(module)
-                if state is not None:
-                    self._write_changed(module, state.fqn)
+        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(module)
+        if state is not None:
+            self._write_changed(module, state.fqn)
 
     def _write_changed(self, root: nn.Module, root_name: str) -> None:
         """Write rows of new modules, and of those below a root whose attributes have changed.
@@ -202,7 +191,8 @@ class AttributeProbe(GuardedProbe):
             text = _text(value)
             if not text:
                 continue
-            text = self._redacted(name, value, text)
+            if value is not None and type(value) is not bool:
+                text = redact.value(name, text, self._secret)[:MAX_TEXT]
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
@@ -212,13 +202,6 @@ class AttributeProbe(GuardedProbe):
         ]
         if hooks:
             yield "hooks", ", ".join(hooks)[:MAX_TEXT]
-
-    def _redacted(self, name: str, value: object, text: str) -> str:
-        """The text, cut to 200 characters, redacted where its name or looks are a secret's.
-
-        None and booleans never are.
-        """
-        return text if value is None or type(value) is bool else redact.value(name, text, self._secret)[:MAX_TEXT]
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:

@@ -28,13 +28,11 @@ class GuardedProbe:
         lost: what is no longer observed once it has failed, as the beginning of a sentence.
         kind: what it records; where that is not recorded, nothing is put in place and it hears of nothing. None where
             it is needed in any case.
-        first: whether it hears before all others.
     """
 
     name: str
     lost: str
     kind: Kind | None = None
-    first = False
 
     def __init__(self, context: Context, *, then: Callable[[], None] | None = None) -> None:
         """Watch nothing before `install`; `then()` is called when the probe has failed."""
@@ -54,7 +52,7 @@ class GuardedProbe:
             for moment, listeners in vars(self._context.clock).items():
                 if moment.startswith("on_") and hasattr(self, moment):
                     listener = self._listener(getattr(self, moment), always=moment in {"on_tick", "on_restart"})
-                    listeners.insert(0 if self.first else len(listeners), listener)
+                    listeners.append(listener)
                     self._listening.append((listeners, listener))
         self._guarded.on = True
 

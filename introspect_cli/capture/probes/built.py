@@ -58,7 +58,8 @@ class BuiltProbe(GuardedProbe):
         context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
         self._places = Places()
         self._lines: ById[str] = ById()
-        self._loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
+        self.loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
+        """Settings of loaders by what they are for and name, each variant once."""
         self._names = FreeNames()
         self._waiting: list[tuple[str, str, Any]] = []
         self._described: dict[str, dict[str, dict[str, Any]]] = {}
@@ -117,7 +118,7 @@ class BuiltProbe(GuardedProbe):
                     of_kind = self._described.setdefault(kind, {})
                     of_kind[name] = _with_line(self._lines.get(thing), Description(_PROGRESS).attributes(thing))
         loaders: dict[str, dict[str, Any]] = {}
-        for (phase, name), settings in self._loaders.items():
+        for (phase, name), settings in self.loaders.items():
             shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
             loaders |= {
                 f"{shown} ({number})" if number > 1 else shown: variant for number, variant in enumerate(settings, 1)
@@ -149,7 +150,7 @@ class BuiltProbe(GuardedProbe):
 
         Called at its first batch in a phase.
         """
-        variants = self._loaders.setdefault((phase, name), [])
+        variants = self.loaders.setdefault((phase, name), [])
         if settings and settings not in variants:
             variants.append(settings)
             self._context.facts["built"] = self.document
@@ -159,16 +160,11 @@ class BuiltProbe(GuardedProbe):
 
         Called when steps start from 0 again.
         """
-        self._loaders = {
+        self.loaders = {
             (phase, names[name] if phase is Phase.DATA else name): settings
-            for (phase, name), settings in self._loaders.items()
+            for (phase, name), settings in self.loaders.items()
             if phase is not Phase.DATA or name in names
         }
-        self._context.facts["built"] = self.document
-
-    def drop_loader(self, name: str) -> None:
-        """Drop a loader from training, since what it gave turned out to be for evaluation."""
-        self._loaders.pop((Phase.DATA, name), None)
         self._context.facts["built"] = self.document
 
 

@@ -280,7 +280,7 @@ class CollectiveProbe(GuardedProbe):
         source = self._places.line(frame, through=True)
         path = what if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
-        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else phase
+        phase = Phase.OPTIMIZER if self._context.stack.optimizers else phase
         # Another line at the same place is another site, numbered: lines themselves move from commit to commit.
         lines = self._lines.setdefault((phase, fqn, call, path), {})
         number = lines.setdefault(source, len(lines))

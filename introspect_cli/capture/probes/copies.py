@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from introspect_cli.capture.frames import attributes_of, script_frames, variables_of
+from introspect_cli.capture.environment.sources import attributes_of
+from introspect_cli.capture.frames import script_frames, variables_of
 from introspect_cli.capture.naming.contents import parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.script_values import tensors_of
@@ -108,7 +109,7 @@ class CopiesProbe(GuardedProbe):
         if not shapes:
             return
         held = {memory_of(one) for root in trained for one in parameters_in(root)}
-        groups = [group for optimizer in clock.trained.of_this_thread() for group in optimizer.param_groups]
+        groups = [group for optimizer in clock.trained.optimizers() for group in optimizer.param_groups]
         gradients = [one.grad for group in groups for one in group["params"]]
         held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
         fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + MAX_ITEMS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,19 +21,16 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.probes.built import BuiltProbe
-    from introspect_cli.capture.recording.step_rows import Row
+    from introspect_cli.capture.recording.sites import Row
 
 
+@dataclass(eq=False)
 class _Source:
     """Identity of a loader while it or an iterator of it lives; `zip(DataLoader(...), ...)` drops the loader."""
 
-    __slots__ = ("__weakref__", "class_name", "number", "settings")
-
-    def __init__(self, number: int, class_name: str, settings: dict[str, Any]) -> None:
-        """Keep what is told of a loader: its number, its class and its settings."""
-        self.number = number
-        self.class_name = class_name
-        self.settings = settings
+    number: int
+    class_name: str
+    settings: dict[str, Any]
 
 
 class DataProbe(GuardedProbe):
@@ -159,7 +157,7 @@ class DataProbe(GuardedProbe):
             if source is not None and old is not None:
                 renamed[old] = self._names[Phase.DATA].name(source, source.class_name)
                 counts[self, renamed[old], Phase.DATA] = mine.get((self, old, Phase.DATA), 0)
-        rows, of_site = self._recorder.step_rows, {old: {"fqn": new} for old, new in renamed.items()}
+        rows, of_site = self._recorder, {old: {"fqn": new} for old, new in renamed.items()}
         rows.put(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
         self._built.rename_loaders(renamed)
         self._noted.clear()
@@ -179,11 +177,11 @@ class DataProbe(GuardedProbe):
         if name is not None and source.number not in self._context.clock.evaluation.feeding:
             self._context.counts.pop((self, name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
-            self._built.drop_loader(name)
+            self._built.loaders.pop((Phase.DATA, name), None)
             self._noted.discard((source.number, Phase.DATA))
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
-            batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder.step_rows
+            batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder
             rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:

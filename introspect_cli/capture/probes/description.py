@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture.environment.sources import is_users
+from introspect_cli.capture.environment.sources import attributes_of, is_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,12 +111,7 @@ class Description:
             value: any object; {} for one without a `__dict__`.
             depth: of the object, as in `describe`.
         """
-        try:
-            held = object.__getattribute__(value, "__dict__")
-        except (AttributeError, TypeError):
-            return {}
-        if type(held) is not dict:
-            return {}
+        held = attributes_of(value)
         library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
         attributes = {}
         for name, item in list(held.items())[: 2 * MAX_ITEMS]:

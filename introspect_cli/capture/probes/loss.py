@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from introspect_cli.capture.events import Call
 
 
+MAX_NODES = 20_000
+MAX_FRAMES = 3
+
+
 class LossProbe(GuardedProbe):
     """Records losses: roots of `torch.autograd.backward` (also `Tensor.backward`) and `torch.autograd.grad`."""
 
@@ -36,12 +40,13 @@ class LossProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         """Watch nothing before `install`."""
         super().__init__(context)
-        self._leaves = Leaves(context)
+        self._seen: set[str] = set()
+        self._last: tuple[int, list[tuple[str, weakref.ref[torch.Tensor]]]] = -1, []
 
     def on_look(self) -> None:
         """Record the leaves of the last backward pass once more, where a script has no optimizer."""
         with unobserved():
-            self._leaves.record_again()
+            self._record_leaves_again()
 
     def _watch_backward(self, begun: Call) -> Callable[[Any], None] | None:
         """Called before a backward pass: tells the clock, and records losses and leaves.
@@ -69,7 +74,7 @@ class LossProbe(GuardedProbe):
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it
-            leaves = self._leaves.record_before(roots) if self._leaves.wanted else []
+            leaves = self._record_leaves(roots) if not self._context.names.any_module else []
             self._record(roots, call)
             if not leaves:
                 return None
@@ -79,7 +84,7 @@ class LossProbe(GuardedProbe):
                 """Record the leaves' gradients once the pass has returned."""
                 with unobserved():
                     if begun.name == "backward":
-                        self._leaves.record_gradients([(leaf, tensor.grad) for leaf, tensor in leaves], call)
+                        self._record_leaf_gradients([(leaf, tensor.grad) for leaf, tensor in leaves], call)
                     else:
                         self._record_returned(inputs, result, call)
 
@@ -96,8 +101,8 @@ class LossProbe(GuardedProbe):
         inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
         if isinstance(inputs, (list, tuple)) and isinstance(result, tuple):
             pairs = zip(inputs, result, strict=False)
-            named = [(self._leaves.names.get(id(tensor)), gradient) for tensor, gradient in pairs]
-            self._leaves.record_gradients([(name, gradient) for name, gradient in named if name is not None], call)
+            named = [(self._context.leaf_names.get(id(tensor)), gradient) for tensor, gradient in pairs]
+            self._record_leaf_gradients([(name, gradient) for name, gradient in named if name is not None], call)
 
     def _record(self, roots: Sequence[Any], call: int) -> None:
         """Record each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`.
@@ -114,28 +119,7 @@ class LossProbe(GuardedProbe):
                 site = Site(Phase.LOSS, Kind.LOSS, "loss", call, path)
                 self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
-
-MAX_NODES = 20_000
-MAX_FRAMES = 3
-
-
-class Leaves:
-    """Records the leaf tensors of a script that has called no module."""
-
-    def __init__(self, context: Context) -> None:
-        """Start with no leaf."""
-        self._context = context
-        self._recorder = context.recorder
-        self._seen: set[str] = set()
-        self._last: tuple[int, list[tuple[str, weakref.ref[torch.Tensor]]]] = -1, []
-        self.names = context.leaf_names
-
-    @property
-    def wanted(self) -> bool:
-        """Whether no module was named or called so far; only then are leaves recorded."""
-        return not self._context.names.any_module
-
-    def record_before(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
+    def _record_leaves(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
         """Name the leaves of a graph before its backward pass, and record their values.
 
         Values are recorded in each step if the script has no optimizer, else at their first step and after a gap.
@@ -149,18 +133,18 @@ class Leaves:
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), MAX_FRAMES)
         given = variable_names({id(leaf) for leaf in leaves}, torch.Tensor, frames)
-        self.names.clear()
+        self._context.leaf_names.clear()
         if self._are_held([leaf for leaf in leaves if id(leaf) not in given]):
             return []
         for leaf in leaves:
-            name = given.get(id(leaf)) or f"leaf{len(self.names)}"
-            if name not in self.names.values():
-                self.names[id(leaf)] = name
-        named = [(self.names[id(leaf)], leaf) for leaf in leaves if id(leaf) in self.names]
+            name = given.get(id(leaf)) or f"leaf{len(self._context.leaf_names)}"
+            if name not in self._context.leaf_names.values():
+                self._context.leaf_names[id(leaf)] = name
+        named = [(self._context.leaf_names[id(leaf)], leaf) for leaf in leaves if id(leaf) in self._context.leaf_names]
         if Kind.PARAM in self._context.kinds:
             for name, leaf in named:
                 if not self._context.clock.has_optimizer or self._recorder.resumed or name not in self._seen:
-                    self._record(Phase.START, Kind.PARAM, name, 0, leaf)
+                    self._record_leaf(Phase.START, Kind.PARAM, name, 0, leaf)
                 self._seen.add(name)
             if not self._context.clock.has_optimizer:
                 self._last = self._recorder.step, [(name, weakref.ref(leaf)) for name, leaf in named]
@@ -177,23 +161,23 @@ class Leaves:
             names.any_module = all(names.parameters.name_of(leaf) is not None for leaf in unnamed)
         return names.any_module
 
-    def record_again(self) -> None:
+    def _record_leaves_again(self) -> None:
         """Record the last leaves as call 1, at the end of the script; only in the step of the last backward pass."""
         step, named = self._last
         self._last = -1, []
-        if step == self._recorder.step and self._recorder.wanted and self.wanted:
+        if step == self._recorder.step and self._recorder.wanted and not self._context.names.any_module:
             for name, reference in named:
                 if (leaf := reference()) is not None:
-                    self._record(Phase.START, Kind.PARAM, name, 1, leaf)
+                    self._record_leaf(Phase.START, Kind.PARAM, name, 1, leaf)
 
-    def record_gradients(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
+    def _record_leaf_gradients(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
         """Record gradients of leaves by name; nothing where an optimizer exists, since its probe records them."""
         if Kind.GRAD in self._context.kinds and not self._context.clock.has_optimizer:
             for name, gradient in leaves:
                 if gradient is not None:
-                    self._record(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
+                    self._record_leaf(Phase.BACKWARD, Kind.GRAD, name, call, gradient)
 
-    def _record(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
+    def _record_leaf(self, phase: Phase, kind: Kind, name: str, call: int, value: torch.Tensor) -> None:
         """Record a leaf or its gradient under its name, unless the options leave that name out."""
         if self._context.names.wanted(name):
             self._recorder.emit(self._recorder.site(Site(phase, kind, name, call)), value)

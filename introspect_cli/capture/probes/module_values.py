@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
 
 
+MAX_CONTAINERS = 20_000
+"""Containers that are noted of one run, at most."""
+
+
 class ModuleValues:
     """Records inputs and outputs of modules.
 
@@ -42,7 +46,6 @@ class ModuleValues:
         inputs: whether anybody wants to know of inputs.
         outputs: and of outputs.
         on_value: hears of every tensor that goes in or comes out; None where nobody does.
-        nested: the classes of nested values.
     """
 
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
@@ -56,7 +59,9 @@ class ModuleValues:
         self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
         self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
-        self.nested = NestedClasses(context.facts)
+        self._nested: dict[str, dict[str, dict[str, str]]] = {}
+        self._nested_seen: set[tuple[str, Kind, str]] = set()
+        self._nested_count = 0
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
         """Call the listener with every tensor that is a module's input or output, recorded or not.
@@ -121,7 +126,7 @@ class ModuleValues:
             site = self._context.site(state, phase, kind, prefix, call)
             self._recorder.gap(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
-        self.nested.note(state.fqn, kind, prefix, value)
+        self._note_classes(state.fqn, kind, prefix, value)
         if kind in self.kinds:
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
             sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
@@ -129,6 +134,22 @@ class ModuleValues:
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
                 self._follow(state, phase, kind, call, prefix + path, leaf)
+
+    def _note_classes(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
+        """Note the class of each container in a value: the document `settings/nested`.
+
+        At the first value of a module, kind and path alone.
+
+        About 20,000 containers in all; then nothing more is noted.
+        """
+        key = (fqn, kind, prefix)
+        if key in self._nested_seen or self._nested_count > MAX_CONTAINERS:
+            return
+        self._nested_seen.add(key)
+        classes = {prefix + path: name for path, name in containers(value)}
+        self._nested_count += len(classes)
+        self._nested.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
+        self._context.facts["nested"] = lambda: self._nested
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
@@ -189,32 +210,3 @@ def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) 
             styled = bool(state.styles or state.gives)
             state.tagged |= styled or any(torch_distributed.from_call(value) is not None for value in args)
     return state.tagged
-
-
-MAX_CONTAINERS = 20_000
-"""Containers that are noted of one run, at most."""
-
-
-class NestedClasses:
-    """Class of each container in nested values, by module, kind and path: the document `settings/nested`."""
-
-    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
-        """Start empty; `facts["nested"]` is set when something is noted."""
-        self._document: dict[str, dict[str, dict[str, str]]] = {}
-        self._facts = facts
-        self._seen: set[tuple[str, Kind, str]] = set()
-        self._count = 0
-
-    def note(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
-        """Note the class of each container in a value, at the first value of a module, kind and path alone.
-
-        About 20,000 containers in all; then nothing more is noted.
-        """
-        key = (fqn, kind, prefix)
-        if key in self._seen or self._count > MAX_CONTAINERS:
-            return
-        self._seen.add(key)
-        classes = {prefix + path: name for path, name in containers(value)}
-        self._count += len(classes)
-        self._document.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
-        self._facts["nested"] = lambda: self._document

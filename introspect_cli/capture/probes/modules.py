@@ -8,7 +8,6 @@ replacement calls the original with what it was given and returns what it got.
 from __future__ import annotations
 
 import functools
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +27,8 @@ from introspect_cli.capture.naming.contents import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
-from introspect_cli.capture.probes.own_calls import OwnCalls, Unseen, tensors_given
+from introspect_cli.capture.probes.own_calls import OwnCalls, tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.views import unobserved
 
@@ -42,20 +40,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 
-class Stack(threading.local):
-    """Running module calls of one thread; None for one that is not recorded, nor anything inside it."""
-
-    def __init__(self) -> None:
-        """Start outside every module, in each thread anew."""
-        self.calls: list[ModuleState | None] = []
-        self.phase = Phase.FORWARD
-        self.outer = Phase.FORWARD
-        self.in_graph = False
-        self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
-        """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
-
-
-class ModuleProbe(GuardedProbe):
+class ModuleProbe(OwnCalls):
     """Watches calls of modules."""
 
     name = "modules"
@@ -64,22 +49,10 @@ class ModuleProbe(GuardedProbe):
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
         """Watch nothing before `install`; `gradients` records the gradients of inputs and outputs."""
         super().__init__(context)
-        self.stack = Stack()
-        """The module calls under way in this thread."""
+        self.stack = context.stack
         self.values = ModuleValues(context, gradients)
         """Recorder of inputs and outputs."""
         self._names, self._draws = context.names, context.draws
-        self._own_calls = OwnCalls(self._guarded, self._patches, self._record_or_pass, self._record_by_name)
-        self.unseen = Unseen(context, self._own_calls.see_forward)
-        """Methods that ran unseen."""
-
-    def phase(self) -> Phase | None:
-        """Phase of the innermost running call of this thread.
-
-        None outside of calls, or where that call is not recorded.
-        """
-        calls = self.stack.calls
-        return self.stack.phase if calls and calls[-1] is not None else None
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `nn.Module.__call__` that records.
@@ -144,7 +117,7 @@ class ModuleProbe(GuardedProbe):
             result = self._record_call(original, module, args, kwargs)
             if not calls:
                 with self._guarded:
-                    self.unseen.note_callers(module, stack.outer)
+                    self._note_callers(module, stack.outer)
                 with self._guarded, unobserved():
                     self._context.clock.mark_graph(result)
             return result
@@ -173,10 +146,6 @@ class ModuleProbe(GuardedProbe):
             return original(module, *args, **kwargs)
         finally:
             del calls[depth:]
-
-    def on_after_optimizer(self) -> None:
-        """Note trained parameters of modules that no call was seen of; after 1, 2, 3, 5, 9, ... steps."""
-        self.unseen.note_uncalled()
 
     def _tell_clock(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Tell the clock of an outermost call, and keep its phase; nothing for a call that only traces shapes.

@@ -15,15 +15,14 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from introspect_cli.records import Kind, Phase, Site, SiteInfo
+from introspect_cli.capture.naming.contents import parameters_of
+from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors import parallel
-from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
-from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.values import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming.states import ParameterName
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 PLAIN = (bool, int, float, str)
 _KEPT = frozenset({*PLAIN, type(None)})
-_OTHER = object()
+OTHER = object()
 _STATES = (dict, defaultdict)
 
 
@@ -149,92 +148,7 @@ class Plan:
         return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 
-class OptimizerRecords:
-    """Records gradients and state of optimizers."""
-
-    def __init__(self, context: Context) -> None:
-        """Record nothing yet."""
-        self._context = context
-        self._recorder = context.recorder
-
-    def gradients(self, stepping: Stepping, call: int = 0) -> None:
-        """Record `.grad` of each parameter that has one; nothing where gradients are not recorded.
-
-        Args:
-            stepping: whose names are known; nothing where they are not.
-            call: how often a closure has computed gradients in this step before.
-        """
-        context, held = self._context, stepping.known
-        if held is None or Kind.GRAD not in context.kinds:
-            return
-        sites, parameters = held.gradient_sites(context, call), stepping.parameters
-        at_once = held.all_watched and not context.parts.is_active
-        if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
-            return
-        sites, parameters, gradients = _with_gradients(sites, parameters)
-        placed = context.parts.placed_values(
-            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
-        )
-        self._recorder.emit_many(*placed)
-
-    def state(self, stepping: Stepping, phase: Phase) -> None:
-        """Record the state of each parameter; by the last step's plan while that fits, else one by one.
-
-        A new plan is made where all of the state was recorded.
-        """
-        if (held := stepping.known) is None:
-            return
-        plan, is_placed = held.plans.get(phase), self._context.parts.is_active
-        if plan is not None and not is_placed and held.all_watched and plan.is_recorded(self._recorder, stepping):
-            return
-        positions, states = held.states(stepping.optimizer)
-        if is_placed:
-            positions, states = self._place_states(stepping, positions, states, phase)
-        kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
-        sites = [site for of, _ in kept for site in of]
-        tensors = [tensor for _, inside in kept for tensor in inside]
-        self._recorder.emit_many(sites, tensors)
-        if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
-            held.plans[phase] = Plan(sites, positions, states)
-
-    def _place_states(
-        self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
-    ) -> tuple[list[int], list[dict[str, Any]]]:
-        """State with the place of each tensor in its whole, by position of the parameter.
-
-        State of parameters that lie inside a flat one is recorded here, and not returned.
-        """
-        parts, kept = self._context.parts, {}
-        for at, state in zip(positions, states, strict=True):
-            parameter = stepping.parameters[at]
-            pieces = parts.split_state(parameter, state)
-            if pieces is None:
-                kept[at] = {key: parts.placed(parameter, value) for key, value in state.items()}
-            for name, inside in pieces or ():
-                self._recorder.emit_many(*self._state_of(name, inside, phase))
-        return list(kept), list(kept.values())
-
-    def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
-        """Sites and tensors of one parameter's state, which the caller records; numbers and texts are recorded here."""
-        sites: list[int] = []
-        tensors: list[Any] = []
-        for key, value in state.items():
-            prefix = f"[{key!r}]"
-            if isinstance(value, (torch.Tensor, Placed)):
-                sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
-                tensors.append(value)
-                continue
-            for path, leaf in flatten(value):
-                site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
-                if isinstance(leaf, torch.Tensor):
-                    sites.append(site)
-                    tensors.append(leaf)
-                elif isinstance(leaf, PLAIN):
-                    self._recorder.emit(site, leaf)
-        return sites, tensors
-
-
-def _with_gradients(
+def with_gradients(
     sites: Sequence[int], parameters: list[torch.Tensor]
 ) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
     """Sites, parameters and gradients of those parameters that have a site (not -1) and a gradient."""
@@ -249,14 +163,6 @@ def _with_gradients(
     return kept_sites, kept, gradients
 
 
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Parameters of all groups in order; of a single group the optimizer's own list, which must not be changed."""
-    groups = optimizer.param_groups
-    if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
-        return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
-    return [parameter for group in groups for parameter in group["params"]]
-
-
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     """Optimizers in the attributes of another, or in lists and tuples there (ZeroRedundancyOptimizer, torchtitan)."""
     optimizers: list[Optimizer] = []
@@ -266,7 +172,7 @@ def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     return optimizers
 
 
-class _Recorded(NamedTuple):
+class Recorded(NamedTuple):
     """Last record of a hyper-parameter: the object if immutable and equal to itself, its plain form, its site."""
 
     value: object
@@ -274,84 +180,7 @@ class _Recorded(NamedTuple):
     site: int
 
 
-class Hyperparameters:
-    """Records the hyper-parameters of optimizer groups."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        """Start with no hyper-parameter recorded."""
-        self._recorder = recorder
-        self._recorded: dict[tuple[str, int], dict[str, _Recorded]] = {}
-
-    def record(self, optimizer: Optimizer, name: str, first: int) -> None:
-        """Record `lr` of each group.
-
-        Other entries of it where they are new, changed, or the step before was not recorded.
-
-        Args:
-            optimizer: whose groups.
-            name: its name.
-            first: number of its first group.
-        """
-        resumed = self._recorder.resumed
-        for number, group in enumerate(optimizer.param_groups, first):
-            recorded = self._recorded.setdefault((name, number), {})
-            for key, value in group.items():
-                before = recorded.get(key)
-                is_rate = key == "lr"
-                if key == "params" or (before is not None and before.value is value and not is_rate and not resumed):
-                    continue
-                plain = setting(value)
-                if is_rate or resumed or before is None or before.plain != plain:
-                    if before is None:
-                        path = f"[{number}][{key!r}]"
-                        place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
-                        site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
-                    else:
-                        site = before.site
-                    recorded[key] = _Recorded(value if _is_fixed(value) else _OTHER, plain, site)
-                    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-                        self._recorder.emit(site, value)
-                    else:
-                        self._recorder.emit(site, plain)
-
-
-class OptimizerSettings:
-    """Groups of optimizers with parameter names: the document `settings/optimizers`."""
-
-    def __init__(self, facts: dict[str, Callable[[], Any]]) -> None:
-        """Start without optimizers; `facts["optimizers"]` is set when one is noted."""
-        self._document: list[dict[str, Any]] = []
-        self._facts = facts
-
-    def note(self, name: str, optimizer: Optimizer, fqns: list[list[str]], *, first: int, in_turn: bool) -> None:
-        """Set the entry of an optimizer in the document, and have that written.
-
-        Args:
-            name: its name.
-            optimizer: whose groups they are.
-            fqns: for each of its parameters its name, or the names of those that lie in it if it is flat.
-            first: number of the first of these groups; those before stay as they were.
-            in_turn: whether another optimizer may have it step its groups one after the other, so that the others have
-                no parameters now; these stay as they were.
-        """
-        remaining = iter(fqns)
-        groups = [
-            {
-                **{key: setting(value) for key, value in group.items() if key != "params"},
-                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
-            }
-            for group in optimizer.param_groups
-        ]
-        before = [group for entry in self._document if entry["name"] == name for group in entry["groups"]]
-        groups = [*before[:first], *groups]
-        if in_turn:  # those that are not stepped now may have no parameters
-            groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
-        self._document = [entry for entry in self._document if entry["name"] != name]
-        self._document.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
-        self._facts["optimizers"] = lambda: self._document
-
-
-def _is_fixed(value: object) -> bool:
+def is_fixed(value: object) -> bool:
     """Whether a value is a number, text, None or a tuple of such, and equal to itself (not NaN)."""
     if type(value) is tuple:
         return all(type(item) in _KEPT for item in value)

@@ -11,29 +11,37 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
+from introspect_cli.capture.naming.contents import parameters_of
 from introspect_cli.capture.naming.identity import ById, FreeNames
 from introspect_cli.capture.naming.states import Holder
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.optimizer_values import (
-    Hyperparameters,
-    OptimizerRecords,
-    OptimizerSettings,
+    OTHER,
+    PLAIN,
     ParameterSites,
+    Plan,
+    Recorded,
     Stepping,
-    parameters_of,
+    is_fixed,
+    setting,
+    with_gradients,
 )
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
+from introspect_cli.tensors.flatten import flatten
+from introspect_cli.tensors.kernels import KERNELS
+from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
-    import torch
     from torch.optim.optimizer import Optimizer
 
     from introspect_cli.capture.context import Context
@@ -58,9 +66,8 @@ class OptimizerProbe(GuardedProbe):
         self._names = FreeNames()
         self._parameters: ById[ParameterSites] = ById()
         self._state_seen: set[tuple[str, int]] = set()
-        self._records = OptimizerRecords(context)
-        self._hyperparameters = Hyperparameters(context.recorder)
-        self.settings = OptimizerSettings(context.facts)
+        self._hyperparameters: dict[tuple[str, int], dict[str, Recorded]] = {}
+        self._settings: list[dict[str, Any]] = []
         self._stepped = 0
         self._closures = 0
         self._aside = 0
@@ -91,11 +98,6 @@ class OptimizerProbe(GuardedProbe):
 
         return left
 
-    @property
-    def stepping(self) -> bool:
-        """Whether this thread is inside an optimizer's step."""
-        return bool(self._context.clock.running.optimizers)
-
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -114,7 +116,7 @@ class OptimizerProbe(GuardedProbe):
         context.clock.stepped = context.names.settled = True
         context.clock.unseen_steps = False
         context.clock.evaluation.note_training()
-        running = context.clock.running.optimizers
+        running = context.stack.optimizers
         if running and not _is_inside_step(sys._getframe(2)):  # noqa: SLF001 - the frame of torch's wrapper of `step`
             running.clear()  # the last step never returned: a closure raised and the script caught it
         running.append(id(optimizer))
@@ -149,7 +151,7 @@ class OptimizerProbe(GuardedProbe):
             if groups <= self._groups or Kind.HYPERPARAMETER not in self._context.kinds or not self._recorder.wanted:
                 return
             name = self._names.name(optimizer, type(optimizer).__name__)
-            self._hyperparameters.record(optimizer, name, self._new_stepping(optimizer).turn.first)
+            self._record_hyperparameters(optimizer, name, self._new_stepping(optimizer).turn.first)
 
     def _record_closure_gradients(self, optimizer: Optimizer) -> None:
         """Record the gradients that a closure has just computed.
@@ -164,7 +166,7 @@ class OptimizerProbe(GuardedProbe):
                 self._name_optimizer(stepping)
                 if not self._closures:
                     self._record_state_before(stepping)
-            self._records.gradients(stepping, self._closures)
+            self._record_gradients(stepping, self._closures)
             self._closures += 1
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -175,7 +177,7 @@ class OptimizerProbe(GuardedProbe):
         if self._aside == id(optimizer):
             self._aside = 0
             return
-        running = self._context.clock.running.optimizers
+        running = self._context.stack.optimizers
         if id(optimizer) in running:
             del running[running.index(id(optimizer)) :]
         if running:
@@ -248,8 +250,7 @@ class OptimizerProbe(GuardedProbe):
                 fqns.append([named.fqn for named in ([parameter_name] if inside is None else inside)])
         stepping.known = ParameterSites(names, all_names.parameters.replaced)
         self._parameters.set(stepping.key, stepping.known)
-        all_names.parameters.forget_with(optimizer, list(map(id, parameters)))
-        self.settings.note(name, optimizer, fqns, first=turn.first, in_turn=parts.is_active)
+        self._note_settings(name, optimizer, fqns, turn.first)
 
     def _script_name(self, parameter: torch.Tensor) -> str:
         """The script's variable for a tensor that no module holds; "" where unknown."""
@@ -265,10 +266,10 @@ class OptimizerProbe(GuardedProbe):
         name = self._names.name(stepping.optimizer, type(stepping.optimizer).__name__)
         kinds = self._context.kinds
         if Kind.HYPERPARAMETER in kinds:
-            self._hyperparameters.record(stepping.optimizer, name, stepping.turn.first)
+            self._record_hyperparameters(stepping.optimizer, name, stepping.turn.first)
         self._record_state_before(stepping)
         if not has_closure:
-            self._records.gradients(stepping)
+            self._record_gradients(stepping)
 
     def _record_state_before(self, stepping: Stepping) -> None:
         """Record the state that an optimizer finds at its first step, and at its first after unrecorded steps.
@@ -280,7 +281,7 @@ class OptimizerProbe(GuardedProbe):
             place = name, stepping.turn.first
             if self._recorder.resumed or place not in self._state_seen:
                 self._state_seen.add(place)
-                self._records.state(stepping, Phase.START)
+                self._record_state(stepping, Phase.START)
 
     def _record_after(self, stepping: Stepping, *, has_closure: bool, gradients: bool = True) -> None:
         """Record parameters and state after a step; at the last group, tell `on_after_optimizer`.
@@ -291,16 +292,149 @@ class OptimizerProbe(GuardedProbe):
             gradients: False for a step that was skipped, whose gradients are recorded before.
         """
         if has_closure and gradients and not self._closures:
-            self._records.gradients(stepping)
+            self._record_gradients(stepping)
         if gradients:
             large = stepping.known.large(stepping.parameters) if stepping.known is not None else []
             parallel.note_computation(tensor.grad for tensor in large if tensor.grad is not None)
         self._state.parameters_after(stepping)
         if Kind.OPTIMIZER_STATE in self._context.kinds:
-            self._records.state(stepping, Phase.OPTIMIZER)
+            self._record_state(stepping, Phase.OPTIMIZER)
         if stepping.turn.is_last:
             clock = self._context.clock
             clock.tell(clock.on_after_optimizer)
+
+    def _record_gradients(self, stepping: Stepping, call: int = 0) -> None:
+        """Record `.grad` of each parameter that has one; nothing where gradients are not recorded.
+
+        Args:
+            stepping: whose names are known; nothing where they are not.
+            call: how often a closure has computed gradients in this step before.
+        """
+        context, held = self._context, stepping.known
+        if held is None or Kind.GRAD not in context.kinds:
+            return
+        sites, parameters = held.gradient_sites(context, call), stepping.parameters
+        at_once = held.all_watched and not context.parts.is_active
+        if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
+            return
+        sites, parameters, gradients = with_gradients(sites, parameters)
+        placed = context.parts.placed_values(
+            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
+        )
+        self._recorder.emit_many(*placed)
+
+    def _record_state(self, stepping: Stepping, phase: Phase) -> None:
+        """Record the state of each parameter; by the last step's plan while that fits, else one by one.
+
+        A new plan is made where all of the state was recorded.
+        """
+        if (held := stepping.known) is None:
+            return
+        plan, is_placed = held.plans.get(phase), self._context.parts.is_active
+        if plan is not None and not is_placed and held.all_watched and plan.is_recorded(self._recorder, stepping):
+            return
+        positions, states = held.states(stepping.optimizer)
+        if is_placed:
+            positions, states = self._place_states(stepping, positions, states, phase)
+        kept = [self._state_of(held.names[at], state, phase) for at, state in zip(positions, states, strict=True)]
+        sites = [site for of, _ in kept for site in of]
+        tensors = [tensor for _, inside in kept for tensor in inside]
+        self._recorder.emit_many(sites, tensors)
+        if len(sites) == sum(map(len, states)) and Placed not in set(map(type, tensors)):  # else no plan would hold
+            held.plans[phase] = Plan(sites, positions, states)
+
+    def _place_states(
+        self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """State with the place of each tensor in its whole, by position of the parameter.
+
+        State of parameters that lie inside a flat one is recorded here, and not returned.
+        """
+        parts, kept = self._context.parts, {}
+        for at, state in zip(positions, states, strict=True):
+            parameter = stepping.parameters[at]
+            pieces = parts.split_state(parameter, state)
+            if pieces is None:
+                kept[at] = {key: parts.placed(parameter, value) for key, value in state.items()}
+            for name, inside in pieces or ():
+                self._recorder.emit_many(*self._state_of(name, inside, phase))
+        return list(kept), list(kept.values())
+
+    def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
+        """Sites and tensors of one parameter's state, which the caller records; numbers and texts are recorded here."""
+        sites: list[int] = []
+        tensors: list[Any] = []
+        for key, value in state.items():
+            prefix = f"[{key!r}]"
+            if isinstance(value, (torch.Tensor, Placed)):
+                sites.append(self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix))
+                tensors.append(value)
+                continue
+            for path, leaf in flatten(value):
+                site = self._context.site(name, phase, Kind.OPTIMIZER_STATE, prefix + path)
+                if isinstance(leaf, torch.Tensor):
+                    sites.append(site)
+                    tensors.append(leaf)
+                elif isinstance(leaf, PLAIN):
+                    self._recorder.emit(site, leaf)
+        return sites, tensors
+
+    def _record_hyperparameters(self, optimizer: Optimizer, name: str, first: int) -> None:
+        """Record `lr` of each group.
+
+        Other entries of it where they are new, changed, or the step before was not recorded.
+
+        Args:
+            optimizer: whose groups.
+            name: its name.
+            first: number of its first group.
+        """
+        resumed = self._recorder.resumed
+        for number, group in enumerate(optimizer.param_groups, first):
+            recorded = self._hyperparameters.setdefault((name, number), {})
+            for key, value in group.items():
+                before = recorded.get(key)
+                is_rate = key == "lr"
+                if key == "params" or (before is not None and before.value is value and not is_rate and not resumed):
+                    continue
+                plain = setting(value)
+                if is_rate or resumed or before is None or before.plain != plain:
+                    if before is None:
+                        path = f"[{number}][{key!r}]"
+                        place = Site(Phase.OPTIMIZER, Kind.HYPERPARAMETER, name, 0, path)
+                        site = self._recorder.site(place, SiteInfo(type(optimizer).__name__))
+                    else:
+                        site = before.site
+                    recorded[key] = Recorded(value if is_fixed(value) else OTHER, plain, site)
+                    if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+                        self._recorder.emit(site, value)
+                    else:
+                        self._recorder.emit(site, plain)
+
+    def _note_settings(self, name: str, optimizer: Optimizer, fqns: list[list[str]], first: int) -> None:
+        """Set the entry of an optimizer in the document `settings/optimizers`, and have that written.
+
+        Args:
+            name: its name.
+            optimizer: whose groups they are.
+            fqns: for each of its parameters its name, or the names of those that lie in it if it is flat.
+            first: number of the first of these groups; those before stay as they were.
+        """
+        remaining = iter(fqns)
+        groups = [
+            {
+                **{key: setting(value) for key, value in group.items() if key != "params"},
+                "params": [fqn for _ in group["params"] for fqn in next(remaining)],
+            }
+            for group in optimizer.param_groups
+        ]
+        before = [group for entry in self._settings if entry["name"] == name for group in entry["groups"]]
+        groups = [*before[:first], *groups]
+        if self._context.parts.is_active:  # stepped one after the other: the others may have no parameters now
+            groups = [group if group["params"] else [*before[at : at + 1], group][0] for at, group in enumerate(groups)]
+        self._settings = [entry for entry in self._settings if entry["name"] != name]
+        self._settings.append({"name": name, "class": type(optimizer).__name__, "groups": groups})
+        self._context.facts["optimizers"] = lambda: self._settings
 
 
 def _is_inside_step(frame: FrameType) -> bool:

@@ -29,6 +29,7 @@ from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
 from introspect_cli.capture.naming.contents import has_own_call
+from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.events import Patches
-    from introspect_cli.capture.guard import Guarded
 
 MAX_FRAMES = 40
 MAX_UNSEEN = 1000
@@ -46,25 +45,21 @@ _IN_MODULES = "torch.distributions."
 """torch package whose classes libraries combine with `nn.Module` in one class."""
 
 
-class OwnCalls:
-    """Replaces `__call__` and `forward` of module classes that bypass `nn.Module.__call__`."""
+class OwnCalls(GuardedProbe):
+    """Base of the probe of modules: replaces `__call__` and `forward` of classes that bypass `nn.Module.__call__`."""
 
-    def __init__(
-        self, guarded: Guarded, patches: Patches, called: Callable[..., Any], by_name: Callable[..., Any]
-    ) -> None:
-        """Replace nothing yet; `subclassing` does.
+    _record_or_pass: Any
+    """Stands in for both methods of a class with its own `__call__`: is given the original, the module, its positional
+    and its keyword arguments."""
+    _record_by_name: Any
+    """The same for the `forward` of other classes, which `nn.Module.__call__` calls as well."""
 
-        Args:
-            guarded: the probe's.
-            patches: put the methods back when the probe is removed.
-            called: stands in for both methods of a class with its own `__call__`: is given the original, the module,
-                its positional and its keyword arguments.
-            by_name: the same for the `forward` of other classes, which `nn.Module.__call__` calls as well.
-        """
-        self._guarded = guarded
-        self._patches = patches
-        self._called = called
-        self._by_name = by_name
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
+        super().__init__(context)
+        self.unseen: dict[str, dict[str, list[str]]] = {}
+        """By module and phase, the methods that ran unseen; "" where a gradient alone says that something did."""
+        self._looked: set[tuple[int, int, Phase]] = set()
 
     def subclassing(self, _original: object) -> Any:
         """A replacement of `nn.Module.__init_subclass__` that watches each new class.
@@ -94,7 +89,7 @@ class OwnCalls:
         with self._guarded:
             if has_own_call(cls):
                 for name in ("__call__", "forward"):
-                    self._replace(cls, name, self._called)
+                    self._replace(cls, name, self._record_or_pass)
             elif any(has_forward_call(file_of(sys.modules.get(name))) for name in ("__main__", cls.__module__)):
                 self.see_forward(cls)
 
@@ -104,7 +99,7 @@ class OwnCalls:
         Nothing for one with its own `__call__`.
         """
         if not has_own_call(cls):
-            self._replace(cls, "forward", self._by_name)
+            self._replace(cls, "forward", self._record_by_name)
 
     def _replace(self, cls: type, name: str, called: Callable[..., Any]) -> None:
         """Replace a method in the class that defines it; nothing for torch's own and for one that is replaced already.
@@ -112,7 +107,7 @@ class OwnCalls:
         Args:
             cls: has or inherits the method.
             name: `__call__` or `forward`.
-            called: see `OwnCalls`.
+            called: `_record_or_pass` or `_record_by_name`.
         """
         home = next((base for base in cls.__mro__ if name in vars(base)), nn.Module)
         original = vars(home)[name]
@@ -144,33 +139,8 @@ class OwnCalls:
         functools.update_wrapper(own, original)
         self._patches.replace(home, name, own)
 
-
-def is_ours(function: FunctionType) -> bool:
-    """Whether a function is a replacement by `OwnCalls`."""
-    return function.__code__.co_filename == __file__
-
-
-def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
-    """`id` of each tensor in a call's arguments, nested ones included."""
-    return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))
-
-
-class Unseen:
-    """Methods of models that ran unseen, for the manifest.
-
-    Attributes:
-        document: by module and phase, the methods that ran; "" where a gradient alone says that something did.
-    """
-
-    def __init__(self, context: Context, see_forward: Callable[[type[nn.Module]], None]) -> None:
-        """Start empty; `see_forward` is called with each class whose `forward` was found to have run unseen."""
-        self._see_forward = see_forward
-        self.document: dict[str, dict[str, list[str]]] = {}
-        self._context = context
-        self._looked: set[tuple[int, int, Phase]] = set()
-
     @uncounted
-    def note_callers(self, module: nn.Module, phase: Phase) -> None:
+    def _note_callers(self, module: nn.Module, phase: Phase) -> None:
         """Note each method under way of a module that holds this one, such as `generate`.
 
         Each caller is looked at once.
@@ -196,9 +166,9 @@ class Unseen:
             is_method = caller.f_code.co_argcount and caller.f_code.co_varnames[0] == "self"
             holder = above.get(id(caller.f_locals.get("self"))) if is_method else None
             if holder is not None:
-                self._add(holder, caller.f_code.co_name, phase)
+                self._add_unseen(holder, caller.f_code.co_name, phase)
 
-    def note_uncalled(self) -> None:
+    def on_after_optimizer(self) -> None:
         """Note modules with a parameter that has a gradient, though neither they nor any holder were called.
 
         Looks after 1, 2, 3, 5, 9, ... steps, if that step is recorded; nothing in the others.
@@ -207,13 +177,13 @@ class Unseen:
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
             return  # after 1, 2, 3, 5, 9... steps
         known: dict[int, bool] = {}
-        for optimizer in clock.trained.of_this_thread():
+        for optimizer in clock.trained.optimizers():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 name = names.parameters.name_of(parameter)
                 place = None if name is None or parameter.grad is None else name.place_of(parameter)
                 module = None if place is None else place[0]()
                 if module is not None and not known.setdefault(id(module), self._was_called(module)):
-                    self._add(module, "", Phase.FORWARD)
+                    self._add_unseen(module, "", Phase.FORWARD)
 
     def _was_called(self, module: nn.Module) -> bool:
         """Whether the module or one that holds it was ever called, or is not to be recorded."""
@@ -221,7 +191,7 @@ class Unseen:
         states = (names.find(one) for one in (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
-    def _add(self, module: nn.Module, how: str, phase: Phase) -> None:
+    def _add_unseen(self, module: nn.Module, how: str, phase: Phase) -> None:
         """Add a method to a module's entry, 1000 modules at most.
 
         For `forward` or "" have the class's `forward` watched.
@@ -232,10 +202,20 @@ class Unseen:
             phase: in which.
         """
         state = self._context.names.find(module)
-        if state is None or len(self.document) >= MAX_UNSEEN:
+        if state is None or len(self.unseen) >= MAX_UNSEEN:
             return
-        methods = self.document.setdefault(state.fqn, {}).setdefault(phase.value, [])
+        methods = self.unseen.setdefault(state.fqn, {}).setdefault(phase.value, [])
         if how not in methods:
             methods.append(how)
         if how in {"", "forward"}:
-            self._see_forward(type(module))
+            self.see_forward(type(module))
+
+
+def is_ours(function: FunctionType) -> bool:
+    """Whether a function is a replacement by `OwnCalls`."""
+    return function.__code__.co_filename == __file__
+
+
+def tensors_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    """`id` of each tensor in a call's arguments, nested ones included."""
+    return frozenset(id(leaf) for _, leaf in flatten([args, kwargs]) if isinstance(leaf, torch.Tensor))

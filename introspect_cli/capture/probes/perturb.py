@@ -38,23 +38,17 @@ class PerturbProbe(GuardedProbe):
     """Moves parameters, each once. The only thing in a capture that writes to the script's values, and on request."""
 
     name = "perturb"
-    first = True
     lost = "the initial parameters, as far as they are moved by then, are"
 
     def __init__(self, context: Context, seed: int) -> None:
         """Move nothing before a model is called; `seed` chooses the directions."""
         super().__init__(context)
-        self.parameters = 0
-        self.elements = 0
-        self.seed = seed
+        self.document = {"seed": seed, "parameters": 0, "elements": 0}
+        """For the manifest: the seed, and how many parameters and elements were moved."""
+        self._seed = seed
         self._met = 0
         self._done: ById[bool] = ById()
         self._places: set[tuple[int, int, int]] = set()
-
-    @property
-    def document(self) -> dict[str, int]:
-        """Seed, and how many parameters and elements were moved, for the manifest."""
-        return {"seed": self.seed, "parameters": self.parameters, "elements": self.elements}
 
     def on_root(self, root: nn.Module) -> None:
         """Move the parameters of a model before its first forward pass with gradients.
@@ -90,11 +84,11 @@ class PerturbProbe(GuardedProbe):
             return
         self._places.add(place)
         # A number for each tensor, not for each rank: copies of a model have to stay copies.
-        directions = np.random.Generator(np.random.Philox(key=[self.seed, self._met]))
+        directions = np.random.Generator(np.random.Philox(key=[self._seed, self._met]))
         self._met += 1
-        self.parameters += 1
+        self.document["parameters"] += 1
         for _, part in cut(data, _CHUNK):
-            self.elements += _move_elements(part, directions)
+            self.document["elements"] += _move_elements(part, directions)
 
 
 def _move_elements(data: torch.Tensor, directions: np.random.Generator) -> int:

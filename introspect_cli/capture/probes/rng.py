@@ -13,11 +13,11 @@ import torch
 
 from introspect_cli.capture.draws import UNTOUCHED, script_generators, state_word
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.start import PYTHON, numpy_owner, numpy_state, python_state
+from introspect_cli.capture.start import PYTHON, numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
 
@@ -38,8 +38,8 @@ class RngProbe(GuardedProbe):
         """
         super().__init__(context, then=self.remove)
         self._began = began
-        self._latest: dict[str, tuple[Hashable, Any]] = {}
-        """State of each generator when it was last asked for, and its fingerprint then."""
+        self._python: tuple[tuple[int | None, object], bytes] = (None, None), b""
+        """What tells python's state when it was last asked for, and the state."""
         self._made: dict[str, Any] | None = None
         self._site = functools.cache(self._new_site)
         self._backends = _backends()
@@ -57,8 +57,7 @@ class RngProbe(GuardedProbe):
         """
         draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
         draws.begin(devices)
-        for name, owner, ask in (("python", PYTHON, python_state), ("numpy", numpy_owner(), numpy_state)):
-            state = self._ask_state(name, owner, ask)
+        for name, state in (("python", self._python_state()), ("numpy", numpy_state())):
             if state is None:  # the library is not loaded
                 continue
             if state == self._began.get(name):
@@ -66,8 +65,7 @@ class RngProbe(GuardedProbe):
                 self._recorder.emit(self._site(name), UNTOUCHED)
             else:
                 self._recorder.emit(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        generator = torch.default_generator
-        self._recorder.emit(self._site("torch"), self._ask_state("torch", generator, generator.get_state))
+        self._recorder.emit(self._site("torch"), torch.default_generator.get_state())
         for device, generator in devices:
             self._recorder.emit(self._site(device), generator.get_state())
         if self._made is None:  # what the script makes later is not looked for: that would take long in each step
@@ -75,21 +73,15 @@ class RngProbe(GuardedProbe):
         for name, generator in self._made.items():
             self._recorder.emit(self._site(name), state_word(generator))
 
-    def _ask_state(self, name: str, owner: object, ask: Callable[[], Any]) -> Any:
-        """The state of a generator: `ask()`, or what that gave the last time if the fingerprint is still the same.
-
-        Args:
-            name: of the generator.
-            owner: the generator, of which the fingerprint is taken.
-            ask: copies the state.
-        """
-        draws, latest = self._context.draws, self._latest.get(name)
-        fingerprint = draws.fingerprint(name, owner)
-        if latest is None or fingerprint is None or latest[0] != fingerprint:
-            latest = fingerprint, ask()
-            if not draws.moved():  # else another thread draws, and nobody knows before or after
-                self._latest[name] = latest
-        return latest[1]
+    def _python_state(self) -> bytes:
+        """State of python's generator, which takes long to ask for; the last answer where nothing has changed."""
+        draws = self._context.draws
+        mark = draws.state("python"), getattr(PYTHON, "gauss_next", None)
+        if mark[0] is None or mark != self._python[0]:
+            state = python_state()
+            # else another thread draws, and nobody knows before or after
+            self._python = (mark if not draws.moved() else (None, None)), state
+        return self._python[1]
 
     def _new_site(self, name: str) -> int:
         """Number of the site of a generator's state at the start of a step; `_site` caches it."""

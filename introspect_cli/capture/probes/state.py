@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, tensors_in
+from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, parameters_of, tensors_in
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.optimizer_values import parameters_of
 from introspect_cli.capture.probes.script_values import tensors_in_module
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import GIVEN, Kind, Phase
@@ -60,12 +59,9 @@ class StateProbe(GuardedProbe):
         """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
-        self._unheld = UnheldParameters(context)
+        self._unheld: list[weakref.ref[torch.Tensor]] = []
+        self._unheld_as_of = -1
         self._step = self._called = -1
-        self.within: Callable[[], Phase | None] = lambda: None
-        """The phase of the module calls under way; None where none is, or its calls are not recorded."""
-        self.outer: Callable[[], Phase] = lambda: Phase.FORWARD
-        """The phase of the outermost call that begins."""
         self._own: list[tuple[dict[str, Any], str, torch.Tensor]] = []
         """Tensors that `functional_call` has replaced in a model: dict, key and own tensor."""
         self._swapped: tuple[Sequence[ParameterName], Sequence[torch.Tensor]] = (), ()
@@ -81,7 +77,7 @@ class StateProbe(GuardedProbe):
         if not self._recorder.wanted or not isinstance(values, dict):
             return None
         names, held = self._context.names, dict(tensors_in_module(module))
-        phase = self.within()
+        phase = self._context.stack.innermost
         if phase is None and self._context.clock.trained.is_trained(module):
             names.name_holders_of(list(held.values()))  # while it holds them
         if names.find(module) is None:
@@ -103,7 +99,7 @@ class StateProbe(GuardedProbe):
         def leave(_result: object) -> None:
             (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
             if has_given and not waiting:
-                self._write_given(names_of, own, self.outer())
+                self._write_given(names_of, own, self._context.stack.phase)
 
         return leave
 
@@ -160,7 +156,7 @@ class StateProbe(GuardedProbe):
             self._record_root(root)
         (names, others), self._swapped = self._swapped, ((), ())
         if names:
-            self._write_given(names, others, self.outer())
+            self._write_given(names, others, self._context.stack.phase)
 
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.
@@ -230,16 +226,30 @@ class StateProbe(GuardedProbe):
             root: the outermost module.
             with_buffers: True in the first call of a step alone; later, modules have written to their own buffers.
         """
-        alone, contents = self._unheld.tensors(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
+        alone, contents = self._unheld_parameters(), self._tensors_of(root, _BOTH if with_buffers else _PARAMETERS)
         if alone:
             contents = [*contents[0], *[Kind.PARAM] * len(alone)], [*contents[1], *alone], contents[2]
         changed = self._rewritten(contents)
         if not changed[1]:
             return
-        phase = Phase.OPTIMIZER if self._context.clock.running.optimizers else Phase.START
+        phase = Phase.OPTIMIZER if self._context.stack.optimizers else Phase.START
         if phase is Phase.START:
             self._writes.set(root, True)
         self._record(changed, phase, again=True)
+
+    def _unheld_parameters(self) -> list[torch.Tensor]:
+        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
+
+        [] also where parameters lie in flat tensors. Cached until a name changes.
+        """
+        names = self._context.names.parameters
+        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
+            return []
+        if self._unheld_as_of != names.changes:
+            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
+            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
+            self._unheld_as_of, self._unheld = names.changes, list(map(weakref.ref, alone))
+        return [tensor for reference in self._unheld if (tensor := reference()) is not None]
 
     def _rewritten(self, contents: Contents) -> Contents:
         """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
@@ -393,27 +403,3 @@ def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Conten
     """The tensors for which `are(tensor)` is true, with their kinds; `are` is called once for each."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []
-
-
-class UnheldParameters:
-    """Parameters that an optimizer holds and no module."""
-
-    def __init__(self, context: Context) -> None:
-        """Look for nothing before `tensors`."""
-        self._context = context
-        self._as_of = -1
-        self._references: list[weakref.ref[torch.Tensor]] = []
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
-
-        [] also where parameters lie in flat tensors. Cached until a name changes.
-        """
-        names = self._context.names.parameters
-        if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
-            return []
-        if self._as_of != names.changes:
-            held = [tensor for one in self._context.clock.trained.optimizers() for tensor in parameters_of(one)]
-            alone = [tensor for tensor in held if (name := names.name_of(tensor)) is not None and name.makeshift]
-            self._as_of, self._references = names.changes, list(map(weakref.ref, alone))
-        return [tensor for reference in self._references if (tensor := reference()) is not None]

@@ -114,14 +114,8 @@ class FlatParts:
         Returns:
             `ALL` for any other optimizer.
         """
-        turns = (
-            [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
-            if self.is_active
-            else []
-        )
-        if not turns:
-            return ALL
-        return Turn(turns[0].first, turns[-1].is_last)
+        turns = [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
+        return Turn(turns[0].first, turns[-1].is_last) if turns else ALL
 
     def names_inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
         """Names of the parameters that a flat one consists of, on whatever rank; empty where they are not known.

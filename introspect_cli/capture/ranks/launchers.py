@@ -6,7 +6,6 @@ hash over what a launcher gives to all its processes alike. One process has a di
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import hashlib
 import os
@@ -133,7 +132,8 @@ def _number_in(environment: Mapping[str, str], name: str) -> int | None:
 def run_directory(target: Target | None, asked: Path | None, launch: Launch | None) -> Path:
     """Where a run is written: the directory that was asked for, else a fresh one, the same for all ranks of a launch.
 
-    A fresh one of a single process is made; of a launch, a marker file beside it is written.
+    A fresh one of a single process is made; that of a launch is named by the launch, and numbered where this rank has
+    captured a script under it before.
 
     Args:
         target: what runs, for the name.
@@ -142,47 +142,29 @@ def run_directory(target: Target | None, asked: Path | None, launch: Launch | No
     """
     if asked is not None:
         return asked
-    return new_run(target) if launch is None else _shared_run(target, launch)
+    if launch is None:
+        return new_run(target)
+    part = f"attempt{launch.attempt}/rank{launch.rank}" if launch.attempt else f"rank{launch.rank}"
+    return _unused(f"{_stem(target)}-{launch.job[:12]}", part)
 
 
-def _shared_run(target: Target | None, launch: Launch) -> Path:
-    """Path of a fresh run, the same for all ranks: the first rank to come writes its name into a marker file.
-
-    A rank that has its directory in that run already takes the next marker: it captures another script.
-    """
-    runs, number = Path(RUNS), 1
-    while True:
-        marker = runs / (f".launch-{launch.job[:16]}" + (f"-{number}" if number > 1 else ""))
-        try:
-            path = runs / _write_once(marker, fresh_run(target).name)
-        except OSError:
-            return fresh_run(target)  # whoever opens the store says what stands in the way
-        attempt = path / f"attempt{launch.attempt}" if launch.attempt else path
-        if not (attempt / f"rank{launch.rank}").exists():
-            return path
-        number += 1  # this rank has captured a script under this launcher before
+def _stem(target: Target | None) -> str:
+    """What the name of a run begins with: the module or the script's name, `run` for neither."""
+    return (target.module or Path(target.script or "").stem if target is not None else "") or "run"
 
 
-def _write_once(marker: Path, name: str) -> str:
-    """Content of a marker file, which is written with `name` if there is none; safe among ranks that come at once."""
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    temporary = marker.with_name(f"{marker.name}.{os.getpid()}")
-    temporary.write_text(name)
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, marker)
-    temporary.unlink()
-    return Path(marker.read_text()).name
+def _unused(name: str, part: str = "") -> Path:
+    """The first of `introspect-runs/NAME`, `NAME-2`, `NAME-3`, ... in which a part, or all, does not exist yet."""
+    path, number = Path(RUNS) / name, 1
+    while (path / part).exists():
+        number += 1
+        path = Path(RUNS) / f"{name}-{number}"
+    return path
 
 
 def fresh_run(target: Target | None) -> Path:
     """A path in `introspect-runs/` that does not exist yet: `train-20250131-120000`, else with `-2`, `-3`, ..."""
-    of = "" if target is None else target.module or Path(target.script or "").stem
-    stem = f"{of or 'run'}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}"  # noqa: DTZ005 - the user's own clock, for the user
-    path, number = Path(RUNS) / stem, 1
-    while path.exists():
-        number += 1
-        path = Path(RUNS) / f"{stem}-{number}"
-    return path
+    return _unused(f"{_stem(target)}-{dt.datetime.now().strftime('%Y%m%d-%H%M%S')}")  # noqa: DTZ005 - the user's own clock, for the user
 
 
 def new_run(target: Target | None) -> Path:

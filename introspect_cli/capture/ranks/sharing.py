@@ -21,8 +21,6 @@ from introspect_cli.capture.naming.identity import ById
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
     from introspect_cli.capture.naming.names import Names
@@ -51,43 +49,35 @@ class DataParallel:
             return
         self._seen.set(root, True)
         modules = list(modules_in(root))
-        groups = next(filter(None, map(_process_groups, modules)), [])
+        shared = list(map(_groups_of, modules))
+        groups = next((samples for samples, _ in shared if samples), [])
         self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
         if self.ranks:
-            self.copies = _copy_ranks(modules)
+            alone = [torch.distributed.get_rank()]
+            copies = {
+                tuple(alone if group is None else torch_distributed.ranks_of(group))
+                for _, same in shared
+                for group in same
+            }
+            self.copies = list(copies.pop()) if len(copies) == 1 else []
             self.broadcasts = any(getattr(module, "broadcast_buffers", False) is True for module in modules)
 
 
-def _copy_ranks(modules: Iterable[nn.Module]) -> list[int]:
-    """Ranks that hold the same parameters as this one, itself included, by the DDP and FSDP wrappers among modules.
+def _groups_of(module: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Groups over which a DDP or FSDP wrapper shares samples, and those of ranks with the same parameters.
 
-    Empty without wrappers, where they name different ranks, or where DDP was told to ignore parameters.
+    Of the latter one for each set of parameters, None for this rank alone; both empty for any other module.
     """
-    replicas: set[tuple[int, ...]] = set()
-    for module in modules:
-        name = type(module).__name__
-        groups: list[Any] = []
-        if name == "DistributedDataParallel":
-            if getattr(module, "parameters_to_ignore", None):
-                return []
-            groups = [getattr(module, "process_group", None)]
-        elif name == "FullyShardedDataParallel":
-            strategy = getattr(getattr(module, "sharding_strategy", None), "name", "")
-            groups = [getattr(module, "process_group" if strategy == "NO_SHARD" else "_inter_node_pg", None)]
-        elif name.startswith("FSDP"):
-            groups = torch_distributed.fsdp_replicas(module)
-        alone = [torch.distributed.get_rank()]
-        replicas |= {tuple(alone if group is None else torch_distributed.ranks_of(group)) for group in groups}
-    return list(replicas.pop()) if len(replicas) == 1 else []
-
-
-def _process_groups(module: nn.Module) -> list[Any]:
-    """Process groups that a DDP or FSDP wrapper shares samples over; empty for any other module."""
     name = type(module).__name__
-    if name in ("DistributedDataParallel", "FullyShardedDataParallel"):
-        group = getattr(module, "process_group", None)
-        return [] if group is None else [group]
-    return torch_distributed.fsdp_groups(module) if name.startswith("FSDP") else []
+    if name not in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        return torch_distributed.fsdp_groups(module) if name.startswith("FSDP") else ([], [])
+    group = getattr(module, "process_group", None)
+    same = [group]
+    if name == "DistributedDataParallel" and getattr(module, "parameters_to_ignore", None):
+        same = [group, None]
+    elif name == "FullyShardedDataParallel" and module.sharding_strategy.name != "NO_SHARD":  # type: ignore[union-attr] # an enum
+        same = [getattr(module, "_inter_node_pg", None)]
+    return [group] if group is not None else [], same
 
 
 class _Order:

@@ -17,54 +17,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from introspect_cli.capture.recording.step_block import SavedTensor, save_tensor
+from introspect_cli.capture.recording.step_block import save_tensor
 from introspect_cli.errors import belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
-from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
-    from introspect_cli.capture.recording.step_rows import Sites
     from introspect_cli.records import Site
     from introspect_cli.store.write.launch import Launch
     from introspect_cli.store.write.run_writer import StoreWriter
-    from introspect_cli.tensors.summarizer import Summarizer
 
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
-
-
-def new_black_box(
-    options: CaptureOptions,
-    launch: Launch | None,
-    store: StoreWriter,
-    digests: Mapping[int, bytes] | None,
-    say: Callable[[str], None],
-    note: Callable[[str], None],
-) -> BlackBox:
-    """The black box for `--keep-around`; rank 0 says how much memory it may take.
-
-    Args:
-        options: of the capture.
-        launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
-        store: where tensors go.
-        digests: of the reference's steps, {} where they cannot be read; None without a reference.
-        say: prints a sentence.
-        note: keeps a sentence for the manifest, too.
-    """
-    assert options.keep_around is not None
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
-    room = free_memory() // 4 // ranks
-    if launch is None or not launch.rank:
-        held = f"whole tensors of the last {count(options.keep_around, 'step')} are held"
-        say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
-    return BlackBox(options.keep_around, room, store, digests, say, note)
 
 
 class WholeStep(NamedTuple):
@@ -85,23 +53,31 @@ class BlackBox:
 
     def __init__(
         self,
-        steps: int,
-        room: int,
+        options: CaptureOptions,
+        launch: Launch | None,
         store: StoreWriter,
         digests: Mapping[int, bytes] | None,
         say: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Start with no tensor held.
+        """Start with no tensor held; rank 0 says how much memory it may take.
 
         Args:
-            steps: how many are held.
-            room: bytes of memory that may be taken, shared out among the steps that may be there at once.
+            options: of the capture, with `keep_around`.
+            launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
             store: where tensors go.
-            digests: of the reference's steps; None without a reference, and then only a NaN has tensors written.
+            digests: of the reference's steps, {} where they cannot be read; None without a reference, and then only a
+                NaN has tensors written.
             say: prints a sentence.
             note: keeps a sentence for the manifest, too.
         """
+        assert options.keep_around is not None
+        steps, local = options.keep_around, os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+        room = free_memory() // 4 // ranks
+        if launch is None or not launch.rank:
+            held = f"whole tensors of the last {count(steps, 'step')} are held"
+            say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
         self.open = True
         self.written: list[dict[str, object]] = []
         self.stored: dict[int, frozenset[int]] = {}
@@ -238,72 +214,3 @@ class BlackBox:
 def _size(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
-
-
-class SavedTensors:
-    """Copies values to be stored whole, as they are recorded; the recorder's lock is held.
-
-    Attributes:
-        of_step: those of the current step so far.
-        are_wanted: whether any may be.
-    """
-
-    def __init__(
-        self, globs: tuple[str, ...], summarizer: Summarizer, box: BlackBox | None, sites: Sites, lock: threading.RLock
-    ) -> None:
-        """Start with no value copied.
-
-        Args:
-            globs: `--save-tensors`.
-            summarizer: makes the copies.
-            box: the black box; None without one.
-            sites: by number, and which match the globs.
-            lock: the recorder's.
-        """
-        self.are_wanted = bool(globs) or box is not None
-        self._summarizer, self._box, self._sites, self._lock = summarizer, box, sites, lock
-        self.of_step: list[SavedTensor] = []
-
-    def save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
-        """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing.
-
-        Args:
-            site: number of its site.
-            slot: the summarizer's.
-            value: just recorded.
-        """
-        box, always = self._box, site in self._sites.whole
-        if not always and box is None:
-            return
-        value = value.local if isinstance(value, Placed) else value
-        if always:
-            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
-                self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value)))
-        elif box is not None and box.reserve(self._sites.of[site], value):
-            try:
-                self.of_step.append(SavedTensor(slot, self._summarizer.copy_to_host(value), always=False))
-            except Exception as error:  # there is no memory for it, or no way to copy it
-                box.give_up(error)
-
-    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Tell the black box what the comparison with a reference has found.
-
-        Args:
-            agreed: the last step up to which the runs agree.
-            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
-                not.
-        """
-        box = self._box
-        if box is None or not box.open:
-            return
-        with self._lock:
-            if diverged is None:
-                box.drop_agreed(agreed)
-            else:
-                box.write_divergence(*diverged)
-
-    def begin_step(self) -> None:
-        """Start a new list of copies as a step ends; the old list is the ended step's."""
-        self.of_step = []
-        if self._box is not None:
-            self._box.begin_step()

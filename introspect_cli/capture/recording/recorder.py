@@ -19,17 +19,17 @@ import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.recording.black_box import SavedTensors
-from introspect_cli.capture.recording.step_block import EndedStep, StepBlock
+from introspect_cli.capture.recording.sites import Row, Sites
+from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock, save_tensor
 from introspect_cli.capture.recording.step_policy import Records
-from introspect_cli.capture.recording.step_rows import Sites, StepRows
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import NEVER
-from introspect_cli.tensors.kernels import new_lock
+from introspect_cli.tensors.kernels import KERNELS, new_lock, new_numbers
 from introspect_cli.tensors.places import Placed
+from introspect_cli.tensors.views import in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from introspect_cli.capture.recording.step_policy import StepPolicy
     from introspect_cli.labels import Labels
@@ -42,14 +42,9 @@ if TYPE_CHECKING:
 _SUMMARISED = (torch.Tensor, Placed)
 
 
-def _not_small(_site: int, _value: object) -> int:
-    """Stand for `record_small` where values cannot be recorded in one call: -1, nothing done."""
-    return -1
-
-
-def _none_small(_sites: Sequence[int], _tensors: Sequence[torch.Tensor]) -> bool | list[int]:
-    """Stand for `_record_small_all` where values cannot be recorded in one call: False, nothing done."""
-    return False
+_NOT_SMALL: Callable[[int, Any], int] = lambda _site, _value: -1  # noqa: E731 - no more than a value
+_NONE_SMALL: Callable[[Any, Any], bool | list[int]] = lambda _sites, _tensors: False  # noqa: E731 - as above
+"""Stand for the intake's `record` and `record_all` where values cannot be recorded in one call: nothing is done."""
 
 
 class Recorder:
@@ -88,36 +83,37 @@ class Recorder:
         self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
-        self.saved = SavedTensors(save_tensors, summarizer, policy.box, self._sites, self._lock)
-        self._save = self.saved.save
+        self._saved: list[SavedTensor] = []  # copies of this step's values that are stored whole
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
-        self.step_rows = StepRows(self._sites, self._lock)
+        self._row_sites, self._row_slots = new_numbers(), new_numbers()  # of this step's rows; the intake appends, too
+        self._times: Any = KERNELS.times()  # how often each site has been recorded in it
+        self._given: dict[int, Given] = {}  # what operators were given, by row
+        self._only: frozenset[Site] | None = None  # sites that may be recorded; all where None
         self._layouts = 0  # how many the store has been given
         self._spare: StepBlock | None = None  # of a step that was written
         self._blocks: deque[StepBlock] = deque()  # of ended steps that wait to be written
         self._begun: StepBlock | None = None  # whose writing has begun and not ended
-        self.intake = None if self.saved.are_wanted else summarizer.intake
+        self.intake = None if save_tensors or policy.box is not None else summarizer.intake
         """Records small plain tensors in one call; None where nothing does."""
-        self.record_small: Callable[[int, Any], int] = _not_small
+        self.record_small = _NOT_SMALL
         """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
-        self._record_small_all: Callable[[Sequence[int], Sequence[torch.Tensor]], bool | list[int]] = _none_small
+        self._record_small_all = _NONE_SMALL
         if self.intake is not None:
-            rows = self.step_rows
-            self.intake.into(rows.sites, rows.slots, rows.times, self._lock)
+            self.intake.into(self._row_sites, self._row_slots, self._times, self._lock)
             self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
         """Record at no sites but these from now on; at all where None."""
-        self.step_rows.only = sites
+        self._only = sites
         if sites is not None and self.intake is not None:
             self.intake.into()
-            self.record_small, self._record_small_all = _not_small, _none_small
+            self.record_small, self._record_small_all = _NOT_SMALL, _NONE_SMALL
 
     @property
     def rows(self) -> int:
         """Rows recorded in the current step so far."""
-        return len(self.step_rows.sites)
+        return len(self._row_sites)
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
         """Record a tensor or plain value at a site of this step; a tensor is summarised at once.
@@ -131,7 +127,7 @@ class Recorder:
             return
         with self._lock:
             if given is not None:
-                self.step_rows.given[self.rows] = given
+                self._given[self.rows] = given
             self._slot_of(site, value)
 
     def emit_at(self, sites: Sequence[int], value: torch.Tensor) -> None:
@@ -139,18 +135,56 @@ class Recorder:
         with self._lock:
             slot = self._slot_of(sites[0], value)
             for site in sites[1:]:
-                self.step_rows.note(site, slot)
+                self._note(site, slot)
 
     def _slot_of(self, site: int, value: Any) -> int:
         """Summarise a value, append its row, and copy it if it is to be stored whole; returns its slot. Lock held."""
         if not issubclass(type(value), _SUMMARISED):
             slot = self.summarizer.add_value(plain(value, secret=site in self._sites.secret))
-            self.step_rows.note(site, slot)
+            self._note(site, slot)
         elif (slot := self.record_small(site, value)) < 0:
             slot = self.summarizer.add(value)
-            self.step_rows.note(site, slot)
+            self._note(site, slot)
             self._save(site, slot, value)
         return slot
+
+    def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
+        """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing. Lock held.
+
+        Args:
+            site: number of its site.
+            slot: the summarizer's.
+            value: just recorded.
+        """
+        box, always = self._policy.box, site in self._sites.whole
+        if not always and box is None:
+            return
+        value = value.local if isinstance(value, Placed) else value
+        if always:
+            if value.layout is not torch.strided or in_memory(value.shape, value.stride()) is None:
+                self._saved.append(SavedTensor(slot, self.summarizer.copy_to_host(value)))
+        elif box is not None and box.reserve(self._sites.of[site], value):
+            try:
+                self._saved.append(SavedTensor(slot, self.summarizer.copy_to_host(value), always=False))
+            except Exception as error:  # there is no memory for it, or no way to copy it
+                box.give_up(error)
+
+    def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
+        """Tell the black box what the comparison with a reference has found.
+
+        Args:
+            agreed: the last step up to which the runs agree.
+            diverged: a tuple of the step at which they diverge, (None,) where it is not one step's; None while they do
+                not.
+        """
+        box = self._policy.box
+        if box is None or not box.open:
+            return
+        with self._lock:
+            if diverged is None:
+                box.drop_agreed(agreed)
+            else:
+                box.write_divergence(*diverged)
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
         """Record each value at its site, in order; where all are tensors they are summarised together."""
@@ -174,7 +208,60 @@ class Recorder:
         slots = self.summarizer.add_all(values, known)
         for site, slot, value in zip(sites, slots, values, strict=True) if self.intake is None else ():
             self._save(site, slot, value)
-        self.step_rows.note_all(sites, slots)
+        self._note_all(sites, slots)
+
+    def _note(self, site: int, slot: int) -> None:
+        """Append a row; the caller holds the lock.
+
+        A site's second row in a step gets the path suffix `@1`, its third `@2`.
+
+        Nothing for a site that `only` leaves out.
+        """
+        if self._only is not None and self._sites.of[site] not in self._only:
+            return
+        times = self._times.of(site)
+        self._times.add(site, 1)
+        if times:
+            # A site names one value a step. Whatever comes again (a second backward through one graph) is
+            # told apart by its count, so that no two records share a site.
+            site = self._sites.changed_site(site, path=f"{self._sites.of[site].path}@{times}")
+            self._times.add(site, 1)
+        self._row_sites.append(site)
+        self._row_slots.append(slot)
+
+    def _note_all(self, sites: Sequence[int], slots: list[int]) -> None:
+        """Append rows as `note` does, all at once where no site comes again; the caller holds the lock."""
+        if self._only is None and self._times.once(list(sites)):
+            self._row_sites.extend(sites)
+            self._row_slots.extend(slots)
+        else:
+            for site, slot in zip(sites, slots, strict=True):
+                self._note(site, slot)
+
+    def take_back(self, start: int) -> list[Row]:
+        """Remove and return all rows from index `start` on; their sites count as not recorded in this step."""
+        with self._lock:
+            numbers = zip(self._row_sites[start:], self._row_slots[start:], strict=True)
+            taken = [Row(*pair, self._given.pop(at, None)) for at, pair in enumerate(numbers, start)]
+            del self._row_sites[start:], self._row_slots[start:]
+            for row in taken:
+                self._times.add(row.site, -1)
+            return taken
+
+    def put(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None] = lambda _: {}) -> None:
+        """Append rows that `take_back` returned, here or at other sites.
+
+        Args:
+            rows: what was taken out.
+            change: the fields of a site that change, by name; None to drop the row.
+        """
+        with self._lock:
+            for row in rows:
+                changes = change(self._sites.of[row.site])
+                if changes is not None:
+                    if row.given is not None:
+                        self._given[len(self._row_sites)] = row.given
+                    self._note(self._sites.changed_site(row.site, **changes), row.slot)
 
     def record_compiled(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
         """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot.
@@ -193,7 +280,7 @@ class Recorder:
     def gap(self, site: int, reason: str) -> None:
         """Record a site as not observed, for a reason."""
         with self._lock:
-            self.step_rows.note(site, self.summarizer.add_missing(reason))
+            self._note(site, self.summarizer.add_missing(reason))
 
     def restart(self, *, keep: bool) -> None:
         """Drop all steps that have ended, written or not, and count from 0 again.
@@ -204,9 +291,9 @@ class Recorder:
         with self._lock:
             wanted = self._policy.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
-                self.step_rows.take_back(0)
-                self.step_rows.times.clear()
-                self.saved.of_step.clear()
+                self.take_back(0)
+                self._times.clear()
+                self._saved.clear()
             self._blocks.clear()
             self.step = self.steps_written = 0
             self._policy.restart()
@@ -228,7 +315,7 @@ class Recorder:
                 self._end()
                 self._write(keep=1)
             finally:
-                if self.step_rows.sites or self.step_rows.slots or self.step_rows.times:
+                if self._row_sites or self._row_slots or self._times:
                     self._empty()  # an interrupt came before anything was set aside, or while this was done
                 self.step += 1
                 self.wanted = self.alive and self._policy.wants(self.step)
@@ -248,12 +335,11 @@ class Recorder:
 
     def _end(self) -> None:
         """Set the current rows aside as an ended step; nothing without rows. Lock held."""
-        if not self.step_rows.sites:
+        if not self._row_sites:
             return
         try:
-            rows, saved = self.step_rows, self.saved.of_step
-            noted = rows.sites.copy(), rows.slots.copy()
-            ended = EndedStep(self.step, *noted, saved, rows.given, self.labels())
+            noted = self._row_sites.copy(), self._row_slots.copy()
+            ended = EndedStep(self.step, *noted, self._saved, self._given, self.labels())
             block, self._spare = self._spare, None
             if block is None or block.message.rows != len(ended.sites):
                 block = StepBlock(self._rank.message(len(ended.sites)))
@@ -295,16 +381,17 @@ class Recorder:
         if expiry == NEVER:
             return
         try:
-            saved = block.save_whole(self._store)
+            saved = block.saved(always=True)
+            for checksum, value in saved.items():
+                save_tensor(self._store, checksum, value)
             last = self._rank.last_step
             if last is None or last < ended.step:
                 self._append(block)
             self.steps_written += 1
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
-                policy.box.add(ended.step, block.boxed(), self._rank.digest, not_finite=not_finite)
-            if policy.may_drop:
-                policy.note_written(ended.step, expiry, saved)
+                policy.box.add(ended.step, block.saved(always=False), self._rank.digest, not_finite=not_finite)
+            policy.note_written(ended.step, expiry, frozenset(saved))
         except StoreError as error:
             self._lose(error)
 
@@ -325,8 +412,12 @@ class Recorder:
 
     def _empty(self) -> None:
         """Clear the current rows and copies. Lock held."""
-        self.step_rows.clear()
-        self.saved.begin_step()
+        for held in (self._row_sites, self._row_slots, self._times):
+            held.clear()  # the intake holds them too
+        self._given = {}  # the old one is the ended step's
+        self._saved = []  # the old list is the ended step's
+        if self._policy.box is not None:
+            self._policy.box.begin_step()
 
     def _lose(self, error: StoreError) -> None:
         """Stop recording, and tell the session that the store was lost."""

@@ -101,21 +101,10 @@ class StepBlock:
             wanted.append((self._beside, beside))
         self.rows = summarizer.end_step(*wanted)
 
-    def save_whole(self, store: StoreWriter) -> frozenset[int]:
-        """Store the tensors of `--save-tensors`, and return their checksums."""
-        whole = self._saved(always=True)
-        for checksum, value in whole.items():
-            save_tensor(store, checksum, value)
-        return frozenset(whole)
-
-    def boxed(self) -> dict[int, torch.Tensor]:
-        """Copies for the black box by checksum."""
-        return {checksum: value for checksum, value in self._saved(always=False).items() if checksum}
-
-    def _saved(self, *, always: bool) -> dict[int, torch.Tensor]:
+    def saved(self, *, always: bool) -> dict[int, torch.Tensor]:
         """Copies by checksum: those for `--save-tensors` if `always`, else the black box's.
 
-        Only strided ones have bytes.
+        Only strided ones have bytes, and only those that were observed a checksum.
         """
         if self._beside is None:
             return {}
@@ -124,7 +113,7 @@ class StepBlock:
         return {
             checksum: saved.value
             for checksum, saved in pairs
-            if saved.always is always and saved.value.layout is torch.strided
+            if checksum and saved.always is always and saved.value.layout is torch.strided
         }
 
     def complete(self) -> Message:

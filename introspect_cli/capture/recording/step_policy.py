@@ -168,11 +168,6 @@ class StepPolicy:
         return not self._is_among or (bool(copies) and self._number != min(copies))
 
     @property
-    def may_drop(self) -> bool:
-        """Whether steps that were written may be dropped later, by a rule such as `last(50)`."""
-        return self._rule.forgets
-
-    @property
     def wants_values(self) -> bool:
         """Whether a step's values are needed when it ends: by a condition, `--until-nan`, or an open black box."""
         return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
@@ -227,6 +222,8 @@ class StepPolicy:
             expiry: step from which on it may be dropped.
             tensors: checksums of its whole tensors.
         """
+        if not self._rule.forgets:
+            return  # no rule such as `last(50)` drops a step later
         self._tensors[step] = tensors
         if expiry < ALWAYS:
             self._expiry[step] = expiry

@@ -108,9 +108,8 @@ class CompileProbe(GuardedProbe):
         self._tapped: set[int] = set()
         self._stance: Any = None
 
-    def install(self) -> None:
-        """Replace `torch.compile`, which `Module.compile` calls too, until `remove`."""
-        original = torch.compile
+    def stand_in_for_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A replacement of `torch.compile`, which `Module.compile` calls too."""
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
@@ -129,8 +128,7 @@ class CompileProbe(GuardedProbe):
                 return compiled
             return self._tap_at_first_call(model, compiled)
 
-        self._patches.replace(torch, "compile", compile)
-        super().install()
+        return compile
 
     def remove(self) -> None:
         """Restore `torch.compile` and its stance, and remove the hooks; looks in compiled code then do nothing."""
@@ -140,16 +138,14 @@ class CompileProbe(GuardedProbe):
             self._stance = None
 
     def _prepare_compiling(self, model: Any) -> None:
-        """Before a model is compiled: switch torch to eager mode, or tap the modules it reaches, by `--compile`."""
-        if self._mode == "eager":
-            self._run_as_python()
-            return
-        self._note(KEPT)
-        self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
+        """Before a model is compiled: tap the modules it reaches, or switch torch to eager mode, by `--compile`.
 
-    def _run_as_python(self) -> None:
-        """Switch torch to eager mode for all regions, once, and note it; before torch 2.6 only note it."""
-        if not self.runs_as_python:
+        The switch is for all regions, once; before torch 2.6 it is only noted that there is none.
+        """
+        if self._mode != "eager":
+            self._note(KEPT)
+            self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
+        elif not self.runs_as_python:
             self._context.guard.note(NO_STANCE)
         elif self._stance is None:
             self._note(EAGER)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming.states import ModuleState
-    from introspect_cli.capture.probes.modules import ModuleProbe
 
 _UNSEEN_GRADIENT = "inside a compiled region gradients are not seen"
 
@@ -34,10 +33,9 @@ class TapProbe(GuardedProbe):
     name = "taps"
     lost = "what runs inside compiled and scripted regions is"
 
-    def __init__(self, context: Context, modules: ModuleProbe) -> None:
-        """Watch nothing yet; `modules` counts the calls that hooks see, among which those of taps are counted."""
-        super().__init__(context, then=self._take_nothing)
-        self._modules = modules
+    def __init__(self, context: Context) -> None:
+        """Watch nothing yet."""
+        super().__init__(context, then=self.remove)
         self._numbered: list[weakref.ref[nn.Module]] = []
         self._numbers: ById[int] = ById()
         self._calls: defaultdict[tuple[str, Phase], CallCount] = defaultdict(CallCount)
@@ -51,12 +49,8 @@ class TapProbe(GuardedProbe):
 
     def remove(self) -> None:
         """Empty `Sink`, and stop listening; taps in compiled code then do nothing."""
-        self._take_nothing()
-        super().remove()
-
-    def _take_nothing(self) -> None:
-        """Empty `Sink`, so that taps report to nobody."""
         Sink.take = None
+        super().remove()
 
     def module_number(self, module: nn.Module) -> str:
         """`#0`, `#1`, ...: number of a module, the same at each call, for taps made before its name is known."""
@@ -101,7 +95,7 @@ class TapProbe(GuardedProbe):
             text: the tap's.
             tapped: the fields of that text.
         """
-        stack, names = self._modules.stack, self._context.names
+        stack, names = self._context.stack, self._context.names
         state: ModuleState | None = None
         if tapped.module.startswith(NUMBERED):
             owner = self._numbered[int(tapped.module[1:])]()

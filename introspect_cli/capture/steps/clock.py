@@ -8,7 +8,6 @@ of the model.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming.names import Names
     from introspect_cli.capture.ranks.flat import FlatParts
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.capture.recording.step_rows import Row
+    from introspect_cli.capture.recording.sites import Row
 
 MAX_SPANS = 1000
 _MARK = "introspect: made before anything was trained"
@@ -56,20 +55,13 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
         raise raised.pop(0)
 
 
-class Running(threading.local):
-    """Stack of optimizers (by `id`) whose step this thread is in, outermost first."""
-
-    def __init__(self) -> None:
-        """Start outside every optimizer step, in each thread anew."""
-        self.optimizers: list[int] = []
-
-
 class Moments:
     """Lists of listeners for events of a step.
 
     Attributes:
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
         on_root: told of outermost modules that are about to run and will be recorded.
+        on_made: told of a module that no other one holds, when it is named in the forward that calls it.
         on_root_left: told of such a module when its forward pass of training has returned.
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
@@ -83,6 +75,7 @@ class Moments:
         """Start without listeners."""
         self.on_forward: list[Callable[[nn.Module], None]] = []
         self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_made: list[Callable[[nn.Module], None]] = []
         self.on_root_left: list[Callable[[nn.Module], None]] = []
         self.on_begin: list[Callable[[], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
@@ -105,7 +98,6 @@ class StepClock(Moments):
         evaluation: tells evaluation from training.
         trained: the optimizers, and what they train.
         labels: what the script's framework calls the step.
-        running: optimizers that step now.
         ticks: steps that have ended.
         has_optimizer: whether the script has built one, so that their steps end steps.
         stepped: whether one has stepped.
@@ -132,7 +124,6 @@ class StepClock(Moments):
         self.trained = Trained()
         self.labels = StepLabels(guard)
         recorder.labels = self.labels.take
-        self.running = Running()
         self.ticks = 0
         self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = False
         self.passed_over: list[list[int]] = []

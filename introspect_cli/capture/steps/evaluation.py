@@ -13,7 +13,6 @@ batch, and what the call before was. What a loader gave is taken back when its b
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming.contents import modules_in, parameters_in
+from introspect_cli.capture.naming.contents import modules_in, parameters_in, parameters_of
 from introspect_cli.capture.naming.identity import ById
 from introspect_cli.capture.ranks import zero
 from introspect_cli.records import Phase
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.capture.recording.step_rows import Row
+    from introspect_cli.capture.recording.sites import Row
 
 
 class Trained:
@@ -46,7 +45,6 @@ class Trained:
         self._roots: ById[bool] = ById()
         self._by_hand: ById[bool] = ById()
         self._versions: ById[tuple[int, int]] = ById()
-        self._threads: ById[int] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Add an optimizer, which is referred to weakly."""
@@ -66,13 +64,6 @@ class Trained:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Live optimizers."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
-
-    def of_this_thread(self) -> list[torch.optim.Optimizer]:
-        """Live optimizers whose last step was this thread's.
-
-        A backward pass of another thread may be writing the gradients of its own, and torch does not guard `.grad`.
-        """
-        return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
 
     def add_by_hand(self, module: nn.Module) -> None:
         """Count a module as trained although no optimizer holds its parameters."""
@@ -96,14 +87,13 @@ class Trained:
         return is_trained
 
     def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Note which thread steps an optimizer; drop cached answers if its parameters have changed.
+        """Note that an optimizer steps; drop cached answers if its parameters have changed.
 
         Args:
             optimizer: what steps.
             named: how often names of parameters were given or taken back so far.
         """
-        self._threads.set(optimizer, threading.get_ident())
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        held = parameters_of(optimizer)
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
         if zero.is_loaded() or now != self._stepped_with.get(optimizer):
             self._stepped_with.set(optimizer, now)
@@ -112,15 +102,13 @@ class Trained:
     def is_new(self, module: nn.Module) -> bool:
         """Whether an optimizer that has not stepped yet holds any of a module's parameters."""
         new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
-        groups = [group for optimizer in new for group in optimizer.param_groups]
-        held = {id(parameter) for group in groups for parameter in group["params"]}
+        held = {id(parameter) for optimizer in new for parameter in parameters_of(optimizer)}
         return any(id(parameter) in held for parameter in parameters_in(module))
 
     def _held_ids(self) -> set[int]:
         """`id` of every parameter that a live optimizer holds; cached."""
         if self._parameters is None:
-            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
-            self._parameters = {id(parameter) for group in groups for parameter in group["params"]}
+            self._parameters = {id(parameter) for one in self.optimizers() for parameter in parameters_of(one)}
         return self._parameters
 
     def is_any_written(self) -> bool:
@@ -297,7 +285,7 @@ class Evaluation:
             if draw.loader != self._feeder:
                 break
             if draw.rows is None:
-                draw.rows = self._recorder.step_rows.take_back(draw.start)
+                draw.rows = self._recorder.take_back(draw.start)
                 taken = draw.rows + taken
                 began |= draw.began
         return taken, began
@@ -313,7 +301,7 @@ class Evaluation:
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
             for draw in self._draws:
-                self._recorder.step_rows.put(draw.rows or [])
+                self._recorder.put(draw.rows or [])
                 self._fed.add(draw.loader)
                 began |= draw.began
         self._draws.clear()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from introspect_cli.compare.answer.between import code_changes
 from introspect_cli.compare.answer.causes import likely_words, mark_only_change, ranked_candidates, weighed_by_code
 from introspect_cli.compare.answer.compared import notes_on
@@ -26,7 +24,7 @@ from introspect_cli.compare.step.overview import strip_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
-from introspect_cli.compare.terms.table import EQUAL, OTHER, WITHIN
+from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import how_far, thing, what
 from introspect_cli.records import Kind, Phase
 
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.answer.compared import Compared
-    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.findings import Resumption
     from introspect_cli.compare.terms.result import Beside
@@ -329,20 +327,5 @@ def _with_ending(compared: Compared, at: View, place: str, why: str) -> _Ended:
         step=at.first.step_words,
         other=OTHER[cut.side],
         words=cut.words,
-        last=_last_agreed_words(at),
     )
-    return _Ended(cut_off if at.lacks == cut.side else f"{cut_off} {whole}", leads=True)
-
-
-def _last_agreed_words(at: View) -> str:
-    """The last record before the first divergence in its step that is equal or within tolerance, in words.
-
-    "" for none.
-    """
-    step = at.step
-    agree = np.isin(step.state, (EQUAL, WITHIN)) & (step.table.order_of < at.first.sequence)
-    numbers = np.flatnonzero(agree)
-    if not len(numbers):
-        return ""
-    last = int(numbers[np.argmax(step.table.order_of[numbers])])
-    return what(step.alignment.site(last))
+    return _Ended(cut_off if at.side_without == cut.side else f"{cut_off} {whole}", leads=True)

@@ -12,19 +12,19 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
-from introspect_cli.compare.changes.clues import Clues, CodeChanges
+from introspect_cli.compare.changes.statements import Clues, CodeChanges
 from introspect_cli.compare.reasons.draws import is_drawn_otherwise
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
+    differing_calls,
     last_fillings,
     partings,
     script_seedings,
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.seedings import differing_calls
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.read.source_texts import Sources
@@ -33,7 +33,7 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.changes.clues import Bounds
+    from introspect_cli.compare.changes.statements import Bounds
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
@@ -222,7 +222,7 @@ def clues_of(scene: View) -> Clues:
         place.extend(event.line for event in events_there)
         words |= {word for event in events_there for word in event.name.split(".")[-2:]}
         words |= {*MODES} if any(event.by in MODES for event in events_there) else set()
-    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
         words |= {*variables_that_differ(scene.runs, scene.first.rank)}
     reason = "structure" if replaced else cause.instead or cause.reason
     return Clues(
@@ -253,7 +253,7 @@ def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
     if scene.cause.reason == "rng" and not scene.is_first_step:
         for places, settings in zip(lines, differing_calls(scene.runs, scene.first), strict=True):
             places.extend(setting.line for setting in settings)
-    if scene.is_first_step and scene.tells in MAY_REST_ON_THEM:
+    if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
         for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
             places.extend([event.line] if event is not None else [])
     return lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.clues import Nearness
+from introspect_cli.compare.changes.statements import Nearness
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.changes.clues import CodeChanges
+    from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.terms.findings import Finding
 
 

@@ -309,20 +309,15 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
         for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:
                 stopped = runs[OTHER[name]].manifest.get("stopped") is True
-                yield told("only-has", run=name, what=_step_ranges(steps), stopped=OTHER[name] * stopped)
+                yield told("only-has", run=name, what=_steps_words(steps), stopped=OTHER[name] * stopped)
 
 
-def _step_ranges(steps: Sequence[int]) -> str:
-    """Steps in words, the first 6 ranges: `steps 3, 5-9`. They are ascending."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][1] + 1:
-            runs[-1][1] = step
-        else:
-            runs.append([step, step])
-    return (
-        f"step{'s' * (len(steps) > 1)} {some([str(low) if low == high else f'{low}-{high}' for low, high in runs], 6)}"
-    )
+def _steps_words(steps: Sequence[int]) -> str:
+    """Ascending steps in words: `step 3`, `steps 5-9`; `4 steps from 5 to 9` where one between is not among them."""
+    first, last = steps[0], steps[-1]
+    if last - first == len(steps) - 1:
+        return f"step {first}" if len(steps) == 1 else f"steps {first}-{last}"
+    return told("some-steps", steps=f"{len(steps):,}", first=first, last=last)
 
 
 def copies_note(first: Divergence) -> list[str]:

@@ -92,6 +92,6 @@ def cut_short(scene: View) -> Raised | None:
 def _is_in_diverging_step(ending: Raised, scene: View) -> bool:
     """Whether its run ended in the first divergence's step, with that record missing or the step cut off."""
     first, in_b = scene.first, ending.side == "b"
-    cut = scene.lacks == ending.side or scene.runs[in_b].manifest.get("remainder") is True
+    cut = scene.side_without == ending.side or scene.runs[in_b].manifest.get("remainder") is True
     reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)
     return cut and reader.last_step == step

@@ -39,7 +39,7 @@ def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Orig
     every, ending = [], cut_short(View(best, outcomes))
     for divergence, cause in ((best.first, best.cause), *best.origins):
         at = View(replace(best, first=divergence, cause=cause), outcomes)
-        if ending is None or at.lacks != ending.side:
+        if ending is None or at.side_without != ending.side:
             story = explanation_of(at)
             every.append(Origin(sentence(story.head, story.findings, (), story.more), divergence))
     return tuple(every)

@@ -17,12 +17,15 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
-from introspect_cli.compare.changes.clues import ORDER, Clues, Nearness, Ranked
 from introspect_cli.compare.changes.statements import (
     BLOCKS,
     DEFINITIONS,
     FUNCTIONS,
+    ORDER,
+    Clues,
     Definition,
+    Nearness,
+    Ranked,
     bodies_of,
     first_line,
     tree_of,
@@ -32,8 +35,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.clues import SourceLine
-    from introspect_cli.compare.changes.statements import Change
+    from introspect_cli.compare.changes.statements import Change, SourceLine
 
 
 @dataclass(frozen=True, eq=False)

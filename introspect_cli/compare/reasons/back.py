@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
-_MEASURED, _OF_THE_REST = 1e-4, 0.3
-
 
 class Handling(str, Enum):
     """A treatment of gradients between backward pass and update, as the code of what is left."""
@@ -61,8 +59,8 @@ def excluded_handling(at: View) -> frozenset[Handling]:
     None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
     gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
     where no factor maps a's gradient to b's, or where at most one optimizer steps and another gradient is equal and not
-    zero. `ZERO_GRAD` is where the difference holds nothing of the previous step's gradient, or where such an equal
-    gradient was not zero in the previous step either (or there is none, at step 0).
+    zero. `ZERO_GRAD` is where such an equal gradient was not zero in the previous step either (or there is none, at
+    step 0).
     """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
@@ -70,7 +68,7 @@ def excluded_handling(at: View) -> frozenset[Handling]:
     some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
     gone = TOGETHER if some_equal or _has_no_factor(at) else frozenset()
     nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
-    return gone | {Handling.ZERO_GRAD} if nothing_left or _is_free_of_previous(at) else gone
+    return gone | {Handling.ZERO_GRAD} if nothing_left else gone
 
 
 def _sparse_sides(at: View) -> str:
@@ -103,25 +101,6 @@ def _has_nonzero_gradient(table: Table | None, union: int) -> bool:
     """
     row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
     return row is not None and means is not None and float(means[row]) > 0
-
-
-def _is_free_of_previous(at: View) -> bool:
-    """Whether b's gradient cannot be a linear combination of a's and of a's gradient in the previous step.
-
-    By sketches: the best combination leaves over `_OF_THE_REST` of the distance between a and b. False where a sketch
-    is missing, or where that distance is below `_MEASURED` of a's norm, as sketches then have no direction.
-    """
-    before = at.step.before
-    old = None if before is None else before.sketch(at.union, "a")
-    sketches = at.table.sketches(at.union)
-    if sketches is None or old is None:
-        return False
-    a, b = sketches
-    distance, basis = float(np.linalg.norm(b - a)), np.stack([a, old], axis=1)
-    if distance < _MEASURED * float(np.linalg.norm(a)):
-        return False  # of so small a difference, sketches have no direction
-    rest = b - basis @ np.linalg.lstsq(basis, b, rcond=None)[0]
-    return float(np.linalg.norm(rest)) > _OF_THE_REST * distance
 
 
 def _has_no_factor(at: View) -> bool:

@@ -21,8 +21,13 @@ import numpy as np
 from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
-from introspect_cli.compare.settings.beginning import find_first_event, find_later_beginning, find_script_seedings
-from introspect_cli.compare.settings.seedings import differing_calls, find_differing_call
+from introspect_cli.compare.settings.beginning import (
+    differing_calls,
+    find_differing_call,
+    find_first_event,
+    find_later_beginning,
+    find_script_seedings,
+)
 from introspect_cli.compare.step.rests_on import Place, random_at_start
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.names import generator_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
 from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
-from introspect_cli.compare.reasons.forward import batch_before, draws_nothing, find_call_counts
+from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.say import told
@@ -52,9 +52,9 @@ def explanation_of(at: View) -> Explanation:
 
     That copies differ (`copies`) proves no cause. For a gap, all findings are at most likely.
     """
-    reason = reason_named(at.tells)
+    reason = reason_named(at.explained_reason)
     findings = say.all_found(reason.word, at)
-    if at.cause.role is not Role.ORIGIN and at.tells == "gap":
+    if at.cause.role is not Role.ORIGIN and at.explained_reason == "gap":
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
@@ -62,7 +62,9 @@ def explanation_of(at: View) -> Explanation:
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [told("rounding-alone")] if at.rounding and not proved else []
     more += [told("grown", first=at.tolerated)] if at.cause.has_grown and at.tolerated else []
-    quiet = at.tells in _NEVER_RANDOM or (at.tells == "module" and draws_nothing(at.first.module_class))
+    quiet = at.explained_reason in _NEVER_RANDOM or (
+        at.explained_reason == "module" and draws_nothing(at.first.module_class)
+    )
     evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
     return Explanation(_head_of(at), evidence, tuple(findings), tuple(more))
 
@@ -70,7 +72,7 @@ def explanation_of(at: View) -> Explanation:
 def _head_of(at: View) -> str:
     """Clause on what differs, at which moment and by how much, or that one run alone has it."""
     first, site = at.first, at.site
-    name = what(site, "" if at.tells in {"script", "backward", "propagated"} else first.module_class)
+    name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
     moment = say.MOMENTS[_moment_code(at)].format(step=first.step, call=site.call, source=first.source).rstrip(",")
     if first.only:
         return told("only-has-it", side=first.only, name=name, moment=moment)
@@ -81,7 +83,7 @@ def _head_of(at: View) -> str:
         moment=moment,
         size=far.strip(" ()"),
         times="" if first.scale is None else f"{first.scale:.6g}",
-        place=_between_words(at) if at.tells == "own_code" else "",
+        place=_between_words(at) if at.explained_reason == "own_code" else "",
     )
 
 
@@ -106,7 +108,7 @@ def _moment_code(at: View) -> str:
     if site.kind not in _TENSORS:
         return ""
     if site.phase is Phase.START:
-        if at.tells == "initial":
+        if at.explained_reason == "initial":
             return "late" if not first else "recording" if is_recorded_late(at) else "untrained"
         return "first-step" if first and site.kind is Kind.OPTIMIZER_STATE else "again" if site.call else "begins"
     if site.path == GIVEN:
@@ -137,15 +139,13 @@ def lines_before(at: View) -> tuple[str, ...]:
 
 
 def _count_lines(at: View) -> Iterator[str]:
-    """Lines that count gradients or tensors that differ, and on the batch or the step before, by the reason."""
-    if at.tells == "gradient":
+    """Lines that count gradients or tensors that differ, and on the step before, by the reason."""
+    if at.explained_reason == "gradient":
         differ, recorded = at.gradients
         yield told("gradients", differ=differ, all=recorded)
-    if at.tells in {"initial", "outside"} and not at.first.only:
+    if at.explained_reason in {"initial", "outside"} and not at.first.only:
         differ, states = at.initial
         yield told("tensors", differ=differ, all=len(states), equal=states.count(EQUAL))
-    if at.tells == "batch" and (known := batch_before(at)):
-        yield told("batch-before", known=known)
     if at.step.gap and at.cause.reason == "gap":
         earlier = at.compared[at.compared < at.first.step]
         yield told("gap-after" if len(earlier) else "gap-from", step=max(earlier, default=None), now=at.first.step)
@@ -168,7 +168,7 @@ def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
     further = [*find_call_counts(at)]
     if at.cause.reason != "rng":
         further += find_one_sided_draw(at)
-    if at.is_first_step and at.tells in MAY_REST_ON_THEM:
+    if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
         further += find_script_seedings(at.runs, at.first.rank)
     said = {one.text for one in story.findings}
     clauses += [f"{one.text[:1].upper()}{one.text[1:]}." for one in further if one.text not in said]

@@ -23,7 +23,7 @@ from introspect_cli.compare.step.rests_on import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing, joint_known
+from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.terms.names import THEN
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
@@ -112,8 +112,7 @@ def _call_is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, or
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
     """FQN of the module in `fqn` that gave the last output from `low` to below `high` in a's sequence; "" for none.
 
-    Of a deeper module it is the child of `fqn` around it, if that has records. A module outside `fqn` counts too, as
-    code may call it, except where ranks are put together.
+    Of a deeper module it is the child of `fqn` around it, if that has records.
     """
     alignment = step.alignment
     sequence = step.table.a.sequence
@@ -127,8 +126,6 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
         if name.startswith(prefix):
             child = prefix + name[len(prefix) :].partition(".")[0]
             return child if child in alignment.by_fqn else name
-        if not step.is_gathered:
-            return name
     return ""
 
 
@@ -324,19 +321,6 @@ def left_in_batch(at: View) -> Iterator[str]:
         yield from ("order", "data-seed", "workers", "augmentation", "files")
 
 
-def batch_before(at: View) -> str:
-    """What is known of the loader's earlier batches in this step, else in the previous one; "" unless they agree.
-
-    It is the value of `Known.EQUAL` or `Known.WITHIN`.
-    """
-    step, site = at.step, at.site
-    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    state = step.known(unions[step.alignment.call[unions] < site.call])
-    if state is Known.UNSEEN and step.state_before is not None:
-        state = joint_known(step.state_before[unions])
-    return state.value if state in {Known.EQUAL, Known.WITHIN} else ""
-
-
 # --- what the script gives to a model
 
 
@@ -359,9 +343,15 @@ def script_cause(step: Step, position: int) -> Cause | None:
 
 @finds("script", "loss")
 def find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in b's step; nothing for reason `structure`."""
+    """Finding where a module runs a different number of times in b's step.
+
+    Nothing for reason `structure`, nor where the divergence is in a call of that module that both runs make: there the
+    number of calls follows, as with a solver that takes more steps for other values.
+    """
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
+        if f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one, two):
+            return
         yield found("calls", module=name, a=often(one), b=often(two))
 
 

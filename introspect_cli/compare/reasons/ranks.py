@@ -12,7 +12,6 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.compare.wholes import most_calls
 from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
 from introspect_cli.texts import rank_list
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 _CLOSE, _APART = 1e-4, 1e-2
 _SHOWN = 8
 _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-_CALLED = frozenset({Kind.OUTPUT.value, Kind.INPUT.value, Kind.LOSS.value, Kind.BATCH.value})
 
 
 def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
@@ -47,37 +45,22 @@ def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
 
 
 def reduction_factor(at: View) -> str:
-    """What a whole factor between the runs is equal to: `world`, `group` or `batches`; "" for none.
+    """What a whole factor between the runs is equal to: `world` or `group`; "" for none.
 
-    The size of either run's world, of a data-parallel group, or the most calls of a site in a step. The factor counts
-    from 2, upwards or downwards, to a relative `_CLOSE`. "" also for one rank, or where several are compared and not
-    all have that factor.
+    The size of either run's world, or of a data-parallel group that wrappers recorded. The factor counts from 2,
+    upwards or downwards, to a relative `_CLOSE`. "" also for one rank, or where several are compared and not all have
+    that factor.
     """
     scale, runs = at.first.scale, at.runs
-    if not scale or scale < 0 or max(run.world_size for run in runs) == 1:
-        return ""
-    if at.ranks > 1 and not _is_scaled_on_all_ranks(at):
+    if not scale or scale < 0 or (at.ranks > 1 and not _is_scaled_on_all_ranks(at)):
         return ""
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)
     if whole < 2 or abs(factor / whole - 1) > _CLOSE:
         return ""
-    calls = max(most_calls(reader, _CALLED) for reader in (at.step.comparison.a, at.step.comparison.b))
-    return (
-        "world"
-        if whole in {run.world_size for run in runs}
-        else "group"
-        if whole in (_group_sizes(runs[0]) | _group_sizes(runs[1]))
-        else "batches"
-        if calls == whole
-        else ""
-    )
-
-
-def _group_sizes(run: Run) -> set[int]:
-    """Sizes above 1 of the data-parallel groups that wrappers recorded, over all ranks."""
-    groups = [manifest.get("data_parallel") for manifest in run.manifests.values()]
-    return {len(group) for group in groups if isinstance(group, list)} - {0, 1}
+    groups = [manifest.get("data_parallel") for run in runs for manifest in run.manifests.values()]
+    sizes = {len(group) for group in groups if isinstance(group, list)}
+    return "world" if whole in {run.world_size for run in runs} else "group" if whole in sizes else ""
 
 
 def ranks_words(at: View) -> str:
@@ -234,7 +217,7 @@ def find_collective(at: View) -> Iterator[Finding]:
     """Finding where one run alone has the collective, or where it is another collective."""
     a, b = at.first.a, at.first.b
     if side := at.first.only:
-        yield found("collective-missing", side=side, other=at.lacks, name=_collective_name(a or b))
+        yield found("collective-missing", side=side, other=at.side_without, name=_collective_name(a or b))
     elif "." not in at.site.path:
         yield found("collective-other", a=_collective_name(a), b=_collective_name(b))
 

@@ -141,8 +141,8 @@ def _batch_dependence_finding(step: Step, position: int) -> Finding | None:
 def _gradient_finding(step: Step) -> Finding | None:
     """Finding where gradients were summed over microbatches instead of averaged, or clipped; None otherwise.
 
-    Summed where one factor fits all gradients and is the number of microbatches of either run, or their ratio; or where
-    one run's single loss is the mean of the other's losses. Clipped where no factor fits: see `_clipping_finding`.
+    Summed where one factor fits all gradients and is the number of microbatches of either run, or their ratio. Clipped
+    where no factor fits: see `_clipping_finding`.
     """
     a, b = cuts_of(step)
     factor = _common_factor(step)
@@ -156,11 +156,6 @@ def _gradient_finding(step: Step) -> Finding | None:
             if number != 1 and is_near(times, number) and (is_near(times, factor) or (times > 1) == (factor > 1)):
                 by = (a if side == "a" else b).number
                 return found("split-summed", times=f"{times:.4g}", side=side or "a, b", number=by)
-    site = next((step.alignment.site(int(at)) for at in step.of(Kind.LOSS, frozenset({Phase.LOSS}))), None)
-    one, two = _recorded_numbers(step, site) if site is not None else ([], [])
-    for side, parts, whole in (("b", two, one), ("a", one, two)):
-        if len(parts) > 1 == len(whole) and is_near(sum(parts) / len(parts), whole[0], _EXACT):
-            return found("split-summed", times="", side=side, number=len(parts))
     return None
 
 

@@ -44,14 +44,6 @@ def is_recorded_late(at: View) -> bool:
 
 
 @finds("initial")
-def find_child_processes(at: View) -> Iterator[Finding]:
-    """Finding that names other processes that the scripts started and nobody recorded."""
-    names = {str(name): None for run in at.runs for name in run.manifest.get("children", [])}
-    if names:
-        yield found("children", names=", ".join(names))
-
-
-@finds("initial")
 def find_initial_draw(at: View) -> Iterator[Finding]:
     """Findings on what filled a tensor before the first step in another way; of a buffer also its module's attributes.
 

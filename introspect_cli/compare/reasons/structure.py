@@ -90,22 +90,22 @@ def find_why_one_sided(at: View) -> Iterator[Finding]:
 
 def _find_other_operator(at: View) -> Iterator[Finding]:
     """Finding with the line at which one run alone runs an operator."""
-    yield found("other-operators", line=at.first.source, other=at.lacks)
+    yield found("other-operators", line=at.first.source, other=at.side_without)
 
 
 def _find_not_optimized(at: View) -> Iterator[Finding]:
     """Finding where optimizers of the run with the record hold the parameter, and those of the other run do not."""
-    has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.lacks))
+    has, lacks = (at.setup.has(side, at.site.fqn) for side in (at.first.only, at.side_without))
     if has is True and lacks is False:
-        yield found("not-in-optimizer", other=at.lacks)
+        yield found("not-in-optimizer", other=at.side_without)
 
 
 def _find_tied(at: View) -> Iterator[Finding]:
     """Finding where the run that lacks the tensor has it tied to another name."""
     tied = {side: tied_to(tree.values(), at.site.fqn) for side, tree in zip("ab", at.step.modules, strict=True)}
-    target = tied[at.lacks]
+    target = tied[at.side_without]
     if target and target != tied[at.first.only]:
-        yield found("tied", other=at.lacks, target=target)
+        yield found("tied", other=at.side_without, target=target)
 
 
 def _find_loss_counts(at: View) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ def _find_subject(at: View) -> Iterator[Finding]:
             return
         if at.site.kind in _TENSORS:  # a module that both have may lack a tensor in one run
             subject = at.site.fqn
-        if not _is_name_missing(at, subject) and not _other_kind(at):
+        if not _is_name_missing(at, subject):
             return
     tensor = at.site.kind in _TENSORS and subject == at.site.fqn
     if replaced := at.classes_of(owner_of(subject)):
@@ -165,41 +165,25 @@ def _find_subject(at: View) -> Iterator[Finding]:
     name = at.first.module_class if subject == at.site.fqn else ""
     name = name if module is None else module.module_class
     # it may be there and not be called
-    runs = not tensor and (subject in trees[at.lacks] or (module is not None and not owner_of(subject)))
+    runs = not tensor and (subject in trees[at.side_without] or (module is not None and not owner_of(subject)))
     code = "runs-only" if runs else "exists-only"
     kind = at.site.kind.one.removeprefix("the ") if tensor else "module"
-    named = f"in {at.lacks} a {other}" if tensor and (other := _other_kind(at)) else ""
-    yield found(code, kind=kind, name=subject, side=side, cls=named if tensor else name)
-
-
-def _other_kind(at: View) -> str:
-    """`buffer` or `parameter` where the other run has the tensor as that instead; "" otherwise."""
-    if at.site.kind not in _TENSORS:
-        return ""
-    (kind,) = _TENSORS - {at.site.kind}
-    named = (union for union in at.step.of(kind, frozenset(Phase)) if at.step.alignment.fqn[union] == at.site.fqn)
-    return kind.one.removeprefix("the ") if at.recorded(at.lacks, named) else ""
+    yield found(code, kind=kind, name=subject, side=side, cls="" if tensor else name)
 
 
 def _is_name_missing(at: View, name: str = "") -> bool:
     """Whether the run without the record has no name equal to or below `name`; "" is for the cause's subject."""
     alignment, subject = at.step.alignment, name or at.cause.subject or at.site.fqn
-    names = alignment.names_a if at.lacks == "a" else alignment.names_b
+    names = alignment.names_a if at.side_without == "a" else alignment.names_b
     return not any(name == subject or name.startswith(f"{subject}.") for name in names)
 
 
 def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Findings where a module runs a different number of times in b, or where optimizers step in another order.
-
-    Also that batches are accumulated, where a root module runs as often as there are losses.
-    """
+    """Findings where a module runs a different number of times in b, or where optimizers step in another order."""
     if not at.calls:
         return
     name, one, two = at.calls
     yield found("calls", module=name, a=often(one), b=often(two))
-    whole = not owner_of(name) and at.losses[0] != at.losses[1]
-    if whole and one * at.losses[1] == two * at.losses[0]:  # as many losses as batches
-        yield found("accumulated")
     one_of, two_of = (sorted(_parameters_with_gradient(at, side)) for side in "ab")
     if one_of and two_of and not {*one_of} & {*two_of}:
         yield found("optimizers-order", a=one_of[0], b=two_of[0])
@@ -234,7 +218,7 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
         return
     (passed,) = backward(at.step, Place(at.site, np.inf))
     if passed.known in {Known.EQUAL, Known.WITHIN}:
-        yield found("gradient-not-taken", other=at.lacks)
+        yield found("gradient-not-taken", other=at.side_without)
 
 
 def _parameters_with_gradient(at: View, side: str) -> set[str]:
@@ -251,19 +235,19 @@ def _find_other_optimizer_class(at: View) -> Iterator[Finding]:
 
 
 def _find_no_gradient(at: View) -> Iterator[Finding]:
-    yield found("no-gradient", other=at.lacks)
+    yield found("no-gradient", other=at.side_without)
 
 
 def _find_not_stepped(at: View) -> Iterator[Finding]:
     """Finding where no optimizer steps the parameter in one run, or where its model has not run there before."""
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
-    sites = at.table.sites_a if at.lacks == "a" else at.table.sites_b
+    sites = at.table.sites_a if at.side_without == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]
     ran = any(alignment.fqn[site].partition(".")[0] == root for site in before.tolist())
     if at.site.phase is Phase.START and not ran and not at.site.call and not at.step.is_recorded_before(at.site.fqn):
-        yield found("model-not-run", other=at.lacks)
+        yield found("model-not-run", other=at.side_without)
     elif at.site.phase is Phase.OPTIMIZER:
-        yield found("not-stepped", other=at.lacks)
+        yield found("not-stepped", other=at.side_without)
 
 
 _PATHS = 4

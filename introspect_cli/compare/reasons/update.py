@@ -180,7 +180,7 @@ def applying_hyperparameters(at: View) -> list[Difference]:
     That is where evidence was not observed, other optimizers step, gradients were not added up, or the state is fresh.
     Those that choose a kernel are left out, and those of some groups only.
     """
-    if at.tells != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
+    if at.explained_reason != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
     others = at.optimizers[0] != at.optimizers[1] and all(at.optimizers)
     if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(find_fresh_state(at)):
@@ -201,10 +201,6 @@ def hyperparameter_changes_of(at: View) -> list[Difference]:
     settled, recorded = at.setup.changes_for(at.site.fqn), recorded_names(at.table)
     if at.step.comparison.offset:
         settled = [change for change in settled if "lr" in recorded and change.name not in recorded]
-    if any(change.name == "lr" for change in settled) and "lr" in recorded:
-        here = [change for change in at.hyperparameters if change.about == "lr"]
-        if all(not change.of and change.name == "lr" for change in here):
-            settled = [*here, *(change for change in settled if change.name != "lr")]
     names = {change.name for change in settled}
     others = [
         change

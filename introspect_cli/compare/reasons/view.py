@@ -58,13 +58,13 @@ class View:
     # --- the place
 
     @property
-    def tells(self) -> str:
+    def explained_reason(self) -> str:
         """The reason's word for an origin, `resumed` or `gap`; `propagated` for any other divergence."""
         stands = self.cause.role is Role.ORIGIN or self.cause.reason in {"resumed", "gap"}
         return self.cause.reason if stands else "propagated"
 
     @property
-    def lacks(self) -> str:
+    def side_without(self) -> str:
         """The run without the record, `a` or `b`; "" where both have it."""
         return OTHER.get(self.first.only, "")
 

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import told
-from introspect_cli.compare.settings import beginning, seedings
+from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import MOST_RANKS, Difference, describe, on_one_line, unequal_values
 from introspect_cli.compare.settings.files import FILES, file_differences
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
 )
-_NO_SETTINGS = frozenset({beginning.DOCUMENT, seedings.DOCUMENT, FILES, "operators"})
+_NO_SETTINGS = frozenset({beginning.DOCUMENT, beginning.SEEDINGS_DOCUMENT, FILES, "operators"})
 """Documents that are compared elsewhere."""
 _GIT = frozenset({"commit", "dirty"})
 _OF_A_GPU = frozenset({"cudnn", "nccl"})

@@ -1,12 +1,12 @@
 """Files that a run read, and how those of two runs differ.
 
-Configuration files are compared value by value, other kept texts line by line, the rest by digest. A comment or another
-order of keys is no change, nor is a file with equal content at another place. Texts are untrusted: parsing is limited.
+Configuration files are compared value by value, other kept texts up to their first line that differs, the rest by
+digest. A comment or another order of keys is no change, nor is a file with equal content at another place. Texts are
+untrusted: parsing is limited.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -133,7 +133,7 @@ def _paired_files(
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     """Differences of two paired files; none where their content is equal or a digest is missing.
 
-    Of values and of lines, the first `_MOST`.
+    Of values the first `_MOST`; of texts that are no configuration the first line.
     """
     if a.content == b.content or not (a.digest and b.digest):
         return
@@ -145,7 +145,7 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
             for value, x, y in islice(unequal_values(*values), _MOST):
                 yield Difference(FILES, f"{shown}: {value}", x, y, value)
             return
-        for line, x, y in unequal_lines(text_a, text_b):
+        for line, x, y in first_unequal_line(text_a, text_b):
             yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
     else:
         yield Difference(FILES, a.name if a.name == b.name else f"{a.name} and {b.name}", a.digest, b.digest)
@@ -219,27 +219,16 @@ def _parsed_yaml(text: str) -> Any:
         loader.dispose()
 
 
-def unequal_lines(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """(line number in b, line of a, line of b) of the first `_MOST` differing lines; None for a missing or empty line.
+def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
+    """(line number in b, line of a, line of b) of the first lines that differ; None for a missing one.
 
-    Over `_MOST_NODES` lines together, of the first differing line alone.
+    Blank lines and indentation count for nothing; nothing where all else is equal.
     """
-    one, two = a.splitlines(), b.splitlines()
-    if len(one) + len(two) > _MOST_NODES:
-        at = begin_alike(one, two)
-        yield at + 1, _line_at(one, at), _line_at(two, at)
-        return
-    count = 0
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, one, two, autojunk=True).get_opcodes():
-        for at in range(max(i2 - i1, j2 - j1) if tag != "equal" else 0):
-            x, y = _line_at(one[:i2], i1 + at), _line_at(two[:j2], j1 + at)
-            count += 1
-            if count <= _MOST and (x or y):
-                yield j1 + at + 1, x, y
-
-
-def _line_at(lines: list[str], at: int) -> str | None:
-    return clean(lines[at].strip(), _LONGEST) or None if at < len(lines) else None
+    one, two = ([(n, text.strip()) for n, text in enumerate(whole.splitlines(), 1) if text.strip()] for whole in (a, b))
+    at = begin_alike([text for _, text in one], [text for _, text in two])
+    x, y = (lines[at] if at < len(lines) else None for lines in (one, two))
+    if x or y:
+        yield (y or x or (0, ""))[0], x and clean(x[1], _LONGEST), y and clean(y[1], _LONGEST)
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from introspect_cli.compare.changes.clues import CodeChanges
+from introspect_cli.compare.changes.statements import CodeChanges
 from introspect_cli.compare.terms.findings import Certainty, Finding, Resumption, StructureChange
 from introspect_cli.labels import Labels, both_words
 

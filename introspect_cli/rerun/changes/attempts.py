@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.rerun.changes.sides import Sides
+    from introspect_cli.rerun.commits import Command
     from introspect_cli.rerun.recipe import Recipe
 
 
@@ -54,8 +55,7 @@ class Attempts:
         sides: both runs.
         elements: what differs between them, the likeliest cause first.
         reference: run a, and the last step to run.
-        options: further capture options.
-        links: paths that are linked and not copied.
+        command: further capture options, and what is linked and not copied.
         output: where runs are kept.
         most: how many runs may be made.
         tell: shown a line for each.
@@ -66,15 +66,14 @@ class Attempts:
     sides: Sides
     elements: Sequence[Element]
     reference: Reference
-    options: tuple[str, ...]
-    links: tuple[str, ...]
+    command: Command
     output: Path
     most: int
     tell: Callable[[str], None]
     answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
     runs: int = 0
 
-    def verdict(self, chosen: frozenset[int], name: str) -> Verdict:
+    def judge(self, chosen: frozenset[int], name: str) -> Verdict:
         """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer holds.
 
         Args:
@@ -94,7 +93,7 @@ class Attempts:
             said = {
                 Verdict.SAME: "the same as a",
                 Verdict.DIVERGED: "diverges from a" + (f" at step {first.step}" if first is not None else ""),
-                Verdict.UNDECIDED: f"cannot be told ({self.why(chosen)})",
+                Verdict.UNDECIDED: f"cannot be told ({self.why_undecided(chosen)})",
             }
             if attempt.done is not None:
                 self.tell(f"{name}: {said[attempt.verdict]}")
@@ -105,7 +104,7 @@ class Attempts:
         """Number of runs whose verdict was UNDECIDED."""
         return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
 
-    def why(self, chosen: frozenset[int]) -> str:
+    def why_undecided(self, chosen: frozenset[int]) -> str:
         """The reason, in words, why an attempt that was made is UNDECIDED."""
         _, result, done = self.answers[chosen]
         if done is None:
@@ -140,22 +139,18 @@ class Attempts:
         The run is named by a hash of all that goes in. UsageError where other files than these were imported.
         """
         recipe, variables = self._command_with(elements)
-        files = {item.name: item.a for item in on_axis(self.elements, "file")}
-        files |= {item.name: item.b for item in on_axis(elements, "file")}
         described = [
             sorted((name, source_digest(data)) for name, data in sources.items()),
-            sorted((name, str(path)) for name, path in files.items()),
-            [*self.options, *self.links, *recipe.words, self.reference.until],
+            [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
             sorted(variables.items()),
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
         around, places = self.sides.around, self.sides.places
         texts = {places[name]: data for name, data in sources.items()}
-        others = {around.tops[0] / name: path for name, path in files.items()}
         paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
         at = self.output / "variants" / name
-        with build_place(around, at, texts, files=others, links=self.links, paths=paths) as place:
-            words = (*recipe.options, *self.options, *self.reference.stop_options, *recipe.words_at(place))
+        with build_place(around, at, texts, links=self.command.links, paths=paths) as place:
+            words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
             done = capture(self.output / name, place, words, variables, recipe.python, again=False)
         self._check_imported(done, sources)
         return done

@@ -30,6 +30,8 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from introspect_cli.rerun.commits import Command
+
 MAX_RUNS = 50
 _MAX_NAMED = 4
 _MAX_TRIED_ALONE = 3
@@ -68,10 +70,8 @@ class Proof:
 def prove(
     a: Path,
     b: Path,
+    command: Command,
     tell: Callable[[str], None],
-    *,
-    options: tuple[str, ...] = (),
-    links: tuple[str, ...] = (),
     output: Path | None = None,
     until_step: int | None = None,
     max_runs: int = MAX_RUNS,
@@ -81,9 +81,8 @@ def prove(
     Args:
         a: a run.
         b: another.
+        command: further capture options of variants, and what is linked and not copied; its words are not run.
         tell: shown a line for each variant that is run.
-        options: further capture options of variants.
-        links: paths that are linked and not copied, relative to the directory where a ran.
         output: where variants and their runs are kept; None for `changes-<a>-<b>` among the project's runs.
         until_step: last step that counts; None for that of the first divergence.
         max_runs: how many variants may be run.
@@ -107,7 +106,7 @@ def prove(
         )
     tell(f"{count_by_kind(elements)} between the runs; they diverge at step {recorded.first.step}")
     reference = Reference(a, recorded.first.step if until_step is None else until_step)
-    attempts = Attempts(sides, elements, reference, options, links, directory, max_runs, tell)
+    attempts = Attempts(sides, elements, reference, command, directory, max_runs, tell)
     return Search(attempts, recorded, likely).run()
 
 
@@ -156,7 +155,7 @@ class Search:
         """Whether b without the changes `part` is the same as a, by a run; sets `smallest` where `part` is smaller."""
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
-        same = self.attempts.verdict(rest, name) is Verdict.SAME
+        same = self.attempts.judge(rest, name) is Verdict.SAME
         if same and (self.smallest is None or len(part) < len(self.smallest)):
             self.smallest = part
         return same
@@ -165,7 +164,7 @@ class Search:
         """Whether a with only the changes `part` diverges from a, by a run."""
         every = part == self.everything
         name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
-        return self.attempts.verdict(part, name) is Verdict.DIVERGED
+        return self.attempts.judge(part, name) is Verdict.DIVERGED
 
     def _find_obstacle(self) -> str:
         """Run a unchanged and a with all changes: why the search cannot begin, in words.
@@ -181,17 +180,16 @@ class Search:
                 f"something that it reads is not as it was ({result.sentence if result is not None else ''})"
             )
         if verdict is Verdict.UNDECIDED:
-            return (
-                f"a cannot be run again from what it recorded: {self.attempts.why(nothing)} (a file that is newer than "
-                "the run has to be named: --link PATH)"
-            )
+            why = self.attempts.why_undecided(nothing)
+            remedy = "a file that is newer than the run has to be named: --link PATH"
+            return f"a cannot be run again from what it recorded: {why} ({remedy})"
         return "" if self._suffices(self.everything) else self._why_insufficient()
 
     def _why_insufficient(self) -> str:
         """The reason, in words, why a with all changes, which was run, does not diverge."""
         if self.attempts.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
-        return f"a with all of b's changes cannot be judged: {self.attempts.why(self.everything)}"
+        return f"a with all of b's changes cannot be judged: {self.attempts.why_undecided(self.everything)}"
 
     def _prove_with_partners(self, core: frozenset[int]) -> Proof:
         """Run until it is known which other changes `core` needs to make a diverge; the proof of all of these together.

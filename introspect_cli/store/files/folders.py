@@ -18,7 +18,7 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store.files.handles import Closing, Descriptor, Handle, Source, status_of, take_lock
@@ -71,6 +71,9 @@ LIMIT_DOCUMENT = 4 << 20
 
 LONGEST_LABEL = 200
 """Characters of a label."""
+
+Data: TypeAlias = "bytes | memoryview"
+"""Bytes that are written as they are."""
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
@@ -284,14 +287,15 @@ class Folder(Descriptor, Directory):
         """Create the file `name` for writing and return its descriptor; FileExistsError where it exists."""
         return os.open(name, _CREATE, mode, dir_fd=self.fd)
 
-    def replace(self, name: str, pieces: Iterable[bytes | memoryview], mode: int, *, durable: bool = False) -> int:
-        """Write the file `name` atomically, by a temporary file and a rename, and return the number of bytes.
+    def replace(self, name: str, pieces: Iterable[Data], mode: int, *, durable: bool = False, new: bool = False) -> int:
+        """Write the file `name` atomically, by a temporary file that gets its name, and return the number of bytes.
 
         Args:
-            name: of the file, which may be there.
+            name: of the file.
             pieces: its content, joined.
             mode: its permissions.
             durable: whether to force file and directory to disk before returning.
+            new: whether a file that is there stays, and FileExistsError is raised.
         """
         # Threads of a script may come here at once: each has a file of its own.
         temporary = f".{name}.{os.getpid()}{threading.get_native_id()}"
@@ -302,12 +306,11 @@ class Folder(Descriptor, Directory):
             written = write_all(fd, list(pieces))
             if durable:
                 os.fsync(fd)
-        except BaseException:
-            os.unlink(temporary, dir_fd=self.fd)
-            raise
+            (os.link if new else os.rename)(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         finally:
             os.close(fd)
-        os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            with suppress(FileNotFoundError):  # it has its name by now
+                os.unlink(temporary, dir_fd=self.fd)
         if durable:
             os.fsync(self.fd)
         return written
@@ -323,7 +326,7 @@ def check_size(size: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
-def write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> int:
+def write_all(fd: int, pieces: Sequence[Data]) -> int:
     """Write all of `pieces`, joined, to `fd`; returns bytes written."""
     data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
     total = len(data)

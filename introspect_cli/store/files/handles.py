@@ -95,10 +95,6 @@ class Source(Closing, ABC):
         """Whether a writer may still append."""
         return False
 
-    def object_at(self, offset: int) -> str:  # noqa: ARG002 - one file holds all of it
-        """Path or URL of the object that holds the byte at `offset`, for messages."""
-        return self.path
-
     def ranges(self, begin: int, end: int) -> Sequence[Any]:  # noqa: ARG002 - nothing on disk is read beforehand
         """What of object storage holds the bytes `begin` to `end`, to be given to `remote.pieces.prefetch`."""
         return ()

@@ -23,12 +23,12 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.files.folders import MANIFEST, reason
+from introspect_cli.store.files.folders import reason
 from introspect_cli.store.ranks.tasks import as_one, combined_elsewhere
 from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.manifests import launch_of, read_manifest
+from introspect_cli.store.read.manifests import launch_of
 from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.remote.pack import files_of, from_anywhere, local_copy, open_store
+from introspect_cli.store.remote.pack import files_of, from_anywhere, local_copy
 from introspect_cli.store.write.run_writer import StoreWriter
 from introspect_cli.texts import count
 
@@ -104,7 +104,6 @@ def _job(source: str | Path) -> str:
 def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
     """Copy the files of all sources into `fresh`; StoreError where two have the same rank of the same attempt."""
     source_of: dict[tuple[str, str], str | Path] = {}
-    ids: dict[str, tuple[str, Path]] = {}
     with ExitStack() as stack:
         for source in sources:
             path = stack.enter_context(local_copy(source))
@@ -116,32 +115,11 @@ def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
                     other = source_of.setdefault((attempt, rank), source)
                     if other != source:
                         raise StoreError(f"rank {rank} is both in {other} and in {source}: leave one of them out")
-                    _check_same_id(ids, attempt, path, source)
                 target = fresh / name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # What is of no rank says the same everywhere; the manifest of a level goes with the first rank there.
+                # What is of no rank says the same everywhere: one job's manifests are equal.
                 if rank is not None or not target.exists():
                     shutil.copyfile(file, target)
-        for attempt, (_, path) in ids.items():
-            shutil.copyfile(path / attempt / MANIFEST, fresh / attempt / MANIFEST)
-
-
-def _check_same_id(ids: dict[str, tuple[str, Path]], attempt: str, path: Path, source: str | Path) -> None:
-    """Raise StoreError unless the runs that hold ranks of `attempt` have one run id.
-
-    Args:
-        ids: id and path of the first such run, by attempt; the first one seen is added.
-        attempt: the attempt's directory with a slash at its end; "" for the first attempt.
-        path: the run on disk.
-        source: the run as it was named, for messages.
-    """
-    if attempt in ids and ids[attempt][1] == path:
-        return
-    with open_store(path / attempt) as folder:
-        run_id = str(read_manifest(folder).get("id"))
-    first_id, first = ids.setdefault(attempt, (run_id, path))
-    if first_id != run_id:
-        raise StoreError(f"{source} is of another launch than {first}: only ranks of one launch make a run")
 
 
 _OF_RANKS = (

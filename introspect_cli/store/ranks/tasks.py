@@ -35,22 +35,6 @@ _TASKS_AT_ONCE = 8
 Fold = Mapping[tuple[bool, str], int]
 
 
-class StepsTask(NamedTuple):
-    """Some steps of a run, to be combined in any process.
-
-    Attributes:
-        path: the run.
-        mark: `mark_of` the run; the task fails where it has changed.
-        fold: as `WholeReader` takes it.
-        steps: numbers of the steps.
-    """
-
-    path: str
-    mark: bytes
-    fold: Fold
-    steps: tuple[int, ...]
-
-
 Work = Callable[[Callable[[Any], Any], "Sequence[Any]"], "Iterable[Any]"]
 """Calls a function for each of some tasks, wherever that may be, and gives the results in order."""
 
@@ -63,7 +47,7 @@ class Task(NamedTuple):
 
     Attributes:
         paths: the runs.
-        ranks: the ranks of each that are opened.
+        ranks: the ranks of each that `opened` opens.
         given: further data for the work.
     """
 
@@ -91,30 +75,33 @@ def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each:
     return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
 
-_OPEN: list[tuple[StepsTask, Run, Reader]] = []
+_OPEN: list[tuple[object, Run, Reader]] = []
 """The runs that the last tasks read: to open thousands of ranks takes longer than to put a step together."""
 
 _MOST_OPEN = 2
 
 
-def combine_steps(task: StepsTask) -> tuple[list[StepBatch], list[Layout]]:
+def combine_steps(task: Task) -> tuple[list[StepBatch], list[Layout]]:
     """Combine the steps of a task; returns the batches, and the layouts by the numbers that they have in these batches.
 
-    The run stays open for the next task, until `forget`.
+    `given` of the task is `mark_of` the run, the fold as `WholeReader` takes it, and the numbers of the steps. The run
+    stays open for the next task, until `forget`.
 
     Raises:
         StoreError: the run has changed since the task was made.
     """
-    opened = next((opened for opened in _OPEN if opened[0][:3] == task[:3]), None)
+    mark, fold, steps = task.given
+    [path], key = task.paths, (task.paths, mark, fold)
+    opened = next((opened for opened in _OPEN if opened[0] == key), None)
     if opened is None:
-        run = open_run(task.path)
-        _OPEN.append(opened := (task, run, as_one(run, task.fold)))
+        run = open_run(path)
+        _OPEN.append(opened := (key, run, as_one(run, fold)))
         forget(_MOST_OPEN)
     reader = opened[2]
-    if not isinstance(reader, WholeReader) or mark_of(reader) != task.mark:
+    if not isinstance(reader, WholeReader) or mark_of(reader) != mark:
         forget()
-        raise StoreError(f"{task.path} changed while it was read: wait for its end, then try again")
-    rows = np.searchsorted(reader.common_steps, task.steps).tolist()
+        raise StoreError(f"{path} changed while it was read: wait for its end, then try again")
+    rows = np.searchsorted(reader.common_steps, steps).tolist()
     return [reader.read_row(row) for row in rows], list(reader.layouts)
 
 
@@ -148,7 +135,7 @@ def combined_elsewhere(
         each: steps of a task.
     """
     mark, steps = mark_of(reader), reader.common_steps[list(rows)].tolist()
-    tasks = [StepsTask(path, mark, fold, tuple(steps[at : at + each])) for at in range(0, len(steps), each)]
+    tasks = [Task((path,), (), (mark, fold, tuple(steps[at : at + each]))) for at in range(0, len(steps), each)]
     try:
         for batches, layouts in work(combine_steps, tasks):
             numbers = np.array([reader.layout_number(layout) for layout in layouts] or [0], np.uint32)

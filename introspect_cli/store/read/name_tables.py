@@ -7,6 +7,7 @@ reader gives is harmless: a name comes from somebody's script, or from somebody.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -33,14 +34,19 @@ TABLES = {SITES: "sites", LAYOUTS: "layouts", MODULES: "modules"}
 Names = TypeVar("Names")
 
 
-class NameTables:
-    """Tables of sites, layouts and modules, shared by ranks whose frames have the same digests."""
+class Shared:
+    """What the readers of a run's ranks share: open files, and tables of names where frames have the same digests.
+
+    Attributes:
+        opened: the readers that have their logs open, the latest last.
+    """
 
     def __init__(self) -> None:
-        """Start without tables."""
+        """Start with no log open and no table read."""
+        self.opened = deque[Any]()
         self._tables: dict[tuple[Any, ...], Any] = {}
 
-    def read(
+    def table(
         self,
         run: Directory,
         frames: Frames,

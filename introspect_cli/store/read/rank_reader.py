@@ -8,7 +8,6 @@ columns are views of them.
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from introspect_cli.store.format.documents import decode_labels
 from introspect_cli.store.format.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS, Frames
 from introspect_cli.store.format.totals import Totals
 from introspect_cli.store.format.totals import decode as decode_totals
-from introspect_cli.store.read.name_tables import Names, NameTables, SiteTable, layouts_of, modules_of
+from introspect_cli.store.read.name_tables import Names, Shared, SiteTable, layouts_of, modules_of
 from introspect_cli.store.read.step_reader import Reader
 from introspect_cli.store.remote.pieces import prefetch
 
@@ -47,20 +46,6 @@ _STATUSES = len(Status)
 LARGEST_HEADS = 320 << 20
 _MOST_OPEN = 64
 """Logs that the ranks of a run have open at once."""
-
-
-class Shared:
-    """Resources shared by the readers of a run's ranks: open files, at most `_MOST_OPEN`, and tables of names.
-
-    Attributes:
-        opened: the readers that have their logs open, the latest last.
-        tables: sites, layouts and modules.
-    """
-
-    def __init__(self) -> None:
-        """Start with no log open and no table read."""
-        self.opened = deque[RankReader]()
-        self.tables = NameTables()
 
 
 class RankReader(Reader):
@@ -234,7 +219,7 @@ class RankReader(Reader):
 
     def _names(self, kind: bytes, schema: Schema, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
         self._reopen()
-        return self._shared.tables.read(self._run, self.frames, kind, schema, made)
+        return self._shared.table(self._run, self.frames, kind, schema, made)
 
     @cached_property
     def sites(self) -> SiteTable:
@@ -281,7 +266,7 @@ class RankReader(Reader):
         except OSError as error:
             raise unreadable(log.path, error) from None
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
-            raise DamageError(log.object_at(offset), f"the records of step {step} are not those that were written")
+            raise DamageError(log.path, f"the records of step {step} are not those that were written")
         try:
             out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
         except Malformed as error:

@@ -30,7 +30,6 @@ from introspect_cli.store.format import tensorfile
 from introspect_cli.store.format.sources import kept_in, read_from
 from introspect_cli.store.read.manifests import (
     Settings,
-    Stages,
     endings,
     last_attempt,
     launch_of,
@@ -42,7 +41,8 @@ from introspect_cli.store.read.manifests import (
     stages_in,
     world_size,
 )
-from introspect_cli.store.read.rank_reader import RankReader, Shared, last_common_step
+from introspect_cli.store.read.name_tables import Shared
+from introspect_cli.store.read.rank_reader import RankReader, last_common_step
 from introspect_cli.store.remote.objects import is_remote
 from introspect_cli.store.remote.pack import from_anywhere, open_store
 from introspect_cli.texts import clean
@@ -72,6 +72,11 @@ class Run(Closing):
         manifests: what each rank says for itself, by number; empty where one process wrote the run.
         ranks: numbers of its ranks, rising.
         world_size: how many ranks were started, those included that left nothing.
+        left_out: ranks that were to record no step (`capture --ranks`).
+        recorded: the ranks that were to record steps; all ranks where all were left out.
+        last_step: the lowest last step of ranks not in `left_out` (a rank may lack it); None where one has no step.
+        steps: how many steps the rank with most steps has.
+        stages: pipeline stages by rank, of ranks whose manifests name some.
         state: whether it is still being written, was closed properly, or ends where something stopped it.
     """
 
@@ -101,6 +106,11 @@ class Run(Closing):
         if launch_of(self.manifest) is not None:
             self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
             self.manifest = merge_manifests(self.manifest, self.manifests)
+        self.left_out = frozenset(rank for rank, one in self.manifests.items() if one.get("left_out") is True)
+        self.recorded = tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+        self.last_step = last_common_step(self._ranks[rank] for rank in self.ranks if rank not in self.left_out)
+        self.steps = max(map(len, self._ranks.values()), default=0)
+        self.stages = stages_in(self.manifests)
         self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
 
     def spawned(self) -> Directory | None:
@@ -136,19 +146,6 @@ class Run(Closing):
         """
         return self._ranks[rank]
 
-    @cached_property
-    def last_step(self) -> int | None:
-        """The lowest of the ranks' last steps (a rank may lack it), ranks in `left_out` ignored.
-
-        None where a rank has no step.
-        """
-        return last_common_step(reader for rank, reader in self._ranks.items() if rank not in self.left_out)
-
-    @cached_property
-    def steps(self) -> int:
-        """How many steps the rank with most steps has."""
-        return max(map(len, self._ranks.values()), default=0)
-
     def time(self, name: str) -> dt.datetime | None:
         """When the run `started` or `ended` (`name`) by its manifest, UTC where no zone is given; None if unknown."""
         try:
@@ -156,16 +153,6 @@ class Run(Closing):
         except ValueError:
             return None
         return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
-
-    @cached_property
-    def left_out(self) -> frozenset[int]:
-        """Ranks that were to record no step (`capture --ranks`)."""
-        return frozenset(rank for rank, manifest in self.manifests.items() if manifest.get("left_out") is True)
-
-    @cached_property
-    def recorded(self) -> tuple[int, ...]:
-        """The ranks that were to record steps; all ranks where all were left out."""
-        return tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
 
     @property
     def combined_ranks(self) -> int:
@@ -178,11 +165,6 @@ class Run(Closing):
     def address(self) -> str:
         """The run's URL, or its absolute path."""
         return from_anywhere(self.path)
-
-    @cached_property
-    def stages(self) -> dict[int, Stages]:
-        """Pipeline stages by rank, of ranks whose manifests name some."""
-        return stages_in(self.manifests)
 
     @property
     def lone_rank(self) -> str:

@@ -52,7 +52,7 @@ from introspect_cli.store.read.run import RunState, run_state
 from introspect_cli.store.remote.pack import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -72,10 +72,8 @@ class VerifyReport:
         path: the run's directory.
         state: whether it is being written, was closed properly, or ends where something stopped it.
         ranks: ranks whose log can be read.
-        steps: sound steps, of all ranks.
-        records: records in them.
-        documents: sound documents: the manifest and the settings.
-        tensors: sound stored tensors.
+        counts: how many `steps` of all ranks, `records` in them, `documents` (the manifest and the settings) and
+            `tensors` are sound.
         last_step: last step that every rank has whole; None where there is none.
         findings: what is damaged, one sentence each.
         omitted: findings beyond those listed.
@@ -84,10 +82,7 @@ class VerifyReport:
     path: str
     state: RunState
     ranks: int
-    steps: int
-    records: int
-    documents: int
-    tensors: int
+    counts: Mapping[str, int]
     last_step: int | None
     findings: tuple[str, ...]
     omitted: int = 0
@@ -163,16 +158,14 @@ class _Check:
         self._check_files("shared", self._folder, SHARED, SHARED_NAME, _check_shared)
         if not self._is_child:  # they have none themselves
             self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
-        counts = {name: self.sound[name] for name in ("steps", "records", "documents", "tensors")}
-        last = last_common_step(ranks)
         return VerifyReport(
-            path=self._folder.path,
-            state=state,
-            ranks=len(ranks),
-            **counts,
-            last_step=last,
-            findings=tuple(self.findings),
-            omitted=self.omitted,
+            self._folder.path,
+            state,
+            len(ranks),
+            self.sound,
+            last_common_step(ranks),
+            tuple(self.findings),
+            self.omitted,
         )
 
     def _check_child(self, folder: Directory, name: str) -> None:

@@ -180,10 +180,6 @@ class RemoteFile(Source):
         """Number of bytes."""
         return sum(extent.length for extent in self._extents)
 
-    def object_at(self, offset: int) -> str:
-        """URL of the piece that holds the byte at `offset`."""
-        return next((each.url for each in self.ranges(offset, offset + 1)), self.path)
-
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` to before `end`, fewer where the file ends before.
 

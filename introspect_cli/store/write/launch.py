@@ -29,7 +29,6 @@ from introspect_cli.store.files.folders import (
     any_lock_held,
     is_locked,
     reason,
-    write_all,
 )
 from introspect_cli.store.files.handles import Handle, take_lock
 from introspect_cli.store.format import documents
@@ -134,25 +133,15 @@ def _launch_at(path: Path) -> tuple[str, ...] | None:
 
 
 def _announce(path: Path, launch: Launch) -> None:
-    """Write the launch's manifest, unless another rank has; atomically, by a hard link."""
+    """Write the launch's manifest, unless another rank has."""
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "id": launch.id,
         "tool": {"name": "introspect-cli", "version": __version__},
         "launch": {"world_size": launch.world_size, "attempt": launch.attempt, "job": launch.job},
     }
-    temporary = f".{MANIFEST}.{launch.rank}{os.getpid()}"
-    with Folder.at(str(path)) as folder:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder.fd)
-        fd = folder.create(temporary, 0o600)
-        try:
-            write_all(fd, [documents.dump(manifest, MANIFEST, launch.id)])
-        finally:
-            os.close(fd)
-        with suppress(FileExistsError):
-            os.link(temporary, MANIFEST, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-        os.unlink(temporary, dir_fd=folder.fd)
+    with Folder.at(str(path)) as folder, suppress(FileExistsError):
+        folder.replace(MANIFEST, [documents.dump(manifest, MANIFEST, launch.id)], 0o600, new=True)
 
 
 _RUN_FILES = re.compile(

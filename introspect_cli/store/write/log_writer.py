@@ -140,6 +140,7 @@ class LogWriter:
         self.folder, self.rank = folder, rank
         self._run_id, self._durable, self._shared = run_id, durable, shared
         self._pid = os.getpid()
+        self._temporary = f".{LOG}.{self._pid}"
         self._torn = False  # whether the file may hold what does not count as written
         self._ended = False
         self._lock = threading.RLock()
@@ -274,10 +275,6 @@ class LogWriter:
         os.rename(self._temporary, LOG, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
         if self._durable:
             os.fsync(folder.fd)
-
-    @property
-    def _temporary(self) -> str:
-        return f".{LOG}.{self._pid}"
 
     def undo_uncounted(self) -> None:
         """Truncate the log to what counts as written, where a write may have failed; go on with the log in place.

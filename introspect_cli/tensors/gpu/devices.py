@@ -70,24 +70,15 @@ class Devices:
             made = None
             if not reason:
                 try:
-                    made = self._new_engine(device, self.rows(device), self._launcher(device))
+                    handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
+                    launcher, wanted = launch.TritonLauncher(device), (self._stats, self._sketch)
+                    made = DeviceEngine(device, self.rows(device), launcher, handle, torch.cuda, *wanted)
                     reason = reason_to_distrust(made, self.rows(device), device)
                 except Exception as error:  # no compiler, an unknown GPU, a driver too old: torch can do it as well
                     reason = f"{type(error).__name__}: {error}"
             self.reasons[device] = reason
             self._engines[device] = made = None if reason else made
             return made
-
-    def _launcher(self, device: torch.device) -> launch.Launcher:
-        """Make what puts compiled kernels on the device's streams."""
-        return launch.TritonLauncher(device)
-
-    def _new_engine(self, device: torch.device, rows: DeviceRows, launcher: launch.Launcher) -> DeviceEngine:
-        """Make the engine that launches kernels by `launcher` and has results written to `rows`."""
-        handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
-        return DeviceEngine(
-            device, rows, launcher, stream=handle, cuda=torch.cuda, stats=self._stats, sketch=self._sketch
-        )
 
     def add(self, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None) -> None:
         """Summarise a strided tensor, or the runs of a shard, on its device: by kernels, or by torch where none can.

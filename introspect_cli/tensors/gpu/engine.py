@@ -124,46 +124,38 @@ class _Table:
     done: Any = None
 
 
+@dataclass(eq=False)
 class DeviceEngine:
     """Launches kernels for one device.
 
-    Args:
+    Attributes:
         device: with its index.
         rows: where results go.
-        launcher: puts kernels on streams.
+        launch: puts kernels on streams.
         stream: gives the handle of the current stream, from a device's index.
         cuda: torch's module for streams and events of the device; None for a device without streams.
         stats: whether to compute statistics.
         sketch: whether to compute sketches.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        rows: DeviceRows,
-        launcher: Launcher,
-        *,
-        stream: Callable[[int], int],
-        cuda: Any = None,
-        stats: bool = True,
-        sketch: bool = True,
-    ) -> None:
+    device: torch.device
+    rows: DeviceRows
+    launch: Launcher
+    stream: Callable[[int], int]
+    cuda: Any = None
+    stats: bool = True
+    sketch: bool = True
+
+    def __post_init__(self) -> None:
         """Copy the checksum's tables to the device; kernels are compiled when they are first launched."""
-        self._device = device
-        self._index = device.index or 0
-        self._rows = rows
-        self._launch = launcher
-        self._stream = stream
-        self._cuda = cuda
-        self.stats = stats
-        self.sketch = sketch
+        self._index = self.device.index or 0
         self._prepared: dict[tuple[torch.dtype, torch.Size, tuple[int, ...]], Prepared | None] = {}
         self._lookups: dict[torch.dtype, torch.Tensor] = {}
         self._lanes: dict[int, _Lane] = {}
         self._tables: list[_Table] = []
         factors = np.array(checksum.FACTORS, dtype=np.uint32).view(np.int32)
         shifts = np.array(checksum.SHIFTS, dtype=np.uint64).view(np.int64)
-        self._constants = [torch.from_numpy(factors).to(device), torch.from_numpy(shifts).to(device)]
+        self._constants = [torch.from_numpy(factors).to(self.device), torch.from_numpy(shifts).to(self.device)]
         self._factors, self._shifts = (constant.data_ptr() for constant in self._constants)
         self._kept_keys = 0
 
@@ -176,7 +168,7 @@ class DeviceEngine:
             self._kept_keys = max(LEAST_KEYS, 1 << (blocks - 1).bit_length())
             with np.errstate(over="ignore"):
                 keys = checksum.mix(np.arange(1, self._kept_keys + 1, dtype=np.uint64) * np.uint64(checksum.G))
-            self._constants.append(torch.from_numpy(keys.view(np.int64)).to(self._device))
+            self._constants.append(torch.from_numpy(keys.view(np.int64)).to(self.device))
         return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
@@ -203,7 +195,7 @@ class DeviceEngine:
         if element.kind == TABLE:
             if dtype not in self._lookups:
                 every = torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
-                self._lookups[dtype] = every.to(self._device)
+                self._lookups[dtype] = every.to(self.device)
             lookup = self._lookups[dtype].data_ptr()
         wanted = {"stats": self.stats, "sketch": self.sketch}
         aligned = None if count % ALIGNMENT else element.variant(aligned=True, **wanted)
@@ -245,7 +237,7 @@ class DeviceEngine:
         aligned = not (rows % EVEN or columns % EVEN or any(address % ALIGNMENT for address in addresses))
         programs = number * -(-rows // EDGE) * -(-columns // EDGE)
         kernel = Transposing(prepared.element.size, aligned)
-        self._launch(kernel, programs, self._stream(self._index), (0, *addresses, rows, columns))
+        self.launch(kernel, programs, self.stream(self._index), (0, *addresses, rows, columns))
         return copy
 
     def add(self, slot: int, tensor: torch.Tensor, token: tuple[int, ...] | None = None, **wanted: bool) -> bool:
@@ -299,21 +291,21 @@ class DeviceEngine:
         if wanted:
             variant = variant._replace(**wanted)
         programs = prepared.element.programs(prepared.count, first) if first else prepared.programs
-        handle = self._stream(self._index)
+        handle = self.stream(self._index)
         lane = self._lanes.get(handle) or self._new_lane(handle)
-        self._rows.note_stream(handle)
-        row = self._rows.new_row(slot)
+        self.rows.note_stream(handle)
+        row = self.rows.new_row(slot)
         known = row
         if token is not None and (variant.stats or variant.sketch):
-            known = self._rows.seen.setdefault((handle, first, *token), row)
+            known = self.rows.seen.setdefault((handle, first, *token), row)
         arguments = (
             *(0, 0, 0, address, prepared.count, first, row, known),
             *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
             *(self._block_keys(prepared.element.blocks(prepared.count, first)), prepared.lookup),
         )
         if known != row:
-            self._launch(variant._replace(stats=False, sketch=False), programs, handle, arguments)
-        self._launch(variant, programs, handle, arguments)
+            self.launch(variant._replace(stats=False, sketch=False), programs, handle, arguments)
+        self.launch(variant, programs, handle, arguments)
 
     def launch_tables(self, entries: Sequence[tuple[int, Sequence[Item]]]) -> None:
         """Summarise tensors into new rows, those with the same kernel in one launch; does not wait for it.
@@ -326,8 +318,8 @@ class DeviceEngine:
         """
         tables: dict[tuple[Variant, int], list[_Entry]] = {}
         used: Counter[tuple[Variant, int]] = Counter()
-        handle = self._stream(self._index)
-        self._rows.note_stream(handle)
+        handle = self.stream(self._index)
+        self.rows.note_stream(handle)
         for slot, runs in entries:
             first = runs[0].prepared
             aligned = all(item.prepared.aligned and not (item.address | item.first) % ALIGNMENT for item in runs)
@@ -338,7 +330,7 @@ class DeviceEngine:
                 self._launch_table(*key, handle, tables.pop(key))
                 used[key] = 0
             used[key] += programs
-            tables.setdefault(key, []).append(_Entry(self._rows.new_row(slot), runs, programs))
+            tables.setdefault(key, []).append(_Entry(self.rows.new_row(slot), runs, programs))
         for key, table in tables.items():
             self._launch_table(*key, handle, table)
 
@@ -375,10 +367,10 @@ class DeviceEngine:
             *(lane.scratch.data_ptr(), lane.counters.data_ptr(), self._factors, self._shifts),
             *(self._block_keys(blocks), lookup),
         )
-        self._launch(variant, len(owners), handle, arguments)
-        if self._cuda is not None:
-            table.done = self._cuda.Event()
-            table.done.record(self._cuda.current_stream(self._device))
+        self.launch(variant, len(owners), handle, arguments)
+        if self.cuda is not None:
+            table.done = self.cuda.Event()
+            table.done.record(self.cuda.current_stream(self.device))
 
     def _free_table(self, size: int) -> _Table:
         """Find or allocate memory of at least `size` bytes, on host and device, that no launch still reads."""
@@ -386,14 +378,14 @@ class DeviceEngine:
             if len(table.host) >= size and (table.done is None or table.done.query()):
                 return table
         room = max(SMALLEST_TABLE, 1 << (size - 1).bit_length())
-        host = torch.empty(room, dtype=torch.uint8, pin_memory=self._cuda is not None and self._cuda.is_available())
-        table = _Table(host, torch.empty(room, dtype=torch.uint8, device=self._device))
+        host = torch.empty(room, dtype=torch.uint8, pin_memory=self.cuda is not None and self.cuda.is_available())
+        table = _Table(host, torch.empty(room, dtype=torch.uint8, device=self.device))
         self._tables.append(table)
         return table
 
     def _new_lane(self, handle: int) -> _Lane:
         """Allocate and keep the memory that launches on the current stream share, whose handle is given."""
-        scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self._device)
-        counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self._device)
+        scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self.device)
+        counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self.device)
         lane = self._lanes[handle] = _Lane(scratch, counters)
         return lane

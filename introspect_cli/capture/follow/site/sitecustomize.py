@@ -23,7 +23,7 @@ def _begin() -> None:
         from introspect_cli.capture.follow.child import begin
     except ImportError:
         return  # another environment, without us; whoever started this tells
-    begin(here)
+    begin()
 
 
 _begin()

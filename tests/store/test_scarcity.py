@@ -40,12 +40,12 @@ def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("scarce") / "run", steps, settings={"git": {"commit": "a"}}, ranks=3)
 
 
-@pytest.mark.parametrize("verb", ["show", "verify", "diff"])
+@pytest.mark.parametrize("verb", ["verify", "diff"])
 def test_few_descriptors_are_named_as_such(run, tmp_path, verb):
     script = tmp_path / "few.py"
     script.write_text(FEW_FILES)
     seen = set()
-    for left in (0, 2, 4, 6, 8, 30):
+    for left in (0, 4, 30):
         runs = [str(run)] * (2 if verb == "diff" else 1)
         command = f"ulimit -n 64; exec {sys.executable} {script} {left} {verb} {' '.join(runs)}"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
