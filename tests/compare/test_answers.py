@@ -53,8 +53,10 @@ def test_answers_are_worded_as_they_were(forks, verb, corpus, one_of, more, file
     made = ["make", artefacts.DECISIONS, "--only", f"{verb} {corpus} *"]
     subprocess.run([sys.executable, decisions.__file__, *made], check=True)
 
+    folder = artefacts.DECISIONS / recorder_key()  # once: python 3.11 parses in no two threads at once
+
     def answer(question):
-        done = forks(verb, *question.options, *more, *question.runs, cwd=artefacts.DECISIONS / recorder_key())
+        done = forks(verb, *question.options, *more, *question.runs, cwd=folder)
         return question.name, re.sub(r"(?:captured|saved|train_ill)-[0-9a-f]+/?", "", done.stdout)
 
     with ThreadPoolExecutor(2) as pool:
