@@ -367,16 +367,3 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, mo
     assert (root / "lib" / "__init__.py").read_bytes() == b""
     assert place.rebuilt_word(f"--out={root}/new") == f"--out={place.rebuilt(root)}/new"
     assert place.rebuilt_word("--out=new") == "--out=new"
-
-
-def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.rerun.place.MAX_COPIED_BYTES", 100)
-    (tmp_path / "project" / ".git").mkdir(parents=True)
-    for name, size in (("large", 70), ("small", 50)):
-        (tmp_path / "project" / name).write_bytes(bytes(size))
-    around = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
-    with build_place(around, tmp_path / "out") as place:
-        assert (place.directory / "large").is_symlink()
-        assert not (place.directory / "small").is_symlink()
-        assert place.large == (tmp_path / "project" / "large",)
-    assert not (tmp_path / "out").exists()
