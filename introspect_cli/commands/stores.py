@@ -176,25 +176,21 @@ def merge(runs: tuple[str, ...], output: Path, asked: MergeOptions) -> int:
 class PackOptions:
     """Where a packed run goes, and what is in it."""
 
-    output: str | None = option(None, "File or URL to write [default: RUN.introspect.zip].", "-o", metavar="FILE")
-    sources: bool | None = option(
-        None, "With the text of the source files [default: not to a URL].", "--sources/--no-sources"
-    )
+    output: str | None = option(None, "File to write [default: RUN.introspect.zip].", "-o", metavar="FILE")
+    sources: bool = option(True, "With the text of the source files [default: yes].")
 
 
 @click.command(
     epilog="""\b
 Examples:
   introspect pack introspect-runs/a
-  introspect pack introspect-runs/a -o s3://bucket/a.zip
+  introspect pack s3://bucket/runs/a -o a.zip
   introspect diff reference.zip https://example.org/b.zip""",
 )
 @click.argument("run", type=RunType())
 @takes(PackOptions)
 def pack(run: str, asked: PackOptions) -> int:
     """Make one file of RUN (a zip), which every verb reads in its place."""
-    import tempfile
-
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
     from introspect_cli.store.read.run import RunState, open_run
@@ -209,18 +205,13 @@ def pack(run: str, asked: PackOptions) -> int:
             raise UsageError(f"{run} is still being written: wait for its end, then pack it.")
         texts = len(opened.kept_sources)
     name = run.rstrip("/")
-    out = asked.output or f"{name.rpartition('/')[2] if is_remote(run) else name}{packing.ENDING}"
-    carried = asked.sources if asked.sources is not None else not is_remote(out)
-    with packing.local_copy(run) as source, tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "run.zip" if is_remote(out) else Path(out)
-        written = packing.pack(source, file, sources=carried)
-        if is_remote(out):
-            packing.upload(file, out)
+    out = Path(asked.output or f"{name.rpartition('/')[2] if is_remote(run) else name}{packing.ENDING}")
+    with packing.local_copy(run) as source:
+        written = packing.pack(source, out, sources=asked.sources)
         unpacked = size_on_disk(str(source))
     say(f"wrote {out} ({human_size(written)}, unpacked {human_size(unpacked)})")
-    if texts and asked.sources is None:
-        files = f"the text of {count(texts, 'source file')}"
-        say(f"with {files}; --no-sources leaves it out" if carried else f"without {files}; --sources sends it, too")
+    if texts and asked.sources:
+        say(f"with the text of {count(texts, 'source file')}; --no-sources leaves it out")
     return SAME
 
 

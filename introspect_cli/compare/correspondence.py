@@ -195,7 +195,6 @@ def matched_by_value(
         taken = {old: new.name for old, new in displaced_names(given, roots).items()}
         moved = renamer_of({**roots, **taken})
         one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
-    search = Search(one, two)
     back = {new: old for old, new in roots.items()}
 
     def in_a(name: str) -> str:
@@ -204,7 +203,7 @@ def matched_by_value(
         return back.get(head, head) + dot + rest
 
     renamed = {old: Renamed(new, Source.ROOT) for old, new in roots.items()}
-    renamed |= {in_a(old): new for old, new in search.renamed.items()}
+    renamed |= {in_a(old): new for old, new in renamed_by_value(one, two).items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
     renamed |= displaced_names(given, {old: new.name for old, new in renamed.items()})
     return Correspondence(patterns, renamed, (given.variables, two.variables))
@@ -401,81 +400,56 @@ def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature
     return features
 
 
-class Search:
-    """Matches names that one run alone has, and children of numbered lists whose lengths differ, by value.
+def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
+    """Names of a that are other names of b, by equal values of tensors; of nested ones the outermost that holds.
 
-    Attributes:
-        renamed: names of a that are other names of b; of nested ones that follow from one another, only the outermost.
+    Tensors that one run alone has are matched, and those in numbered lists whose lengths differ. A pair of parents
+    holds while all tensors below the old one are paired with those below the new one, and no equal name shares more
+    values.
     """
+    if a.names == b.names:
+        return {}
+    lists = _lists_of_other_length(a, b)
+    one, two = (
+        {name for name in side.tensors if name not in other.names or _is_in_any(name, lists)}
+        for side, other in ((a, b), (b, a))
+    )
+    pairs = equal_pairs(a.held(one), b.held(two))
+    levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
+    votes = Counter(chain.from_iterable(levels.values()))
+    better_kept = _better_unrenamed(a, b, votes)
+    paired = Counter(head for name in pairs for head in (name, *ancestors(name)))
+    held_by_others = with_ancestors(a.tensors - one)
+    renamed: dict[str, Renamed] = {}
+    for old in sorted(old for old, new in pairs.items() if old != new):
+        top = (old, pairs[old])
+        for level in levels[old]:
+            if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
+                break
+            top = level
+        renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
+    return renamed
 
-    def __init__(self, a: Side, b: Side) -> None:
-        """Do the whole search now, and fill `renamed`; it stays empty where either run has nothing to match."""
-        self.renamed: dict[str, Renamed] = {}
-        self._a, self._b = a, b
-        self._only = self._open = set(a.names - b.names), set(b.names - a.names)
-        self._lists_of_other_length = _lists_of_other_length(a, b, self._only)
-        if self._lists_of_other_length:
-            self._open = (
-                self._only[0].union(filter(self._is_shifted, a.names)),
-                self._only[1].union(filter(self._is_shifted, b.names)),
-            )
-        if all(self._open):
-            self._run()
 
-    def _is_shifted(self, name: str) -> bool:
-        """Whether a name is in a numbered list (`blocks.3.fc`) that has another length in the other run."""
-        parts = (head.rpartition(".") for head in (name, *ancestors(name))) if self._lists_of_other_length else ()
-        return any(part.isdecimal() and f"{above}." in self._lists_of_other_length for above, _, part in parts)
+def _is_in_any(name: str, lists: AbstractSet[str]) -> bool:
+    """Whether a name is in any of these numbered lists: `blocks.3.fc` in `blocks.`."""
+    parts = (head.rpartition(".") for head in (name, *ancestors(name))) if lists else ()
+    return any(part.isdecimal() and f"{above}." in lists for above, _, part in parts)
 
-    def _run(self) -> None:
-        """Match tensors, then the modules above them, and fill `renamed`."""
-        tensors = [names & side.tensors for side, names in zip((self._a, self._b), self._open, strict=True)]
-        one, two = (side.held(names) for side, names in zip((self._a, self._b), tensors, strict=True))
-        self._match_parents(equal_pairs(one, two), tensors[0])
 
-    # --- tensors, and the tree above them
+def _better_unrenamed(a: Side, b: Side, levels: Iterable[NamePair]) -> set[NamePair]:
+    """Pairs of parents (x, y) that share fewer values than x of a and x of b do, or y of a and y of b.
 
-    def _match_parents(self, pairs: Mapping[str, str], tensors: AbstractSet[str]) -> None:
-        """Add to `renamed`, for each pair of unequal names, the outermost pair of parents that holds, else itself.
+    Only pairs where b has x or a has y are looked at.
+    """
+    taken = {(one, two) for one, two in levels if two in a.names or one in b.names}
+    names = {name for level in taken for name in level}
+    held_a, held_b = (a.held(names), b.held(names)) if taken else ({}, {})
 
-        A pair of parents holds while all tensors below the old one are paired with those below the new one, and no
-        equal name shares more values.
+    def alike(old: str, new: str) -> int:
+        return len(held_a.get(old, set()) & held_b.get(new, set()))
 
-        Args:
-            pairs: tensors of a and their partners in b.
-            tensors: names of a that could be paired.
-        """
-        levels = {old: _parent_pairs(old, new) for old, new in pairs.items()}
-        votes = Counter(chain.from_iterable(levels.values()))
-        better_kept = self._better_unrenamed(votes)
-        paired = Counter(head for name in pairs for head in (name, *ancestors(name)))
-        held_by_others = with_ancestors(self._a.tensors - tensors)
-
-        for old in sorted(pairs):
-            if old == pairs[old]:
-                continue
-            top = (old, pairs[old])
-            for level in levels[old]:
-                if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
-                    break
-                top = level
-            self.renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
-
-    def _better_unrenamed(self, levels: Iterable[NamePair]) -> set[NamePair]:
-        """Pairs of parents (x, y) that share fewer values than x of a and x of b do, or y of a and y of b.
-
-        Only pairs where b has x or a has y are looked at.
-        """
-        taken = {(one, two) for one, two in levels if two in self._a.names or one in self._b.names}
-        if not taken:
-            return set()
-        names = {name for level in taken for name in level}
-        held_a, held_b = self._a.held(names), self._b.held(names)
-
-        def alike(old: str, new: str) -> int:
-            return len(held_a.get(old, set()) & held_b.get(new, set()))
-
-        return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
+    return {(one, two) for one, two in taken if max(alike(two, two), alike(one, one)) > alike(one, two)}
 
 
 def _parent_pairs(old: str, new: str) -> list[NamePair]:
@@ -492,23 +466,8 @@ def _parent_pairs(old: str, new: str) -> list[NamePair]:
         pairs.append((old, new))
 
 
-def _lists_of_other_length(a: Side, b: Side, only: tuple[AbstractSet[str], AbstractSet[str]]) -> frozenset[str]:
-    """Prefixes (`blocks.`) of numbered lists that both runs have, with different numbers of children.
-
-    Empty unless a numbered name of one run alone has nothing in the other run, at it or below it.
-
-    Args:
-        a: run a.
-        b: run b.
-        only: names that a alone has, and that b alone has.
-    """
-    above = with_ancestors(only[0]), with_ancestors(only[1])
-    lost = [
-        [name for name in names if name[-1].isdecimal() and name.rpartition(".")[2].isdecimal()]
-        for names in (above[0] - above[1], above[1] - above[0])
-    ]
-    if b.around.issuperset(lost[0]) and a.around.issuperset(lost[1]):
-        return frozenset()
+def _lists_of_other_length(a: Side, b: Side) -> frozenset[str]:
+    """Prefixes (`blocks.`) of numbered lists that both runs have, with different numbers of children."""
     counts = numbered_children(a.names), numbered_children(b.names)
     both = counts[0].keys() & counts[1].keys()
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])

@@ -99,8 +99,7 @@ from introspect_cli.compare.terms.table import (
 )
 from introspect_cli.compare.terms.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.terms.words import what
-from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -181,7 +180,8 @@ def table_of(
     untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
     unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
     unseen_a, unseen_b = unseen(a), unseen(b)
-    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
+    in_part = (a.status[both_a] == _PARTIAL) != (b.status[both_b] == _PARTIAL)  # of a tensor that the other saw whole
+    blind[both] = unseen_a[both_a] | unseen_b[both_b] | (differs[both] & in_part)
     blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
     state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
@@ -223,24 +223,6 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     alone = np.ones(len(site_a), dtype=np.bool_)
     alone[rows_a] = False
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
-
-
-def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Mask of differing pairs where one run read an expanded tensor whole, and the other only its memory.
-
-    Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        differs: whether each pair differs.
-    """
-    status_a, status_b = a.status[rows_a], b.status[rows_b]
-    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
-    for at in np.flatnonzero(unlike):
-        texts = a.text[rows_a[at]], b.text[rows_b[at]]
-        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
-    return unlike
 
 
 # --- what one run could not have
@@ -391,7 +373,7 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse`."""
     options, after = comparison.options, learned
-    if options.rtol_fine and (_may_be_coarse(table, comparison) or _first_coarse(table, comparison)[0] < np.inf):
+    if options.rtol_fine and _first_coarse(table, comparison)[0] < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
@@ -434,16 +416,11 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
     if not options.rtol_fine:
         return out
     trained, evaluated = _first_coarse(table, comparison)
-    if _may_be_coarse(table, comparison) or (learned.coarse is not None and learned.coarse < table.step):
+    if learned.coarse is not None and learned.coarse < table.step:
         trained = evaluated = -np.inf
     first = np.where(table.alignment.evaluating[table.site[rows]], min(trained, evaluated), trained)
     out[table.order[rows] < first] = options.rtol_fine
     return out
-
-
-def _may_be_coarse(table: Table, comparison: Comparison) -> bool:
-    """Whether a or b, at a step after its step 0, has no record of the step before: its start values may be rounded."""
-    return any(at and at - 1 not in run for at, run in ((table.step, comparison.a), (table.step_b, comparison.b)))
 
 
 def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
@@ -490,9 +467,6 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
 _MAX_ROUNDINGS = 64.0
 """Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
 
-_HALF_UNIT = 2.0 * ROUNDING["bfloat16"]
-"""The same where autocast computes a float32 gradient in bfloat16 or float16."""
-
 _UNRELATED = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
@@ -530,15 +504,11 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
     returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
     given = of_kinds(kinds, _MODULE_KINDS) & _same_values(table, rows, rows[returned])
-    takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
-    counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
-    if names:  # of a compiled module; another momentum or mode would show in the variance
-        settled = {
-            alignment.fqn[site]
-            for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
-        }
-        means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
-        counted |= np.array(means, np.bool_)
+    settled = {  # of a module; another momentum or mode would show in the variance
+        alignment.fqn[site] for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
+    }
+    means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
+    counted = np.array(means, np.bool_) & bool(names)
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
@@ -612,8 +582,7 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     largest: dict[str, float] = {}
     for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
-    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
-    bound = np.maximum(_MAX_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
+    bound = _MAX_ROUNDINGS * units * np.array([largest[owner] for owner in owners])
     flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound).all(axis=0) & (far > _UNRELATED)
@@ -787,33 +756,25 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
 
 
 def factor_of(table: Table, rows: Ids, close: float) -> float:
-    """The factor c (above 0, not 1) where b is c times a in all rows, by means, extrema and sketches; NaN for none.
+    """The factor c (above 0, not 1) where b is c times a in all rows, by means and extrema; NaN for none.
 
     Args:
         table: the step.
         rows: rows of the table that both runs have.
-        close: relative tolerance for a c that is no power of two; 0 to accept none. A power of two has to fit bit for
-            bit.
+        close: relative tolerance for a c that is no power of two. A power of two has to fit bit for bit.
     """
-    one, two = ((batch, of_run[rows]) for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b)))
-    factor = np.nan
-    for name in ("mean", "min", "max"):
-        if name not in table.a.floats or name not in table.b.floats:
-            return np.nan
-        first, second = (np.asarray(batch.floats[name], np.float64)[at] for batch, at in (one, two))
-        with np.errstate(all="ignore"):
-            factor = float(second[0] / first[0]) if name == "mean" else factor
-        bits = math.isfinite(factor) and factor > 0 and math.frexp(factor)[0] == _POWER_OF_TWO
-        close = 0.0 if bits else close
-        if not (math.isfinite(factor) and factor > 0) or factor == 1 or not (bits or close):
-            return np.nan
-        if not np.allclose(second, first * factor, rtol=close, atol=0, equal_nan=True):
-            return np.nan
-    if table.a.sketch is None or table.b.sketch is None:
-        return factor
-    mine, others = (np.asarray(batch.sketch[at], np.float64) for batch, at in (one, two) if batch.sketch is not None)
-    far = np.linalg.norm(others - mine * factor, axis=1) > close * np.linalg.norm(others, axis=1)
-    return np.nan if far.any() else factor
+    names = ("mean", "min", "max")
+    if any(name not in batch.floats for name in names for batch in (table.a, table.b)):
+        return np.nan
+    one, two = (
+        np.concatenate([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for name in names])
+        for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b))
+    )
+    with np.errstate(all="ignore"):
+        factor = float(two[0] / one[0])
+    close = 0.0 if math.frexp(factor)[0] == _POWER_OF_TWO else close
+    fits = factor > 0 and factor != 1 and np.allclose(two, one * factor, rtol=close, atol=0, equal_nan=True)
+    return factor if fits else np.nan
 
 
 _POWER_OF_TWO = 0.5

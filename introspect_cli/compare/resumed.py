@@ -451,23 +451,7 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
                 f"Run {late} begins with what run {whole} has after {after}: "
                 f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
             )
-    return 0, _may_go_on(sides)
-
-
-def _may_go_on(sides: Sides) -> str:
-    """Note that one run alone reads a checkpoint and may continue the other.
-
-    "" if both or none do, or any start value agrees.
-    """
-    more = {late: _read_more(sides, late) for late in "ab"}
-    late, whole = ("a", "b") if more["a"] else ("b", "a")
-    begun, begun_whole = (at.tensors(Phase.START).items() for at in _first_steps(sides, late))
-    if bool(more["a"]) is bool(more["b"]) or begun & begun_whole:
-        return ""
-    return (
-        f"Run {late} alone reads {more[late][-1]}. If it continues run {whole}, say after which step: --offset "
-        f"{'-' if late == 'a' else ''}K compares step 0 of {late} with step K of {whole}."
-    )
+    return 0, ""
 
 
 def _read_more(sides: Sides, late: str) -> list[str]:
@@ -573,19 +557,16 @@ def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[in
         return None
     goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
     numbers = np.array([last[tensor] for tensor in shared])
-    equal = np.zeros((len(reader), 2), dtype=np.int64)
+    equal: list[int] = []
     kept = np.zeros(len(sites), dtype=np.uint64)  # each of several optimizers leaves its parameters alone
     for row in range(len(reader)):
         batch = reader.read_row(row)
-        values = np.zeros(len(sites), dtype=np.uint64)
-        values[batch.site] = kept[batch.site] = batch.checksum
-        equal[row] = [int((which[numbers] == goal).sum()) for which in (kept, values)]
-        if equal[row, 0] == len(goal):
+        kept[batch.site] = batch.checksum
+        equal.append(int((kept[numbers] == goal).sum()))
+        if equal[row] == len(goal):
             break
-    best = max(equal.tolist(), default=[0, 0])
-    if (equal == best).all(axis=1).sum() != 1 or 2 * best[0] < len(goal):
-        return None
-    return equal.tolist().index(best), best[0]
+    best = max(equal, default=0)
+    return (equal.index(best), best) if equal.count(best) == 1 and 2 * best >= len(goal) else None
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:

@@ -141,10 +141,6 @@ def pair_steps(
     )
     numbers_b = numbers_b + offset
     shared = min(len(numbers_a), len(numbers_b))
-    if wanted is None and offset == 0 and np.array_equal(numbers_a[:shared], numbers_b[:shared]):
-        rows = np.arange(shared)
-        extra_a, extra_b = tuple(numbers_a[shared:].tolist()), tuple(numbers_b[shared:].tolist())
-        return Paired(a, b, rows, rows, True, extra_a, extra_b, len(extra_a), len(extra_b))
     common, rows_a, rows_b = np.intersect1d(numbers_a, numbers_b, assume_unique=True, return_indices=True)
     only_a, only_b = (numbers[~np.isin(numbers, common)] for numbers in (numbers_a, numbers_b))
     if wanted is not None:
@@ -157,7 +153,7 @@ def pair_steps(
         b=b,
         rows_a=rows_a.astype(np.int64),
         rows_b=rows_b.astype(np.int64),
-        aligned=False,
+        aligned=wanted is None and offset == 0 and np.array_equal(numbers_a[:shared], numbers_b[:shared]),
         only_a=tuple(only_a.tolist()),
         only_b=tuple(only_b.tolist()),
         tail_a=int((only_a > last).sum()),

@@ -28,7 +28,6 @@ from introspect_cli.compare.step.outcome import (
     RankOutcome,
     agreed_kinds,
     has_updates,
-    is_training,
     nan_kinds,
     records_results,
     results_agree,
@@ -36,7 +35,6 @@ from introspect_cli.compare.step.outcome import (
     watches_results,
 )
 from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.rests_on import tensors_written_inside
 from introspect_cli.compare.step.size import divergence_at
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
@@ -44,7 +42,7 @@ from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
 from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.result import Role, Size
+from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     Columns,
@@ -95,8 +93,7 @@ def choose_lead(
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
-    which only causes differed. A submodule's tensor written in the forward pass leads in place of the output of the
-    code around it, since it is recorded later.
+    which only causes differed.
 
     Args:
         step: the first step in which a value diverges.
@@ -107,13 +104,8 @@ def choose_lead(
     """
     table, divergences = step.table, step.divergences
     effect = next((place for place in positions if not divergences.cause[place]), None)
-    if effect is None:
+    if effect is None or (effect == positions[0] and began is None):
         return None
-    if effect == positions[0] and began is None:
-        site = step.sites[effect]
-        is_output = site.kind is Kind.OUTPUT and site.phase is Phase.FORWARD
-        written = tensors_written_inside(step, site.fqn, step.order_at(effect)) if is_output else []
-        return Lead(step, written[0], written[0]) if written and written[0] in positions else None
     site, before = step.sites[effect], [step.sites[position] for position in positions[: positions.index(effect)]]
     harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
@@ -121,8 +113,7 @@ def choose_lead(
         alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
-        first = Step(step.comparison, began, Carried())
-        return Lead(first, drawn_one_sided_start(first) or 0, None)
+        return Lead(Step(step.comparison, began, Carried()), 0, None)
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
     # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
@@ -216,7 +207,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
     """At most `_MAX_ORIGINS` further origins among `positions`, in order, one per cause (`_cause_key`).
 
     Each is recorded by both runs, has the role ORIGIN for a reason in `_INDEPENDENT_REASONS`, evidence that is all
-    EQUAL, and an effect. Later calls of a module do not count, nor start values where `first` is one.
+    EQUAL, and an effect. Later calls of a module do not count.
 
     Args:
         step: the first diverging step.
@@ -238,8 +229,6 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             continue  # it may come from what was not seen, or have grown from what was let pass
         if site.call and other.reason in {"module", "own_code"}:
             continue  # its first call agrees, or is listed: what it keeps from call to call may follow from the rest
-        if other.reason == "initial" and first.phase is Phase.START:
-            continue  # one that is drawn or not takes numbers from all that are drawn after it
         if _has_effect(step, position, other):
             seen.add(key)
             others.append((position, other))
@@ -439,14 +428,12 @@ class Walk:
     def _narrow_results(self, table: Table) -> None:
         """Narrow the outcome's `results` (kinds that agree in all steps) and `results_known` by this step.
 
-        A step that trains nothing does not count, but for the first; one without an update does not narrow `results`.
+        A step without an update does not narrow `results`, but for the first.
         `hidden` becomes the kinds that are NaN throughout in this step, until it was empty once.
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
             outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
-        if outcome.results is not None and not is_training(table):
-            return
         if self.comparison.is_entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or has_updates(table):
@@ -535,7 +522,6 @@ class Walk:
         if self.last == step_a:
             return before, self.carried
         carried = self.carried.after(before, comparison.recorded_after_steps)
-        carried.rng |= {name for name, step in self.structure.random.items() if step < table.step}
         return before, carried
 
     def _add_causes(self, place: int, table: Table) -> bool:
@@ -600,9 +586,7 @@ class Walk:
             self.outcome.shared = divergence_at(step, position, judge(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
-                divergence = divergence_at(step, position, other)
-                if first.size is Size.ROUNDING or divergence.size is not Size.ROUNDING or other.reason != "module":
-                    self.outcome.origins.append((divergence, other))  # else the same numbers lie elsewhere in memory
+                self.outcome.origins.append((divergence_at(step, position, other), other))
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:

@@ -65,9 +65,11 @@ def diff_blocks(
             blocks += detail_blocks(result)
         blocks += _rest(result, len(by_rank) + len(listed), more)
     style = "" if result.verdict is Verdict.SAME else "unsure"
-    blocks += [line()] * bool(result.notes) + [line(f"Note: {clean(note)}", style) for note in result.notes]
-    renamings = (line(clean(str(renaming)), indent=2, wrap=False) for renaming in result.suggestions)
-    return [*blocks, *section("Modules that look alike under different names; to compare them:", renamings)]
+    return [
+        *blocks,
+        *([line()] * bool(result.notes)),
+        *(line(f"Note: {clean(note)}", style) for note in result.notes),
+    ]
 
 
 # --- the answer in short

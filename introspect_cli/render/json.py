@@ -73,7 +73,6 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
         **{name: plain(getattr(result, name)) for name in _DIFF},
         "findings": plain(result.explains),
         "causes": plain(result.causes),
-        "suggestions": list(map(str, result.suggestions)),
         **{name: _separate(getattr(result, name)) for name in ("training", "evaluation")},
         **findings_document(result),
         **({} if result.map is None else {"map": plain(result.map)}),

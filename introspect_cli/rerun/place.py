@@ -228,7 +228,6 @@ def build_place(
     texts: Mapping[Path, bytes] | None = None,
     *,
     revision: Revision | None = None,
-    files: Mapping[Path, Path | None] | None = None,
     links: Sequence[str] = (),
     paths: str | None = None,
 ) -> Iterator[Place]:
@@ -239,7 +238,6 @@ def build_place(
         at: a directory that holds all of it, which is emptied.
         texts: what files hold, by the user's path.
         revision: whose tree the project is; None where the project is as it lies.
-        files: other files that are copied from elsewhere, by the user's path; None for one that is left out.
         links: paths relative to the directory that are linked, and not copied, whatever they are.
         paths: PYTHONPATH of the user's; None for that of this process.
 
@@ -263,8 +261,7 @@ def build_place(
                 link(around.directory / name, place.directory / name)
             for path in around.empty:
                 place.rebuilt(path).mkdir(parents=True, exist_ok=True)
-            others = {path: path for path in around.files} | dict(files or {})
-            large = _copy({place.rebuilt(to): path for to, path in others.items() if path and to not in texts})
+            large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
             for path, data in texts.items():
                 place.rebuilt(path).unlink(missing_ok=True)
                 place.rebuilt(path).write_bytes(data)

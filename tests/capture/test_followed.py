@@ -43,28 +43,10 @@ print("argv", sys.argv[1:], "PYTHONPATH", os.environ.get("PYTHONPATH"), "follow"
 assert "torch._dynamo" not in sys.modules
 """
 """Torch's own optimizers import its compiler, which takes as long as all the rest of a process."""
-SPAWNS = """\
-import torch.multiprocessing as mp
-import torch
-
-def trains(rank):
-    exec(open("train.py").read(), {})
-
-def loads():
-    data = torch.utils.data.DataLoader(list(range(4)), num_workers=1, multiprocessing_context="spawn")
-    print(list(data))
-
-if __name__ == "__main__":
-    loads()
-    mp.spawn(trains, nprocs=1)
-"""
 FILES = {
     "train.py": TRAIN,
     "fails.py": TRAIN + "raise ValueError('too bad')\n",
-    "spawns.py": SPAWNS,
     "plain.py": "print('no torch here')\n",
-    "own/sitecustomize.py": "import os; os.environ['OWN_SITE'] = 'ran'\n",
-    "site.py": "import os, sys, torch; print(os.environ['OWN_SITE'], [p for p in sys.path if 'capture/follow' in p])\n",
     "run.sh": '#!/bin/sh\nset -e\npython plain.py\npython train.py "$@"\npython train.py again\n',
     "Makefile": "train:\n\tpython train.py\n",
     "test_it.py": "def test_training():\n    exec(open('train.py').read(), {})\n",
@@ -89,9 +71,6 @@ COMMANDS = {
     "fails": ["python", "fails.py"],
     "plain": ["python", "plain.py"],
     "isolated": ["python", "-I", "train.py"],
-    "site": ["python", "site.py"],
-    "spawns": ["--children", "all", "spawns.py"],
-    "spawns, script": ["python", "spawns.py"],
 }
 
 
@@ -108,7 +87,6 @@ def folder(tmp_path_factory):
 def write_files(folder):
     for name, text in FILES.items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     (folder / "run.sh").chmod(0o755)
 
@@ -134,8 +112,7 @@ def ended(folder):
 def follow(folder, name):
     write_files(folder)
     bin_ = str(Path(sys.executable).parent)
-    paths = [str(PACKAGE.parent), *([str(folder / "own")] if name == "site" else [])]
-    variables = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": os.pathsep.join(paths)}
+    variables = {"PATH": os.pathsep.join([bin_, os.environ["PATH"]]), "PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run(
         [sys.executable, "-m", "introspect_cli", "capture", "--no-packages", "-o", f"run {name}", *COMMANDS[name]],
         cwd=folder,

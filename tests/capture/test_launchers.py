@@ -141,6 +141,7 @@ def test_the_agent_restarts_its_processes_after_one_died(launched, introspect):
     assert "attempt 1 of the launch" in introspect("check", path).stdout
 
 
+@pytest.mark.sweep
 def test_two_nodes_without_a_common_disk_are_merged(launched, introspect, tmp_path):
     folder = launched("two nodes")
     halves = [folder / "run", folder / "other" / "run"]

@@ -151,7 +151,7 @@ def test_a_capture_that_keeps_less_says_no_more(tmp_path, kept, layout):
 # --- what libraries do to a loss: ranks divide it by the samples of all, and positions have one embedding for all
 
 
-SHARED = {"single": (1,), "ddp": (2,), "once": (2, "once")}
+SHARED = {"single": (1,), "ddp": (2,)}
 
 
 @pytest.fixture(scope="module")

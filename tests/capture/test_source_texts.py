@@ -40,7 +40,6 @@ def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
 
 LEAVES = {
     "pack": (("pack", "run", "-o", "out.zip"), ("pack", "run", "-o", "out.zip", "--no-sources")),
-    "pack at a URL": (("pack", "run", "-o", "URL", "--sources"), ("pack", "run", "-o", "URL")),
     "golden save": tuple(("golden", "save", "-o", "out", "--steps", "2", *more, "train.py") for more in KEPT_OR_NOT),
     "publish": tuple(("publish", "run", "out", *more) for more in KEPT_OR_NOT),
 }
@@ -53,10 +52,7 @@ def test_what_leaves_the_machine_has_the_texts_only_if_asked_for_and_a_pack_if_n
     project, introspect, tmp_path, verb, with_texts
 ):
     home = project("run").with_name("run-project")
-    words = [
-        {"URL": f"file://{tmp_path}/out.zip", "run": tmp_path / "run"}.get(word, word)
-        for word in LEAVES[verb][not with_texts]
-    ]
+    words = [tmp_path / "run" if word == "run" else word for word in LEAVES[verb][not with_texts]]
     done = introspect(*words, cwd=home)
     assert done.returncode == 0, done.stderr
     (packed,) = tmp_path.rglob("*.zip")

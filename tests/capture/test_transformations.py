@@ -250,6 +250,7 @@ def test_attach_and_detach_leave_nothing_behind():
         attach(torch.jit.script(model))
 
 
+@pytest.mark.sweep
 def test_what_needs_the_tool_fails_with_a_sentence_where_it_is_not_installed(tmp_path):
     model = Net()
     attach(model)

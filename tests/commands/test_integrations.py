@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -127,58 +124,6 @@ def test_a_training_of_transformers_is_recorded_and_compared(tmp_path, capfd):
     assert manifest["how"] == "returned"
     train("other", 2e-3, against=str(tmp_path / "run"), quiet=False)
     assert_compared(capfd, step=0)
-
-
-def test_a_callbacks_run_and_a_command_lines_are_the_same(tmp_path, introspect):
-    pytest.importorskip("lightning.pytorch")
-    (tmp_path / "fit.py").write_text(FIT)
-    done = introspect("capture", "--no-packages", "-o", "a", "fit.py")
-    assert done.returncode == 0, done.stderr
-    done = subprocess.run([sys.executable, "fit.py", "b"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    comparison = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
-    assert comparison.same, comparison.sentence
-    assert comparison.result.counts.steps_compared == 6
-    with introspect_cli.open_run(tmp_path / "b") as run:
-        assert run.settings["command"]["arguments"] == ["b"]
-        phases = {record.site.phase.value for step in run.steps for record in run.records(step)}
-    assert "eval" not in phases, "the sanity check and the validation are apart"
-
-
-FIT = """\
-import sys
-import lightning.pytorch as L
-import torch
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 12
-    def __getitem__(self, index):
-        return torch.ones(4) * index, torch.ones(1)
-
-class Lit(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
-    def training_step(self, batch, index):
-        return (self.net(batch[0]) - batch[1]).square().mean()
-    def validation_step(self, batch, index):
-        self.net(batch[0])
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1e-4)
-
-L.seed_everything(1)
-callbacks = []
-if sys.argv[1:]:
-    from introspect_cli.integrations.lightning import Introspect
-    callbacks = [Introspect(sys.argv[1], packages=False)]
-trainer = L.Trainer(
-    max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    enable_model_summary=False, callbacks=callbacks,
-)
-data = torch.utils.data.DataLoader(Data(), batch_size=4)
-trainer.fit(Lit(), torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True), data)
-"""
 
 
 def trained(path, **options):

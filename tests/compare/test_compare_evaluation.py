@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import torch
-from evaluated import STEPS, Net
-from lit import fit
-from neutrality import watched
 from opcapture import captured, compared, records
 from torch import nn
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.records import Phase
-
-
-def test_lightning_validates_apart(tmp_path):
-    for name, scale in (("a", 1.0), ("b", 0.5)):
-        torch.manual_seed(3)
-        net = Net()
-        with watched(tmp_path / name, eval=True):
-            fit(net, tmp_path, STEPS, scale=scale)
-    found = compared(tmp_path / "a", tmp_path / "b")
-    assert found.training.verdict is Verdict.SAME
-    assert found.first.site.fqn.endswith("criterion")
-    assert "; evaluation diverges at step " in found.sentence
 
 
 def test_a_hand_trained_model_that_only_one_capture_saw_evaluated_is_the_same(tmp_path):

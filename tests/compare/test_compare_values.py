@@ -55,6 +55,8 @@ def test_a_rewrite_alone_computes_nothing_else(name):
          "def f(x):\n    try:\n        z = g(x)\n    except E as error:\n        z = h(error)\n    return z"),
         ("def f(xs):\n    t = 0\n    for x in xs:\n        t = t + x\n    return t",
          "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
+        ("if main:\n    log = g()\n    f(log).backward()\ndef h(y):\n    rate = 1\n    return y + rate",
+         "if main:\n    rate = g()\n    loss = f(rate)\n    loss.backward()\ndef h(y):\n    return y + 1"),
     ],
 )  # fmt: skip
 def test_another_way_to_write_it_is_no_change(a, b):
@@ -80,6 +82,7 @@ def test_another_way_to_write_it_is_no_change(a, b):
         ("def f(x, y):\n    a = g(x)\n    b = h(y)\n    return a @ b",
          "def f(x, y):\n    p = g(x)\n    q = h(y)\n    return p @ p", 4),
         ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),
+        ("def f(x):\n    return max(x)", "max = min\ndef f(x):\n    return max(x)", 1),
     ],
 )  # fmt: skip
 def test_what_differs_has_the_line_of_the_smallest_part(a, b, line):

@@ -55,6 +55,7 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     assert written(kept) == times
 
 
+@pytest.mark.sweep
 def test_the_bad_revision_ends_soon_after_its_first_divergence(repository: Path):
     slow = '"1.001" in model.__loader__.get_data(model.__file__).decode()'  # the bad one waits, until it is ended
     script = (

@@ -18,7 +18,7 @@ from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 from introspect_cli.rerun.changes.search import Search
-from introspect_cli.rerun.changes.sides import Sides, different_files
+from introspect_cli.rerun.changes.sides import Sides
 from introspect_cli.rerun.commits import Command
 from introspect_cli.rerun.place import Surroundings, build_place, survey
 from introspect_cli.rerun.recipe import Recipe
@@ -120,18 +120,6 @@ def test_of_many_changes_one_takes_few_runs_and_no_more_are_made_than_were_allow
     else:
         assert not proof.proven
         assert "not finished after 12 runs (--max-runs)" in proof.sentence
-
-
-def test_a_file_that_lies_in_both_directories_is_no_change_where_one_is_younger_than_its_run(tmp_path):
-    grounds = []
-    for name, before in (("a", 200.0), ("b", 100.0)):
-        root = tmp_path / name
-        root.mkdir()
-        for file, text in (("data.bin", "data"), ("log.txt", name)):
-            (root / file).write_text(text)
-            os.utime(root / file, (150, 150))
-        grounds.append(survey(root, root, (), before, tmp_path / "runs"))
-    assert [name for name, _, _ in different_files(*grounds)] == ["log.txt"]
 
 
 # Real runs.
@@ -268,7 +256,7 @@ def test_sources_that_were_edited_since_come_from_the_runs_and_arguments_are_cha
     assert "--lr: - -> 0.2" in answer.stdout
 
 
-def test_another_file_in_the_other_directory_is_found(first, tmp_path):
+def test_a_configuration_file_in_the_other_directory_is_found(first, tmp_path):
     b = project(tmp_path / "exp2")
     (b / "data.json").write_text("[1.0, 0.5, 2.5]")
     os.utime(b / "data.json", (1e9, 1e9))
@@ -379,16 +367,3 @@ def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, mo
     assert (root / "lib" / "__init__.py").read_bytes() == b""
     assert place.rebuilt_word(f"--out={root}/new") == f"--out={place.rebuilt(root)}/new"
     assert place.rebuilt_word("--out=new") == "--out=new"
-
-
-def test_what_would_be_much_to_copy_is_linked_the_largest_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("introspect_cli.rerun.place.MAX_COPIED_BYTES", 100)
-    (tmp_path / "project" / ".git").mkdir(parents=True)
-    for name, size in (("large", 70), ("small", 50)):
-        (tmp_path / "project" / name).write_bytes(bytes(size))
-    around = survey(tmp_path / "project", tmp_path / "project", (), None, tmp_path / "out")
-    with build_place(around, tmp_path / "out") as place:
-        assert (place.directory / "large").is_symlink()
-        assert not (place.directory / "small").is_symlink()
-        assert place.large == (tmp_path / "project" / "large",)
-    assert not (tmp_path / "out").exists()

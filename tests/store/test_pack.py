@@ -166,15 +166,6 @@ def test_a_run_is_read_from_a_web_server(tmp_path):
         open_run(url.replace("a.zip", "c.zip"))
 
 
-def test_a_pack_can_be_sent(introspect, tmp_path):
-    pytest.importorskip("fsspec")
-    pair(tmp_path)
-    done = introspect("pack", "a", "-o", f"file://{tmp_path / 'sent.zip'}")
-    assert done.returncode == 0, done.stderr
-    assert "introspect: sending" in done.stderr
-    assert introspect("diff", "sent.zip", "a").returncode == 0
-
-
 def test_labels_are_listed_and_change_nothing_recorded(introspect, tmp_path):
     pair(tmp_path)
     assert introspect("runs", "label", "a", "before the new tokenizer").returncode == 0

@@ -22,7 +22,7 @@ from introspect_cli.compare.settings.documents import notes_on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.step.overview import strip_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
-from introspect_cli.compare.terms.names import owner_of, suggest_renames
+from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import how_far, thing, what
@@ -192,9 +192,6 @@ def _diverged_answer(
         settings=settings,
         findings=(*findings, *origins),
         notes=tuple(dict.fromkeys(filter(None, notes))),
-        suggestions=suggest_renames(best.paired.a, best.paired.b, best.match.asked)
-        if at.cause.reason in {"structure", "initial"}
-        else (),
         counts=compared.counts,
         map=best.heat.result() if best.heat is not None else None,
         defined_in=_defined_in(at),

@@ -62,6 +62,7 @@ class Version:
         names: what names mean.
         words: all identifiers.
         bound: those that its files bind.
+        read_inside: names that functions and classes read and do not bind.
     """
 
     texts: Mapping[str, str]
@@ -73,6 +74,7 @@ class Version:
     names: Names = field(default_factory=Names)
     words: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
+    read_inside: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Parse all files at once and fill `nodes`, `words` and `bound`; SyntaxError for one that cannot be parsed."""
@@ -82,6 +84,9 @@ class Version:
             self.statements[file] = list(_statements(tree, ""))
             for node, name in _definitions(tree.body, ""):
                 self.nodes[file, name] = node
+                used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+                stored = {each.id for each in used if isinstance(each.ctx, ast.Store)}
+                self.read_inside |= {each.id for each in used} - stored
             for node in ast.walk(tree):
                 names = {str(word) for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
                 self.words |= names
@@ -372,8 +377,9 @@ def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> st
 def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
-    A name that moved to another file with an equal value is none. Where effects do not differ, calls that are made
-    another number of times are differences.
+    A name of a file that moved to another file with an equal value is none, nor one that a version alone binds: what
+    reads it differs, unless both versions' functions read it, as where it hides a builtin. Where effects do not differ,
+    calls that are made another number of times are differences.
     """
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]
@@ -382,7 +388,12 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         if not place[1]:
             moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
             both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
-            sides = tuple([e for e in effects if e.key not in moved - both] for effects in sides)  # type: ignore[assignment] # of two
+            names = [{e.parts[0] for e in effects if e.kind == "defines"} for effects in sides]
+            new = (names[0] ^ names[1]) - (a.read_inside & b.read_inside)
+            sides = tuple(
+                [e for e in effects if e.key not in moved - both and not (e.kind == "defines" and e.parts[0] in new)]
+                for effects in sides
+            )  # type: ignore[assignment] # of two
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))

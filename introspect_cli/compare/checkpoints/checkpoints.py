@@ -162,7 +162,6 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
         candidates=(first,) if first is not None else (),
         divergences=tuple(every if asked.limit is None or asked.whole_step else every[: asked.limit]),
         notes=tuple(notes),
-        suggestions=(),
         counts=replace(answer.counts, diverged=len(every)),
         training=None,
         evaluation=None,

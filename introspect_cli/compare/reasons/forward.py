@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,7 +17,6 @@ from introspect_cli.compare.step.rests_on import (
     RESTS_ON,
     Place,
     batches,
-    calls_left_out,
     loss,
     outputs,
     random_at_start,
@@ -26,7 +24,7 @@ from introspect_cli.compare.step.rests_on import (
     trained,
 )
 from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing
-from introspect_cli.compare.terms.names import THEN, ancestors
+from introspect_cli.compare.terms.names import THEN
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.words import is_kept, same_values
@@ -66,8 +64,7 @@ def own_code_cause(step: Step, position: int) -> Cause | None:
         evidence = rests_on(step, Place(site, order, start=start), edges)
         return cause("own_code", *evidence, module=site.fqn, after=after)
     # The module that is given a parameter is not under way yet, and the one around it has made that.
-    around = step.calls.around if site.kind is Kind.PARAM else partial(parent_call, step)
-    running = around(site.fqn, order)
+    running = step.calls.around(site.fqn, order)
     if running is None:
         return None
     parent, start, call = running
@@ -110,22 +107,6 @@ def _call_is_fed(step: Step, phase: Phase, fqn: str, call: int, start: float, or
         or step.tensors_differ(fqn, order)
         or step.rng_differs()
     )
-
-
-def parent_call(step: Step, fqn: str, order: float) -> tuple[str, float, int] | None:
-    """(FQN, sequence number of its start, call number) of the innermost call in which `fqn` is called; None for none.
-
-    Args:
-        step: the step.
-        fqn: of the module that is called.
-        order: sequence number of that call.
-    """
-    around = step.calls.around(fqn, order)
-    for parent in ancestors(fqn):
-        calls = step.calls.running(parent, order)
-        if calls is not None:
-            return around if around is not None and around[1] > calls[0] else (parent, *calls)
-    return around
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:
@@ -250,7 +231,7 @@ def left_in_module(at: View) -> Iterator[str]:
 
 def left_in_own_code(at: View) -> Iterator[str]:
     """Codes of the remaining causes: the forward code; state kept from earlier calls, if there were any."""
-    around = parent_call(at.step, at.site.fqn, at.first.sequence) if at.cause.before else None
+    around = at.step.calls.around(at.site.fqn, at.first.sequence) if at.cause.before else None
     yield "forward-code"
     if at.steps_before or (around[2] if around else at.site.call):
         yield "kept-from-calls"
@@ -351,11 +332,10 @@ def script_cause(step: Step, position: int) -> Cause | None:
     site, order = step.sites[position], step.order_at(position)
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
-    around = step.calls.around if site.kind is Kind.PARAM else partial(parent_call, step)
-    if around(site.fqn, order) is not None or step.anything_before(order):
+    if step.calls.around(site.fqn, order) is not None or step.anything_before(order):
         return None
     evidence = evidence_of("script", step, position)
-    if calls_left_out(step, site.fqn):
+    if step.comparison.leaves_modules_out:
         return cause("script", *evidence, LEFT_OUT)
     known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
     return cause("script", *evidence, *known)
@@ -363,9 +343,15 @@ def script_cause(step: Step, position: int) -> Cause | None:
 
 @finds("script", "loss")
 def find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in b's step; nothing for reason `structure`."""
+    """Finding where a module runs a different number of times in b's step.
+
+    Nothing for reason `structure`, nor where the divergence is in a call of that module that both runs make: there the
+    number of calls follows, as with a solver that takes more steps for other values.
+    """
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
+        if f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one, two):
+            return
         yield found("calls", module=name, a=often(one), b=often(two))
 
 

@@ -127,14 +127,9 @@ class Comparison(Sides):
 
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
-        """Masks of sites that are divergences if only a, and if only b, has them.
-
-        As `watched.covered`; if the other run updates by hand (`by_hand`), not those of the optimizer phase.
-        """
+        """Masks of sites that are divergences if only a, and if only b, has them (`watched.covered`)."""
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
-        one, two = covered(self.alignment, *self.manifests, same_start=same_start)
-        before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
-        return (one & before if self.by_hand[1] else one), (two & before if self.by_hand[0] else two)
+        return covered(self.alignment, *self.manifests, same_start=same_start)
 
     @cached_property
     def by_hand(self) -> tuple[bool, bool]:
@@ -255,14 +250,6 @@ class Comparison(Sides):
         """FQNs of parameters and buffers that either run recorded after optimizer steps, in any step."""
         after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
         return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
-
-    @cached_property
-    def recorded_at_start(self) -> frozenset[str]:
-        """FQNs of parameters and buffers that both runs recorded with the phase `start` in the first step of each."""
-        readers = (self.a, self.alignment.a), (self.b, self.alignment.b)
-        codes = [kind_code(kind) for kind in _TENSORS]
-        one, two = ({fqn for kind, fqn, _ in At.first(*side).tensors(Phase.START) if kind in codes} for side in readers)
-        return frozenset(one & two)
 
     @cached_property
     def _tensors_of_owner(self) -> dict[str, set[str]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, joint_known, worst_of
-from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.terms.names import FORWARD, ancestors
 from introspect_cli.compare.terms.sites import FLOWING_BACK, KINDS, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.compare.terms.words import some
@@ -76,24 +76,6 @@ def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
     table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
     later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
     return any(step.repeats_last(union, side) is False for union in later for side in "ab")
-
-
-def tensors_written_inside(step: Step, fqn: str, order: float) -> list[int]:
-    """Positions of divergences of tensors of modules inside `fqn` that the forward pass changed before `order`.
-
-    Only of modules whose call had ended before `order`, whose inputs and outputs do not differ, and of tensors that are
-    EQUAL at `order`: each is recorded after `order`, though it was changed earlier.
-    """
-    phases = {Kind.PARAM: Phase.FORWARD, Kind.BUFFER: Phase.OPTIMIZER}  # as a forward pass, or the step, leaves them
-    return [
-        position
-        for position, site in enumerate(step.sites)
-        if phases.get(site.kind) is site.phase
-        and (owner := owner_of(site.fqn)).startswith(f"{fqn}.")
-        and any(ended < order < step.order_at(position) for _, ended in step.calls.spans_of(owner))
-        and not step.differing(Kind.INPUT, owner) + step.differing(Kind.OUTPUT, owner)
-        and tensor_known(step, site.fqn, site.kind, order) is Known.EQUAL
-    ]
 
 
 def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
@@ -306,8 +288,6 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
             facts.append(Evidence(thing, worst_of(answers), needed=True))
         if place.site.phase is Phase.FORWARD and any(is_written_later(step, name, kind, place.order) for name in names):
             facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
-    if place.start >= 0 and tensors_written_inside(step, fqn, place.order):
-        facts.append(Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True))
     if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
         facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
     return facts
@@ -316,12 +296,10 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 def outputs(step: Step, place: Place) -> list[Evidence]:
     """Edge: all module outputs before the place.
 
-    `LEFT_OUT` instead where what was recorded agrees but root outputs lack.
-
-    That is only asked where a capture was told to leave modules out.
+    `LEFT_OUT` instead where what was recorded agrees, but a capture was told to leave modules out.
     """
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
-    return [LEFT_OUT if _is_left_out(step, state, place.order) else Evidence(Thing.OUTPUTS, state, needed=True)]
+    return [_unless_left_out(step, Evidence(Thing.OUTPUTS, state, needed=True))]
 
 
 def unseen(step: Step, place: Place) -> list[Evidence]:
@@ -335,8 +313,7 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
 
 def forward(step: Step, place: Place) -> list[Evidence]:
     """Edge: module inputs and outputs before the place; `LEFT_OUT` instead under the condition of `outputs`."""
-    (flow,) = _flow(step, place)
-    return [LEFT_OUT if _is_left_out(step, flow.known, place.order) else flow]
+    return [_unless_left_out(step, flow) for flow in _flow(step, place)]
 
 
 _flow = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
@@ -346,33 +323,10 @@ LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
 """The modules that a capture was told to leave out."""
 
 
-def calls_left_out(step: Step, fqn: str) -> bool:
-    """Whether a capture left out modules, so that one of them may have produced this module's input.
-
-    True if the module has a parent, or another root has submodules.
-    """
-    if not step.comparison.leaves_modules_out:
-        return False
-    root, names = fqn.partition(".")[0], {name for tree in step.modules for name in tree}
-    others = {name for name in names if "." not in name and name != root}
-    return bool(owner_of(fqn)) or any(name.partition(".")[0] in others and "." in name for name in names)
-
-
-def _is_left_out(step: Step, state: Known, order: float) -> bool:
-    """Whether no root output before `order` was seen, because modules were left out, though what was seen agrees.
-
-    Args:
-        step: the step.
-        state: joint state of the outputs seen; one other than EQUAL and WITHIN gives False.
-        order: position in run a's sequence.
-    """
-    if state not in {Known.EQUAL, Known.WITHIN} or not step.comparison.leaves_modules_out:
-        return False
-    sites = step.of(Kind.OUTPUT, FORWARD)
-    roots = [
-        number for number in sites if not owner_of(step.alignment.fqn[number]) and step.table.order_of[number] < order
-    ]
-    return step.known(roots) is Known.UNSEEN
+def _unless_left_out(step: Step, fact: Evidence) -> Evidence:
+    """The fact, or `LEFT_OUT` where it is that things agree, and a capture was told to leave modules out."""
+    agrees = fact.known in {Known.EQUAL, Known.WITHIN}
+    return LEFT_OUT if agrees and step.comparison.leaves_modules_out else fact
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:

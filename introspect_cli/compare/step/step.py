@@ -37,23 +37,6 @@ class Calls:
         """Keep the table; calls are looked up at the first question."""
         self._table, self._of = table, comparison.of
         self._is_gathered = comparison.gathered is not None
-        self._by_name: dict[str, tuple[list[float], list[int], dict[int, float]]] = {}
-
-    def running(self, fqn: str, order: float) -> tuple[float, int] | None:
-        """(order of its first input, call number) of the last call of `fqn` that had begun at `order`; None for none.
-
-        Args:
-            fqn: the module.
-            order: position in run a's sequence; an input at it counts.
-        """
-        if fqn not in self._by_name:
-            inputs = self._of(Kind.INPUT, FORWARD, fqn)
-            inputs = inputs[np.argsort(self._table.order_of[inputs], kind="stable")]
-            orders, calls = self._table.order_of[inputs].tolist(), self._table.alignment.call[inputs].tolist()
-            self._by_name[fqn] = orders, calls, dict(zip(reversed(calls), reversed(orders), strict=True))
-        orders, calls, starts = self._by_name[fqn]
-        place = bisect_right(orders, order) - 1
-        return None if place < 0 else (starts[calls[place]], calls[place])
 
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
         """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
@@ -335,17 +318,9 @@ class Step:
     # --- tensors, and calls
 
     def is_recorded_before(self, fqn: str) -> bool:
-        """Whether the tensor's value before this step is on record in both runs.
-
-        That is, both have a record of it in the previous step; or both have one at their start, in any step after a's
-        first.
-        """
-        before = self.before
-        if before is not None:
-            sites = self.alignment.by_fqn[fqn]
-            if all(np.isin(sites, recorded).any() for recorded in (before.sites_a, before.sites_b)):
-                return True
-        return self.number > self.comparison.a.entry(0).step and fqn in self.comparison.recorded_at_start
+        """Whether both runs have a record of the tensor in the previous step."""
+        recorded = (self.before.sites_a, self.before.sites_b) if self.before is not None else ((), ())
+        return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in recorded)
 
     def sequence_of(self, sites: list[int]) -> float | None:
         """Lowest order in run a of these sites; None where a has none of them in the step."""

@@ -65,7 +65,7 @@ class Structure:
     _looked: bool = False
 
     def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add a step's one-sided rows and random states.
+        """Add a step's one-sided rows and random states; tensors that a script saves are no structure.
 
         Merges are looked for once: in the first step in which both runs have one-sided rows.
 
@@ -74,7 +74,8 @@ class Structure:
             layouts: of a and of b.
         """
         for only, half in zip(self.only, causes.halves, strict=True):
-            only.update(dict.fromkeys(half.sites[half.only].tolist()))
+            sites = half.sites[half.only]
+            only.update(dict.fromkeys(sites[~of_kinds(self.alignment.kind[sites], (Kind.PRODUCT,))].tolist()))
             self._sort_one_sided_modules(half)
         for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
@@ -262,7 +263,7 @@ def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureCha
     changes = []
     for side, told, calls in zip("ab", of_sides, further, strict=True):
         changes += [*told, *_changes_of_calls(alignment, side, calls)]
-    return changes
+    return list(dict.fromkeys(changes))  # more calls in a in one step and in b in another are one change
 
 
 def _changes_of_names(
@@ -332,7 +333,7 @@ def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[i
     changes = []
     for much, members in groups.items():
         name = star(members[0].split(".")) if len(members) > 1 else members[0]
-        text = f"only {side} has {much}" if much else f"{name} runs more often in {side}"
+        text = f"only {side} has {much}" if much else f"{name} runs a different number of times in b"
         changes.append(StructureChange("calls", name, name, text))
     return changes
 

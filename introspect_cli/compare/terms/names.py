@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +17,6 @@ from introspect_cli.records import DRAWN_BEFORE, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.read.step_reader import Reader
 
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 """Phases in which modules are called."""
@@ -100,22 +99,6 @@ def strip_wrappers(fqn: str) -> str:
     return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
 
 
-class Renaming(NamedTuple):
-    """A suggested `--rename`.
-
-    Attributes:
-        old: regular expression for FQNs of a.
-        new: its replacement in b.
-    """
-
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        """As an option of `diff`: `--rename 'old=new'`."""
-        return f"--rename '{self.old}={self.new}'"
-
-
 def parse_rename(text: str) -> tuple[str, str]:
     r"""(pattern, replacement) of the text `OLD=NEW`, cut at its first `=`; `\=` stands for an equals sign.
 
@@ -196,9 +179,6 @@ def numbered_children(names: Iterable[str]) -> Counter[str]:
 
 # --- trees of modules
 
-Inside = tuple[str, str, tuple[str, ...]]
-"""Name below another module, class and parameters of a module."""
-
 
 def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
     """The modules as they are at `step`, by the last of each module's entries up to it; where None, by its first entry.
@@ -225,42 +205,3 @@ def _joined_attributes(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
         if name in held and held[name].split(THEN)[-1] != text:
             texts[name] = f"{held[name]}{THEN}{text}"
     return replace(after, attributes=tuple(texts.items()))
-
-
-def suggest_renames(a: Reader, b: Reader, rename: Rename | None) -> tuple[Renaming, ...]:
-    """At most five renamings of outermost modules of a alone to ones of b alone that hold the same.
-
-    The same are relative names, classes and parameters of all modules inside.
-
-    Args:
-        a: reader of a rank of a.
-        b: reader of the rank of b.
-        rename: renaming of a's names that is in force; None for none.
-    """
-    inside_a, inside_b = _modules_inside(a, rename or str), _modules_inside(b, str)
-    lost, new = _outermost(inside_a, inside_b), _outermost(inside_b, inside_a)
-    suggestions = []
-    for name in lost:
-        other = next((other for other in new if inside_b[other] == inside_a[name]), None)
-        if other is not None:
-            new.remove(other)
-            suggestions.append(Renaming(rf"^{re.escape(name)}\b", other))
-    return tuple(suggestions[:5])
-
-
-def _modules_inside(reader: Reader, rename: Rename) -> dict[str, set[Inside]]:
-    """By module, the (relative name, class, parameters) of each module inside it, after `rename`.
-
-    Of a module with none inside, its own, with "" as its name.
-    """
-    inside: dict[str, set[Inside]] = {}
-    tree = {rename(module.fqn): module for module in tree_at(reader.modules)}
-    for fqn, module in tree.items():
-        for head in (fqn, *ancestors(fqn)):
-            inside.setdefault(head, set()).add((fqn[len(head) :], module.module_class, module.parameters))
-    return {fqn: {part for part in parts if part[0]} or parts for fqn, parts in inside.items() if fqn in tree}
-
-
-def _outermost(names: Collection[str], others: Collection[str]) -> list[str]:
-    """Those of `names` that are not in `others`, and whose parent is in `others` or not in `names`, in order."""
-    return [name for name in names if name not in others and (owner_of(name) in others or owner_of(name) not in names)]

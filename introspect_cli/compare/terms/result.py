@@ -15,7 +15,6 @@ from introspect_cli.labels import Labels, both_words
 
 if TYPE_CHECKING:
     from introspect_cli.compare.elements import Elements
-    from introspect_cli.compare.terms.names import Renaming
     from introspect_cli.records import Site, Summary
 
 
@@ -300,7 +299,6 @@ class DiffResult:
         divergences: what was asked to be listed, in order; the counts cover all of them.
         settings: settings that differ, the strongest explanation first.
         notes: what was not compared, and what else a reader must know.
-        suggestions: renames worth trying next, as options of `diff`.
         counts: how much was compared.
         map: modules by steps, when asked for.
         defined_in: `file:line` of the class of the first divergence's module; "" where unknown.
@@ -327,7 +325,6 @@ class DiffResult:
     divergences: tuple[Divergence, ...] = ()
     settings: tuple[SettingChange, ...] = ()
     notes: tuple[str, ...] = ()
-    suggestions: tuple[Renaming, ...] = ()
     counts: Counts = field(default_factory=Counts)
     map: DivergenceMap | None = None
     defined_in: str = ""

@@ -139,21 +139,17 @@ class Attempts:
         The run is named by a hash of all that goes in. UsageError where other files than these were imported.
         """
         recipe, variables = self._command_with(elements)
-        files = {item.name: item.a for item in on_axis(self.elements, "file")}
-        files |= {item.name: item.b for item in on_axis(elements, "file")}
         described = [
             sorted((name, source_digest(data)) for name, data in sources.items()),
-            sorted((name, str(path)) for name, path in files.items()),
             [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
             sorted(variables.items()),
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
         around, places = self.sides.around, self.sides.places
         texts = {places[name]: data for name, data in sources.items()}
-        others = {around.tops[0] / name: path for name, path in files.items()}
         paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
         at = self.output / "variants" / name
-        with build_place(around, at, texts, files=others, links=self.command.links, paths=paths) as place:
+        with build_place(around, at, texts, links=self.command.links, paths=paths) as place:
             words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
             done = capture(self.output / name, place, words, variables, recipe.python, again=False)
         self._check_imported(done, sources)

@@ -1,4 +1,4 @@
-"""What differs between two runs and can be changed by itself: a statement, a value, a setting, another file."""
+"""What differs between two runs and can be changed by itself: a statement, a value, a setting."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DOCUMENTS = {"argument": "command", "environment": "environment", "capture": "s
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between the runs that is not a text: a setting or another file.
+    """A difference between the runs that is not a text: a setting.
 
     Attributes:
-        axis: `argument`, `environment`, `capture`, or `file` for one that is no source.
-        name: option, variable, or path in the project.
-        a: its value in run a; None where absent. A list for options of several values, True for a flag; a file's path.
+        axis: `argument`, `environment` or `capture`.
+        name: option or variable.
+        a: its value in run a; None where absent. A list for options of several values, True for a flag.
         b: its value in run b.
     """
 
@@ -52,16 +52,13 @@ def place_of(element: Element) -> str:
 
 
 def kind_of(element: Element) -> str:
-    """`statement`, `value`, ... (a change's unit), `setting` or `other file`."""
-    if isinstance(element, Change):
-        return element.unit
-    return "other file" if element.axis == "file" else "setting"
+    """`statement`, `value`, ... (a change's unit), or `setting`."""
+    return element.unit if isinstance(element, Change) else "setting"
 
 
 def count_by_kind(elements: Collection[Element]) -> str:
     """How many there are of what kind: `37 changes in 6 files and 2 differing settings`."""
     files = [element.file for element in elements if isinstance(element, Change)]
-    files += [element.name for element in on_axis(elements, "file")]
     settings = count(len(elements) - len(files), "differing setting")
     changes = f"{count(len(files), 'change')} in {count(len({*files}), 'file')}"
     return settings if not files else changes if len(files) == len(elements) else f"{changes} and {settings}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,13 @@ from introspect_cli.rerun.variant import started_at
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.terms.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 _SHOWN = 5
-_LARGEST = 256 * 2**20
-"""Bytes above which files of equal size count as equal, unread."""
 _UNRANKED = 1 << 30
 
 
@@ -92,9 +89,10 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     if packages:
         unknown.append(f"{count(len(packages), 'package')} of another version: {some(packages, _SHOWN)}")
     places = {name: place_of_source(name, recipe, one.root) for name in {*texts_a, *texts_b}}
-    places |= {text.name: text.places[0] for text in opened}
-    places_b = {*two.places.values(), *(text.places[1] for text in opened)}
-    around, files = _survey_ab((a, b), (one.root, two.root), (recipe, recipe_b), ({*places.values()}, places_b), output)
+    places |= {text.name: text.place for text in opened}
+    times, is_one = [started_at(run) for run in (a, b)], os.path.realpath(one.root) == os.path.realpath(two.root)
+    before = times[0] if not is_one else None if None in times else min(filter(None, times))
+    around = survey(one.root, recipe.directory, {*places.values()}, before, output)
     changes = _changed_sources(texts_a, texts_b, differing)
     changes += [change for text in opened for change in edits_of(text.name, text.a, text.b)]
     return Sides(
@@ -103,7 +101,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         places=places,
         a=texts_a | {text.name: text.a for text in opened},
         b=texts_b | {text.name: text.b for text in opened},
-        elements=(*changes, *settings, *files),
+        elements=(*changes, *settings),
         unknown=tuple(unknown),
     )
 
@@ -141,70 +139,6 @@ def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, s
     return {name_b: name_a} if name_a not in b.sources and name_b in b.sources else {}
 
 
-# --- other files
-
-
-def _survey_ab(
-    runs: tuple[Run, Run],
-    roots: tuple[Path, Path],
-    recipes: tuple[Recipe, Recipe],
-    given: tuple[Collection[Path], Collection[Path]],
-    output: Path,
-) -> tuple[Surroundings, list[Difference]]:
-    """What lies around a, and which other files differ where b's project is another directory.
-
-    Args:
-        runs: a and b, as in all pairs.
-        roots: their projects.
-        recipes: how they can be run again.
-        given: paths of the sources and configuration files whose texts are known; these are left out.
-        output: directory of variants and their runs, which is left out.
-
-    Returns:
-        the surroundings without files changed after a run started, since the run may have written them; and the
-        differing files, [] where both runs have one project.
-    """
-    times = [started_at(run) for run in runs]
-    if os.path.realpath(roots[0]) == os.path.realpath(roots[1]):
-        known = [time for time in times if time is not None]
-        before = min(known) if len(known) == len(times) else None
-        return survey(roots[0], recipes[0].directory, given[0], before, output), []
-    one, two = (
-        survey(root, recipe.directory, paths, before, output)
-        for root, recipe, paths, before in zip(roots, recipes, given, times, strict=True)
-    )
-    return one, [Difference("file", *file) for file in different_files(one, two)]
-
-
-def different_files(one: Surroundings, two: Surroundings) -> list[tuple[str, Path | None, Path | None]]:
-    """(name, path in a, path in b) of files that differ between two projects; None for a missing file.
-
-    A file that only one survey lists, since the other's is newer than the run, is compared all the same.
-    """
-    listed = _files_by_name(one), _files_by_name(two)
-    rows = []
-    for name in sorted({*listed[0], *listed[1]}):
-        paths = [side.tops[0] / name for side in (one, two)]
-        if not all(path.is_file() for path in paths) or not _are_equal(*paths):
-            rows.append((name, listed[0].get(name), listed[1].get(name)))
-    return rows
-
-
-def _files_by_name(side: Surroundings) -> dict[str, Path]:
-    """Files of the project that a rebuilt place gets, by path in the project."""
-    files = [path for path in side.files if path.is_relative_to(side.tops[0]) and path.is_file()]
-    return {os.path.relpath(path, side.tops[0]): path for path in files}
-
-
-def _are_equal(one: Path, two: Path) -> bool:
-    """Whether two files have equal bytes (above `_LARGEST` bytes: equal sizes); True where one cannot be read."""
-    try:
-        size = one.stat().st_size
-        return size == two.stat().st_size and (size > _LARGEST or filecmp.cmp(one, two, shallow=False))
-    except OSError:
-        return True
-
-
 # --- the likeliest first
 
 
@@ -225,8 +159,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
             found = ((place, one.likely) for place, one in ranked if overlaps(element, one.change))
             place, likely = next(found, (_UNRANKED, False))
             return (settings.get(element.file, _UNRANKED) if likely else _UNRANKED, place)
-        is_setting = isinstance(element, Difference) and element.axis != "file"
-        return (settings.get(_setting_name(element), _UNRANKED + is_setting), 0)
+        return (settings.get(_setting_name(element), _UNRANKED + isinstance(element, Difference)), 0)
 
     ordered = tuple(sorted(elements, key=order))
     likely = [order(element)[0] < _UNRANKED and _setting_name(element) in explaining for element in ordered]

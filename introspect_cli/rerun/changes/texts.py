@@ -155,13 +155,13 @@ class OpenedText:
 
     Attributes:
         name: as the runs name it.
-        places: where it lies for a, and for b.
+        place: where it lies for a.
         a: what it held for a.
         b: what it held for b.
     """
 
     name: str
-    places: tuple[Path, Path]
+    place: Path
     a: str
     b: str
 
@@ -203,8 +203,8 @@ def opened_texts(
             for run, digest, place in zip(runs, (one[name], two[name]), at, strict=True)
         ]
         if held[0] is not None and held[1] is not None:
-            texts.append(OpenedText(name, (at[0], at[1]), held[0], held[1]))
-        elif at[0] == at[1]:
+            texts.append(OpenedText(name, at[0], held[0], held[1]))
+        else:
             unknown.append(f"{name}: it differs, and what it held is not kept")
     return texts, unknown
 

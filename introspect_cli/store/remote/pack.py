@@ -307,13 +307,3 @@ def fetch_pack(url: str) -> Path:
         raise (
             NoRunError(f"there is no run at {url}: check the URL") if isinstance(failed, NothingThereError) else failed
         ) from None
-
-
-def upload(file: Path, url: str) -> None:
-    """Upload `file` to `url`, with a line on stderr; StoreError where that fails."""
-    storage = Storage(url)
-    sys.stderr.write(f"introspect: sending {file.stat().st_size / 1e6:,.1f} MB to {url}\n")
-    try:
-        storage.system.put_file(str(file), storage.root)
-    except Exception as error:
-        raise failure("send to", url, error) from None
