@@ -34,8 +34,8 @@ import numpy as np
 
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.terms.at import At, Tensor, tensor_of
-from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.compare.terms.result import Part, Restored, Resumption
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import OTHER, WITHIN
 from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
@@ -48,7 +48,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from introspect_cli.compare.steps import Sides
+    from introspect_cli.compare.step.comparison import Sides
     from introspect_cli.compare.terms.at import State, StateKey
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.read.step_reader import Reader

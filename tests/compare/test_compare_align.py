@@ -6,10 +6,9 @@ from small_runs import train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import parse_rename
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.result import Restored, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.read.run import open_run
