@@ -79,6 +79,16 @@ class TestSteps:
             compare_runs(a, b, DiffOptions())
         assert set(opened) <= {0, 29, 30, 49}
 
+    @pytest.mark.parametrize(("stopped", "verdict"), [(True, Verdict.UNDECIDED), (False, Verdict.DIVERGED)])
+    def test_what_an_interrupt_cut_off_is_no_divergence(self, diff, stopped, verdict):
+        def rows(moved, names=("weight", "bias")):
+            after = [row("optimizer", "param", f"Net.{name}", X + moved, module_class="SGD") for name in names]
+            return [*chain(["Net"])[0], row("loss", "loss", "loss", X[0, 1]), *after]
+
+        about = {"manifest": {"how": "interrupt", "remainder": True}} if stopped else {}
+        result = diff([rows(1), rows(2)], [rows(1), rows(2, ["weight"])], about_b=about)
+        assert result.verdict is verdict
+
     def test_a_module_without_parameters_is_an_origin_even_then(self, diff):
         def steps(value):
             return [[row("forward", "input", "Net.act", X, path="[0]"), row("forward", "output", "Net.act", value)]]
