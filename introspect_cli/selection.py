@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.schedule.rules import Schedule
     from introspect_cli.store.read.run import Run
 
-_RANKS_HELP = "give numbers separated by commas, such as 0,3, or one-per-replica, or all"
+_RANKS_HELP = "give numbers separated by commas, such as 0,3, or all"
 
 
 def words(texts: Iterable[str]) -> tuple[str, ...]:
@@ -207,19 +207,17 @@ class Selection:
         kinds: kinds that count; empty for all.
         modules: globs of FQNs that count, each with all that is inside; empty for all.
         ranks: ranks that count; empty for all.
-        replicas: whether of ranks that are copies of one another the lowest alone counts.
     """
 
     steps: Schedule | Labelled | None = None
     kinds: frozenset[Kind] = field(default_factory=frozenset)
     modules: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
-    replicas: bool = False
 
     @property
     def narrowed(self) -> bool:
         """Whether anything is left out: steps, kinds, modules or ranks."""
-        return bool(self.steps or self.kinds or self.modules or self.ranks or self.replicas)
+        return bool(self.steps or self.kinds or self.modules or self.ranks)
 
     def wants_step(self, step: int) -> bool:
         """Whether a step is selected; labels must be numbers by now (`check_selection`)."""
@@ -228,7 +226,7 @@ class Selection:
         return self.steps is None or self.steps.wants(step)
 
     def wants_rank(self, rank: int) -> bool:
-        """Whether a rank is selected; `one-per-replica` must be numbers by now (`check_selection`)."""
+        """Whether a rank is selected."""
         return not self.ranks or rank in self.ranks
 
     def wants(self, kind: Kind, fqn: str) -> bool:
@@ -252,8 +250,7 @@ def read_selection(
         steps=None if steps is None else parse_steps(steps),
         kinds=parse_kinds([kinds] if isinstance(kinds, str) else kinds),
         modules=words([modules] if isinstance(modules, str) else modules),
-        ranks=() if ranks in (None, "", ALL_RANKS, ONE_PER_REPLICA) else parse_ranks(str(ranks)),
-        replicas=ranks == ONE_PER_REPLICA,
+        ranks=() if ranks in (None, "", ALL_RANKS) else parse_ranks(str(ranks)),
     )
 
 
@@ -270,7 +267,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
             same.
 
     Returns:
-        the selection, with numbers for steps asked for by label and for ranks asked for as `one-per-replica`.
+        the selection, with numbers for steps asked for by label.
 
     Raises:
         UsageError: a glob matches no module, a kind was not recorded, a step or rank is in none of the runs.
@@ -278,8 +275,6 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
     if not selection.narrowed:
         return selection
     where, has = (f"{runs[0].path}", "it has") if len(runs) == 1 else ("either run", "they have")
-    if selection.replicas:
-        selection = replace(selection, ranks=_one_per_replica(runs, where))
     ranks = sorted({rank for run in runs for rank in run.ranks})
     for rank in selection.ranks:
         if rank not in ranks:
@@ -312,16 +307,6 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
                 hint = near_module(glob, names) or ": `introspect show tree` lists the modules of a run"
                 raise UsageError(f"no module matches {glob}{hint}")
     return selection
-
-
-def _one_per_replica(runs: Sequence[Run], where: str) -> tuple[int, ...]:
-    """Ranks that are the lowest of their copies, by the manifests of all runs; UsageError where none tells copies."""
-    by_rank = {rank: run.manifests.get(rank, {}).get("copies") for run in runs for rank in run.ranks}
-    listed = {rank: ranks for rank, ranks in by_rank.items() if isinstance(ranks, list) and ranks}
-    copies = {rank: ranks for rank, ranks in listed.items() if all(type(group) is int for group in ranks)}
-    if not copies:
-        raise UsageError(f"which ranks are copies of one another is not known in {where}: name ranks by number")
-    return tuple(sorted(rank for rank, group in copies.items() if rank == min(group)))
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:

@@ -168,7 +168,7 @@ class Selecting:
     modules: tuple[str, ...] = option(
         (), "Only these modules and what is inside, such as blocks.0 or '*.attn'; repeatable.", metavar="GLOB"
     )
-    ranks: str | None = option(None, "Only these ranks: 0,3, one-per-replica, all.", metavar="RANKS")
+    ranks: str | None = option(None, "Only these ranks: 0,3, or all.", metavar="RANKS")
 
     def read(self) -> Selection:
         """The selection that these options describe.

@@ -112,7 +112,7 @@ def _write_in_pieces(name: str, run: Run, directory: Path, selection: Selection,
     """
     tasks = []
     for steps, ranks in _pieces(wanted_steps(run, selection), by_rank=FORMATS[name].by_rank):
-        narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks, replicas=False)
+        narrowed = replace(selection, steps=Schedule.of(steps), ranks=ranks)
         # what is said of all ranks is said by the first of them
         opened = tuple({*ranks, *run.ranks[:2]})
         tasks.append(Task((run.address,), opened, (name, str(directory.absolute()), narrowed)))

@@ -196,7 +196,7 @@ def test_what_is_left_is_as_it_was_written(tmp_path):
         reader = run.rank(0)
         assert [entry.step for entry in reader.steps] == [0, 48, 49]
         assert list(reader.labels) == [0, 48, 49]
-        assert reader.thinned == (Thinned("rule", 47, 1, 47, 7),)
+        assert reader.thinned == (Thinned("rule", 47, 1, 47),)
         for step in (0, 48, 49):
             texts = [record.summary.text for record in reader.records(step)]
             assert texts == [repr(value) for _, _, value in rows(step, 20)]
@@ -298,7 +298,7 @@ def test_what_a_strangers_log_says_of_dropped_steps_is_checked(tmp_path, bad):
     )
     with pytest.raises(StoreError, match="dropped steps cannot be"), open_run(tmp_path / "run"):
         pass
-    assert add_thinned((Thinned("last", 3, 1, 9, 1),), "last", [12, 11]) == (Thinned("last", 5, 1, 12, 2),)
+    assert add_thinned((Thinned("last", 3, 1, 9),), "last", [12, 11]) == (Thinned("last", 5, 1, 12),)
 
 
 # --- captures

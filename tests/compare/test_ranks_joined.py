@@ -12,10 +12,8 @@ from sweeps import sliced
 
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.engine import Engine
-from introspect_cli.errors import UsageError
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.selection import read_selection
 from introspect_cli.store.ranks.merge import reduce_run
 from introspect_cli.store.ranks.tasks import as_one
 from introspect_cli.store.read.run import open_run
@@ -75,15 +73,6 @@ def test_one_rank_for_each_part_of_the_model_is_recorded_and_no_more_is_compared
         states = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
         result = opcapture.compared(*decided("ranks", "single"), path, kinds=states)
         assert result.verdict is Verdict.SAME, result.sentence
-
-
-def test_one_rank_for_each_part_can_be_asked_of_a_comparison():
-    options = read_selection(ranks="one-per-replica")
-    single, ddp = decided("ranks", "single", "ddp")
-    assert opcapture.compared(ddp, ddp, replicas=options.replicas).verdict is Verdict.SAME
-    assert read_selection(ranks="all") == read_selection()
-    with pytest.raises(UsageError, match="which ranks are copies of one another is not known in either run"):
-        opcapture.compared(single, single, replicas=True)
 
 
 @pytest.mark.parametrize("layout", sliced(["gpipe", "1f1b"], ["1f1b"]))

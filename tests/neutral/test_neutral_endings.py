@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -169,7 +168,7 @@ def test_a_run_killed_at_any_instant_can_be_read(tmp_path, forks):
     assert between, "no kill came in between"
 
 
-def run_script(tmp_path, body, *options, before=None):
+def run_script(tmp_path, body, *options):
     (tmp_path / "train.py").write_text(HEAD + body)
     command = [sys.executable, "-m", "introspect_cli", "capture", "-o", "run", *options, "train.py"]
     return subprocess.run(
@@ -180,7 +179,6 @@ def run_script(tmp_path, body, *options, before=None):
         text=True,
         check=False,
         timeout=600,
-        preexec_fn=before,
     )
 
 
@@ -198,10 +196,8 @@ def test_a_removed_directory_ends_the_run_and_not_the_script(tmp_path):
 def test_a_disk_that_fills_up_ends_the_run_and_not_the_script(tmp_path, five_steps):
     """Writes fail from some size on; the script goes on, the loss is told once, the steps before it are whole."""
 
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    out = run_script(tmp_path, "train(60); print('done'); sys.exit(4)", before=limit)
+    body = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    out = run_script(tmp_path, f"{body}train(60); print('done'); sys.exit(4)")
     assert out.returncode == 4, out.stderr
     assert out.stdout == "three\ndone\n"
     lines = out.stderr.splitlines()

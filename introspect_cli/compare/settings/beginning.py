@@ -263,23 +263,13 @@ def _recorded_generators(run: Run, rank: int) -> list[tuple[str, ...]]:
 
 
 def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | None, Event | None]:
-    """The draw that filled a parameter last, in a and in b; None where none is on record.
-
-    Where none has this name, it is that of a parameter named so but for a wrapper around either.
-    """
+    """The draw that filled a parameter last, in a and in b; None where none is on record."""
     last: list[Event | None] = []
     for run in runs:
         drawn = [event for event in events_of(run, rank, "") or [] if event.by not in MODES]
         named = [event for event in drawn if event.name == name]
-        wrapped = [event for event in drawn if _is_inside(event.name, name) or _is_inside(name, event.name)]
-        last.append(next(reversed(named or wrapped), None))
+        last.append(next(reversed(named), None))
     return last[0], last[1]
-
-
-def _is_inside(one: str, two: str) -> bool:
-    """Whether `two` is the FQN `one` with a wrapper around: the same below the root, and deeper."""
-    inside = one.partition(".")[2]
-    return bool(inside) and two.endswith(f".{inside}") and two.count(".") > one.count(".")
 
 
 def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:

@@ -108,14 +108,12 @@ class Thinned:
         count: number of steps.
         first: the lowest step.
         last: the highest step.
-        times: how often steps were dropped for this reason.
     """
 
     why: str
     count: int
     first: int
     last: int
-    times: int
 
     def __str__(self) -> str:
         steps = (
@@ -457,9 +455,9 @@ def newer_format(number: int, version: str | None, path: str) -> StoreError:
 def add_thinned(thinned: tuple[Thinned, ...], why: str, steps: list[int]) -> tuple[Thinned, ...]:
     """`thinned` with more dropped `steps` (at least one) added to the entry of the reason `why`."""
     by_reason = {each.why: each for each in thinned}
-    before = by_reason.get(why, Thinned(why, 0, min(steps), max(steps), 0))
+    before = by_reason.get(why, Thinned(why, 0, min(steps), max(steps)))
     first, last = min(before.first, *steps), max(before.last, *steps)
-    more = Thinned(why, before.count + len(steps), first, last, before.times + 1)
+    more = Thinned(why, before.count + len(steps), first, last)
     return tuple((by_reason | {why: more}).values())
 
 
