@@ -224,8 +224,8 @@ def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Ve
 def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     """Compare two runs, write what was asked for (the picture of operators into its file), and return the verdict."""
     from introspect_cli.compare.checkpoints.moment import as_moments
+    from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.elements import closeup
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind

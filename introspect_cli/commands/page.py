@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.checkpoints.moment import as_moments
+from introspect_cli.compare.closeup import Closeup, closeup, worth_a_look
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.elements import Closeup, closeup, worth_a_look
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.checkpoints import written

@@ -19,7 +19,7 @@ from introspect_cli.store.ranks.whole_reader import WholeReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.step.comparison import Sides
+    from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.distance import Floats, Layouts
     from introspect_cli.compare.terms.table import Learned, Table
     from introspect_cli.store.format.batch import StepBatch

@@ -48,7 +48,7 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from introspect_cli.compare.step.comparison import Sides
+    from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.at import State, StateKey
     from introspect_cli.compare.terms.table import Table
 

@@ -24,7 +24,6 @@ from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn_one_sided_start
 from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
-from introspect_cli.compare.step.comparison import differing, steps_of
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
     agreed_kinds,
@@ -39,6 +38,7 @@ from introspect_cli.compare.step.overview import Heat
 from introspect_cli.compare.step.size import divergence_at
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.step.structure import Structure
+from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
 from introspect_cli.compare.terms.names import generator_of

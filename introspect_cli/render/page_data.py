@@ -18,7 +18,7 @@ from introspect_cli.texts import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.elements import Closeup
+    from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.terms.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Curve, Depth, Packed

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.elements import Closeup, TensorDifference
+    from introspect_cli.compare.closeup import Closeup
+    from introspect_cli.compare.elements import TensorDifference
     from introspect_cli.inspect.overview import Stored
     from introspect_cli.rerun.zoom import SourceLine
 

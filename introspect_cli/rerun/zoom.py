@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.elements import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.compare.terms.words import some, what

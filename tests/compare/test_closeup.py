@@ -11,8 +11,8 @@ from opcapture import captured  # noqa: E402 - torch first: without it there is 
 from rendered import text_of  # noqa: E402
 from torch import nn  # noqa: E402
 
+from introspect_cli.compare.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.diff import compare_runs  # noqa: E402
-from introspect_cli.compare.elements import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.terms.options import DiffOptions  # noqa: E402
 from introspect_cli.render.values_text import closeup_blocks  # noqa: E402
 from introspect_cli.store.read.run import open_run  # noqa: E402

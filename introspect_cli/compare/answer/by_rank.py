@@ -38,8 +38,8 @@ from introspect_cli.store.remote.pieces import prefetch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.step.comparison import Paired
     from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.sites import Columns, Ids
     from introspect_cli.store.ranks.tasks import Task, Work

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.compare.gathered import Gathered
-    from introspect_cli.compare.step.comparison import Paired
     from introspect_cli.compare.step.overview import Heat
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.step.structure import Structure
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.result import Divergence, Resumption
 

@@ -1,0 +1,144 @@
+"""A divergence compared element by element, with the inputs of its operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.elements import TensorDifference, difference
+from introspect_cli.compare.terms.at import At
+from introspect_cli.compare.terms.distance import Tensors
+from introspect_cli.compare.terms.sites import columns, kind_code
+from introspect_cli.compare.terms.words import what
+from introspect_cli.records import Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.terms.result import DiffResult, Divergence
+    from introspect_cli.store.read.run import Run
+
+
+@dataclass(frozen=True)
+class Given:
+    """One input of an operator.
+
+    Attributes:
+        text: what it is, in words.
+        state: `equal`, `differs` or `not recorded`.
+    """
+
+    text: str
+    state: str
+
+
+@dataclass(frozen=True)
+class Closeup:
+    """Element-wise comparison of a divergence.
+
+    Attributes:
+        difference: how the whole tensors differ; None where they are not both stored, or cannot be compared.
+        missing: why there is no difference; "" where there is one.
+        given: what went into the operator; empty for what is none, or where that is not known.
+    """
+
+    divergence: Divergence
+    difference: TensorDifference | None
+    missing: str
+    given: tuple[Given, ...] = ()
+
+
+def is_comparable(divergence: Divergence) -> bool:
+    """Whether both runs have a tensor of the same shape at the divergence; False for random states and plain values."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None or divergence.site.kind is Kind.RNG:
+        return False
+    return a.layout.shape == b.layout.shape and Status.VALUE not in (a.status, b.status)
+
+
+def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Divergence, ...]:
+    """Divergences to compare element by element: the first, the first comparable one, and `also` if comparable.
+
+    Of divergences with the same pair of checksums only the first. Empty where nothing diverges.
+
+    Args:
+        result: the answer of a comparison.
+        also: another divergence, looked up in `result` by step, rank and site; None for none.
+    """
+    if result.first is None:
+        return ()
+    listed = [each for each in result.divergences if is_comparable(each)]
+    wanted = [result.first, *listed[:1]]
+    if also is not None:
+        wanted += [each for each in listed if (each.step, each.rank, each.site) == (also.step, also.rank, also.site)]
+    chosen: dict[tuple[int, ...], Divergence] = {}
+    for each in wanted:
+        sides = tuple(side.checksum if side is not None else 0 for side in (each.a, each.b))
+        chosen.setdefault(sides if all(sides) else (*sides, each.site.key()), each)
+    return tuple(chosen.values())
+
+
+def closeup(a: Run, b: Run, divergence: Divergence) -> Closeup:
+    """Compare a divergence's tensors element by element, reading them from both stores.
+
+    Where they cannot be compared, `missing` says why.
+
+    Raises:
+        StoreError: a stored tensor is damaged.
+    """
+    one, two = divergence.a, divergence.b
+    if one is None or two is None:
+        return Closeup(divergence, None, f"only run {'b' if one is None else 'a'} has it")
+    given = _operator_inputs(a, b, divergence)
+    if Status.VALUE in (one.status, two.status):
+        return Closeup(divergence, None, f"it is a plain value: {one.text} in a, {two.text} in b", given)
+    if one.layout.shape != two.layout.shape:
+        shapes = f"its shape is {list(one.layout.shape)} in a and {list(two.layout.shape)} in b"
+        return Closeup(divergence, None, shapes, given)
+    stored = Tensors(a, b).both(one.checksum, two.checksum, one.layout.shape)
+    if stored is None:
+        sides = (a, one.checksum, "run a"), (b, two.checksum, "run b")
+        lacking = [name for run, checksum, name in sides if not checksum or run.tensor(checksum) is None]
+        if len(lacking) == 2:
+            return Closeup(divergence, None, "neither run stored it whole", given)
+        return Closeup(divergence, None, f"{(*lacking, 'one of the runs')[0]} has not stored it whole", given)
+    differs = difference(*stored, (one.layout.dtype, two.layout.dtype))
+    return Closeup(
+        divergence, differs, "" if differs is not None else "it holds no numbers that can be compared", given
+    )
+
+
+def is_outermost(kind: str, fqn: str) -> bool:
+    """Whether a site of this kind and FQN is an input of a root module, whose name has no dot."""
+    return kind == Kind.INPUT and "." not in fqn
+
+
+def _operator_inputs(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
+    """Inputs of an operator, each with whether it is equal in both runs; reads the divergence's step of both.
+
+    Empty for what is no operator, or where run a's record does not list them. Parameters without a record in the step
+    are compared as the previous step left them.
+    """
+    if divergence.site.kind is not Kind.OP_OUTPUT:
+        return ()
+    reader = a.rank(divergence.rank)
+    records = {record.site: record for record in reader.records(divergence.step)}
+    others = {record.site: record for record in b.rank(divergence.rank).records(divergence.step_b)}
+    record = records.get(divergence.site)
+    if record is None or record.given is None:
+        return ()
+    inputs = []
+    for number in record.given.inputs:
+        if number < 0:
+            inputs.append(Given("a tensor that no recorded operator wrote", "not recorded"))
+            continue
+        site = reader.sites[number][0]
+        one, two = records.get(site), others.get(site)
+        if site.kind is Kind.PARAM and site.phase is Phase.START and one is two is None:
+            tensor = kind_code(Kind.PARAM), site.fqn, site.path
+            before = (reader, divergence.step - 1), (b.rank(divergence.rank), divergence.step_b - 1)
+            left = (At(rank, columns(rank.sites), step).tensors(Phase.OPTIMIZER) for rank, step in before)
+            checksums = [tensors.get(tensor, 0) for tensors in left]
+        else:
+            checksums = [side.summary.checksum if side is not None else 0 for side in (one, two)]
+        state = "not recorded" if not all(checksums) else "equal" if checksums[0] == checksums[1] else "differs"
+        inputs.append(Given(what(site), state))
+    return tuple(inputs)
