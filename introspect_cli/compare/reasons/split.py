@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.evidence import Cause
-    from introspect_cli.compare.terms.findings import Finding
+    from introspect_cli.compare.terms.result import Finding
     from introspect_cli.records import Site
 
 _CLOSE, _EXACT = 1e-3, 1e-4
