@@ -295,10 +295,10 @@ class ParameterNames(dict[int, ParameterName]):
         return aliases
 
     def drop_gone(self) -> None:
-        """Drop the names of tensors whose holders are gone; looks only where names have doubled since it last looked.
+        """Drop the names of tensors whose holders are gone; looks only where there are many more names than before.
 
-        At least 1000 more there must be. No weak reference to a tensor tells when it goes: with one, torch could not
-        swap it for another.
+        That is, more than twice as many as it left the last time, and 1000. No weak reference to a tensor tells when it
+        goes: with one, torch could not swap it for another.
         """
         if len(self) > self._room:
             for tensor in [tensor for tensor, name in self.items() if not name.is_alive]:

@@ -92,7 +92,7 @@ class StepBlock:
         self._given: Mapping[int, Given] | None = None
 
     def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
-        """Take an ended step, and have the summarizer fill the columns: at once, or in `rows.finish` for those on devices.
+        """Take an ended step, and have the summarizer fill the columns: at once, or in `rows.finish` for device rows.
 
         This ends the summarizer's step.
         """
