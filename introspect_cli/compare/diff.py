@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.answer import answer_for
 from introspect_cli.compare.answer.by_rank import compared_runs
-from introspect_cli.compare.answer.port_answer import port_answer, port_of
-from introspect_cli.compare.checkpoints.moment import checkpoint_options, is_checkpoint
 from introspect_cli.compare.terms.names import renamer
 from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.compare.terms.watched import chooses_modules
@@ -41,11 +39,13 @@ def compare_runs(
         UsageError: the options name nothing that these runs have, or a checkpoint is given with a run.
     """
     options = check_selection(options, (a, b), renamer(options.rename, {}))
-    asked, checkpoints = options, is_checkpoint(a) and is_checkpoint(b)
-    if not checkpoints and (is_checkpoint(a) or is_checkpoint(b)):
+    of_checkpoint = [isinstance(run.manifest.get("checkpoint"), dict) for run in (a, b)]
+    asked, checkpoints = options, all(of_checkpoint)
+    if any(of_checkpoint) and not checkpoints:
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     if checkpoints:
         from introspect_cli.compare.checkpoints.checkpoints import of_checkpoints
+        from introspect_cli.compare.checkpoints.moment import checkpoint_options
 
         options = checkpoint_options(options, a, b)
     compared = compared_runs(a, b, options, noise, work)
@@ -58,5 +58,7 @@ def compare_runs(
     by_value = by_rank and options.by_value and not options.strict and entire
     if not by_value or len(outcomes) != 1 or answer.verdict is Verdict.SAME:
         return answer
+    from introspect_cli.compare.answer.port_answer import port_answer, port_of  # only two programs of one model need it
+
     port = port_of(answer, (a, b), options, outcomes[0])
     return answer if port is None else port_answer(answer, port)

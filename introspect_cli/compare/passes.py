@@ -71,8 +71,8 @@ from introspect_cli.compare.terms.distance import (
     relative,
     same_nonfinite,
 )
-from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import generator_of, owner_of
+from introspect_cli.compare.terms.result import Restored
 from introspect_cli.compare.terms.sites import (
     FLOWING_BACK,
     MODULE_KINDS,

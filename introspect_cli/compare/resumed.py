@@ -28,14 +28,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.terms.at import At, Tensor, tensor_of
-from introspect_cli.compare.terms.findings import Part, Restored, Resumption
 from introspect_cli.compare.terms.names import generator_of
+from introspect_cli.compare.terms.result import Part, Restored, Resumption
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import OTHER, WITHIN
 from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.terms.at import State, StateKey
     from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.read.step_reader import Reader
 
 
 @dataclass
@@ -115,31 +114,13 @@ _TENSORS = (Kind.PARAM, Kind.BUFFER)
 def lacks_start(sides: Sides, pair: Table) -> bool:
     """Whether either run has no record of what this step began with.
 
-    It has one if it has the previous step, or if this is its first step and that has start values.
+    It has one if it has the previous step, or if this is its first step, and none before it can have been dropped.
     """
-    before_a, before_b = pair.step - 1 in sides.a, pair.step_b - 1 in sides.b
-    first_a = sides.a.entry(0).step == pair.step and _has_start_values(sides.a, pair.a, sides.manifests[0])
-    first_b = sides.b.entry(0).step == pair.step_b and _has_start_values(sides.b, pair.b, sides.manifests[1])
-    return not ((before_a or first_a) and (before_b or first_b))
-
-
-def _has_start_values(reader: Reader, batch: StepBatch, manifest: dict[str, Any]) -> bool:
-    """Whether a run's first recorded step has what it began with.
-
-    True if no step before it can have been dropped; else if it has start values, or nothing after an optimizer step.
-
-    Args:
-        reader: of the rank.
-        batch: records of that step.
-        manifest: of the run.
-    """
-    options = manifest.get("options", {})
-    if not reader.thinned and "when" not in str(options.get("steps")):
-        return True
-    sites, numbers = reader.sites, batch.site.tolist()
-    tensors = {kind.value for kind in STATE_KINDS}
-    phases = {sites.phase[number] for number in numbers if sites.kind[number] in tensors}
-    return Phase.START.value in phases or Phase.OPTIMIZER.value not in phases
+    known = []
+    for reader, step, manifest in zip((sides.a, sides.b), (pair.step, pair.step_b), sides.manifests, strict=True):
+        dropped = reader.thinned or "when" in str(manifest.get("options", {}).get("steps"))
+        known.append(step - 1 in reader or (reader.entry(0).step == step and not dropped))
+    return not all(known)
 
 
 # --- the tensors of a step

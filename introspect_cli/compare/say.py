@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from introspect_cli.compare.terms.findings import Certainty, Finding
+from introspect_cli.compare.terms.result import Certainty, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from introspect_cli.compare.step.comparison import Comparison
-    from introspect_cli.compare.terms.findings import Part, Resumption
+    from introspect_cli.compare.terms.result import Part, Resumption
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.log import StepEntry

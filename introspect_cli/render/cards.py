@@ -10,8 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.findings import Certainty
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, StripCell, Verdict
+from introspect_cli.compare.terms.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.terms.words import what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind

@@ -6,10 +6,9 @@ from small_runs import train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.findings import Restored
 from introspect_cli.compare.terms.names import parse_rename
 from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.terms.result import Restored, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.read.run import open_run
@@ -79,6 +78,16 @@ class TestSteps:
             monkeypatch.setattr(reader, "read_row", lambda self, row: (opened.append(row), read_row(self, row))[1])
             compare_runs(a, b, DiffOptions())
         assert set(opened) <= {0, 29, 30, 49}
+
+    @pytest.mark.parametrize(("stopped", "verdict"), [(True, Verdict.UNDECIDED), (False, Verdict.DIVERGED)])
+    def test_what_an_interrupt_cut_off_is_no_divergence(self, diff, stopped, verdict):
+        def rows(moved, names=("weight", "bias")):
+            after = [row("optimizer", "param", f"Net.{name}", X + moved, module_class="SGD") for name in names]
+            return [*chain(["Net"])[0], row("loss", "loss", "loss", X[0, 1]), *after]
+
+        about = {"manifest": {"how": "interrupt", "remainder": True}} if stopped else {}
+        result = diff([rows(1), rows(2)], [rows(1), rows(2, ["weight"])], about_b=about)
+        assert result.verdict is verdict
 
     def test_a_module_without_parameters_is_an_origin_even_then(self, diff):
         def steps(value):

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.findings import Resumption
-    from introspect_cli.compare.terms.result import Beside
+    from introspect_cli.compare.terms.result import Beside, Resumption
 
 
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:

@@ -11,15 +11,14 @@ from introspect_cli.compare.changes.statements import Nearness
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
-from introspect_cli.compare.terms.findings import Certainty
-from introspect_cli.compare.terms.result import Candidate, SettingChange
+from introspect_cli.compare.terms.result import Candidate, Certainty, SettingChange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.statements import CodeChanges
-    from introspect_cli.compare.terms.findings import Finding
+    from introspect_cli.compare.terms.result import Finding
 
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))

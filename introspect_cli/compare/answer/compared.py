@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.findings import StructureChange
     from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.result import Divergence, StructureChange
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.read.run import Run
 

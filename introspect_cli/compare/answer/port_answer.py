@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
-from introspect_cli.compare.terms.findings import StructureChange
-from introspect_cli.compare.terms.result import Counts, DiffResult, Divergence, Fact, Origin, Role, Verdict
+from introspect_cli.compare.terms.result import (
+    Counts,
+    DiffResult,
+    Divergence,
+    Fact,
+    Origin,
+    Role,
+    StructureChange,
+    Verdict,
+)
 from introspect_cli.compare.terms.watched import is_list, is_ordered
 from introspect_cli.compare.terms.words import amount, named, some, thing, what
 from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, sketch_distance
@@ -18,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.findings import Finding
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import Finding
     from introspect_cli.compare.values import Flow, ModulePair, Value, ValuePair
     from introspect_cli.store.read.run import Run
 

@@ -22,8 +22,15 @@ from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.findings import StructureChange
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Origin, SettingChange, Size, Verdict
+from introspect_cli.compare.terms.result import (
+    DiffResult,
+    Divergence,
+    Origin,
+    SettingChange,
+    Size,
+    StructureChange,
+    Verdict,
+)
 from introspect_cli.compare.terms.sites import columns
 from introspect_cli.compare.terms.words import far, key_of, listed, some
 from introspect_cli.compare.values import distinctive_values, parameters, same_numbers

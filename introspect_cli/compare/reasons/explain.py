@@ -14,8 +14,7 @@ from introspect_cli.compare.say import told
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
 from introspect_cli.compare.step.rests_on import lacks_gradient
 from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known
-from introspect_cli.compare.terms.findings import Certainty, Finding
-from introspect_cli.compare.terms.result import Role
+from introspect_cli.compare.terms.result import Certainty, Finding, Role
 from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.compare.terms.words import both_values, evidence_words, how_far, what
 from introspect_cli.records import GIVEN, Kind, Phase

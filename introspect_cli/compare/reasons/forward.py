@@ -33,7 +33,7 @@ from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.findings import Finding
+    from introspect_cli.compare.terms.result import Finding
 
 # --- when a module's call, or what runs between the modules inside it, is where the runs part
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.evidence import Cause
-    from introspect_cli.compare.terms.findings import Finding
-    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.result import Divergence, Finding
     from introspect_cli.store.read.run import Run
 
 _CLOSE, _APART = 1e-4, 1e-2

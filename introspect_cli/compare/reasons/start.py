@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.findings import Finding
+    from introspect_cli.compare.terms.result import Finding
 
 TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 

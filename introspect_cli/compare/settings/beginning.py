@@ -18,8 +18,7 @@ from introspect_cli.records import Phase
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from introspect_cli.compare.terms.findings import Finding
-    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.result import Divergence, Finding
     from introspect_cli.store.read.run import Run
 
 DOCUMENT = "beginning"

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from introspect_cli.compare.gathered import Gathered
-    from introspect_cli.compare.terms.findings import Resumption
     from introspect_cli.compare.terms.names import Rename
     from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.terms.result import Resumption
     from introspect_cli.compare.terms.table import Table
     from introspect_cli.records import ModuleInfo
 
@@ -127,9 +127,14 @@ class Comparison(Sides):
 
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:
-        """Masks of sites that are divergences if only a, and if only b, has them (`watched.covered`)."""
+        """Masks of sites that are divergences if only a, and if only b, has them.
+
+        As `watched.covered`; if the other run updates by hand (`by_hand`), not those of the optimizer phase.
+        """
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
-        return covered(self.alignment, *self.manifests, same_start=same_start)
+        one, two = covered(self.alignment, *self.manifests, same_start=same_start)
+        before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
+        return (one & before if self.by_hand[1] else one), (two & before if self.by_hand[0] else two)
 
     @cached_property
     def by_hand(self) -> tuple[bool, bool]:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step.structure import Structure
     from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.terms.distance import Layouts
-    from introspect_cli.compare.terms.findings import Resumption
-    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.terms.result import Divergence, Resumption
 
 
 @dataclass

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.terms.findings import StructureChange
 from introspect_cli.compare.terms.names import (
     Renamed,
     Source,
@@ -20,6 +19,7 @@ from introspect_cli.compare.terms.names import (
     class_of_root,
     owner_of,
 )
+from introspect_cli.compare.terms.result import StructureChange
 from introspect_cli.compare.terms.sites import Alignment, of_kinds
 from introspect_cli.compare.terms.words import listed, what
 from introspect_cli.compare.values import Merge, merge_words, merges_of
