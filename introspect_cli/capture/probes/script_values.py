@@ -182,9 +182,10 @@ class ScriptCallsProbe(GuardedProbe):
                 self._context.clock.evaluation.wanted = self._wants_eval or bool(name)
 
     def record_value(self, name: str, value: object) -> None:
-        """Record a value in phase `forward` under `PHASE/NAME`, or NAME outside of phases; each non-None leaf at its path.
+        """Record a value in phase `forward` under `PHASE/NAME`, or NAME outside of phases; each leaf at its path.
 
-        Begins the step if it has not begun. Nothing in an unrecorded step or while a compiler traces the call.
+        A leaf that is None is left out. Begins the step if it has not begun. Nothing in an unrecorded step or while a
+        compiler traces the call.
         """
         if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
             return
