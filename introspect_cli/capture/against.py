@@ -46,7 +46,9 @@ class Against(BackgroundProcess):
     """
 
     def __init__(self, run: Path, options: CaptureOptions) -> None:
-        """Start the process that compares `run`, which is being written, with `options.against`.
+        """Start the process that compares `run`, which is being written, with `options.against`; nothing waits for it.
+
+        `options.diff` has the options of that comparison.
 
         Raises:
             OSError: it cannot be started.
@@ -65,7 +67,7 @@ class Against(BackgroundProcess):
         super().__init__(module, [json.dumps(question)], "what compares", errors=False)
 
     def poll(self, ended: int) -> list[str]:
-        """Sentences that the process has sent since the last call, without waiting.
+        """Sentences from at most 64 KiB of what the process has sent since the last call, without waiting; [] for none.
 
         Also sets `first`, `agreed` and `code`.
 
@@ -77,7 +79,11 @@ class Against(BackgroundProcess):
         return self._complete_sentences(data) if data else []
 
     def finish(self) -> list[str]:
-        """Wait at most `patience` seconds for the verdict; returns sentences on it, or one on why there is none."""
+        """Wait at most 30 seconds for the process to end, and close its descriptor; sets `first`, `agreed` and `code`.
+
+        Returns the sentences that it has sent since the last `poll`, and one more, with the reason, where it sent no
+        verdict.
+        """
         data, ended = self.rest(self.patience)
         said = self._complete_sentences(data)
         if self.code is None:
@@ -89,13 +95,15 @@ class Against(BackgroundProcess):
     def _complete_sentences(self, data: bytes) -> list[str]:
         """Sentences for each complete line of JSON received.
 
-        What follows the last line end is put before the next data.
+        Bytes after the last line end are kept, and put before the data of the next call.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
 
     def _sentences(self, facts: dict[str, Any]) -> list[str]:
-        """Sentences for one message of the process; sets `code`, `agreed` or `first` by what the message has.
+        """Sentences for one message of the process, none for `agreed`; sets `code`, `agreed` or `first` by what it has.
+
+        A verdict with the place of the divergence that was reported before only confirms that one.
 
         Args:
             facts: one of `{"failed": why}`, `{"agreed": last step}`, `{"first": step, "place", "said"}`, or, at the
@@ -130,6 +138,8 @@ class Reference:
     ) -> None:
         """Start the comparison, on rank 0 alone; without `options.against` nothing happens.
 
+        Where all ranks have to learn of a divergence (`--stop`, `--keep-around`), also choose the file that says it.
+
         Args:
             run: directory of the whole run, which the comparison reads.
             store: directory of this rank's part in it.
@@ -154,7 +164,7 @@ class Reference:
     def digests(self) -> dict[int, bytes] | None:
         """Digest of each step of the reference on this rank, by step.
 
-        {} where it cannot be read, None without a reference.
+        {} where the reference is remote, cannot be read, or lacks this rank; None without a reference.
         """
         if self._options.against is None:
             return None
@@ -164,14 +174,17 @@ class Reference:
         return digests
 
     def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
-        """Say what the comparison has found since the last step, without waiting, and tell the black box.
+        """Say what the comparison has reported since the last step, without waiting, and pass a divergence on.
+
+        The recorder's black box gets it, and the other ranks by a file.
 
         Args:
             recorder: whose step has just ended.
             say: is given each sentence.
 
         Returns:
-            True, once, if the script is to end now because of `--stop`; else False.
+            With `--stop`, True once: at the first step that ends after the divergence is reported (on several ranks,
+            the step that the file names). Else False.
         """
         if self._against is None and self._notice is None:
             return False
@@ -194,16 +207,19 @@ class Reference:
         return True
 
     def _share(self, notice: Path, first: tuple[int | None] | None, after: int) -> tuple[int | None, int] | None:
-        """Tell the other ranks of a divergence, or hear of one, by a file; what was told first stays.
+        """Write a divergence to the file that all ranks share, or read it there; the first one written or read is kept.
+
+        A file that cannot be written or read is ignored.
 
         Args:
             notice: the file.
-            first: the step at which the runs diverge, None for all of a run, in a tuple; None where nothing is known
-                here.
-            after: the step after which all ranks end, where they are to.
+            first: in a tuple, the step at which the runs diverge, None where it is not one step's; None in place of the
+                tuple where this process knows of no divergence, so that the file is read.
+            after: the step after which all ranks end, written with it.
 
         Returns:
-            Both as they were told first; None where nobody has told anything, or the file is half written.
+            The step of the divergence, and the step after which all ranks end; None where there is none yet, or the
+            file is half written.
         """
         if self._told is None:
             with suppress(OSError, ValueError):
@@ -217,15 +233,18 @@ class Reference:
 
     @property
     def status(self) -> int | None:
-        """With `--stop`, the exit status that `diff` would have; None without it, and on ranks other than 0."""
+        """With `--stop`, the exit status that `diff` would have: UNDECIDED as long as there is no verdict.
+
+        None without `--stop`, on ranks other than 0, and where no comparison was started.
+        """
         if self._against is None or not self._options.stop:
             return None
         return UNDECIDED if self._against.code is None else self._against.code
 
     def finish(self, recorder: Recorder | None) -> list[str]:
-        """Wait at most 30 seconds for the verdict and tell the black box.
+        """Wait at most 30 seconds for the verdict and pass it to the black box of `recorder`, unless that is None.
 
-        Returns sentences on it, none without a comparison.
+        Returns sentences on it; [] without a comparison.
         """
         said: list[str] = []
         with self._guarded:
@@ -236,7 +255,7 @@ class Reference:
         return said
 
     def abandon(self) -> None:
-        """Forget the comparison in a forked child: close its descriptor, and leave process and file to the parent."""
+        """Forget the comparison in a forked child: close the descriptor here; process and file stay the parent's."""
         if self._against is not None:
             self._against.abandon()
         self._against = self._notice = None

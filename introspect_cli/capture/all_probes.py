@@ -158,7 +158,10 @@ class Probes:
             self._compile.tap(child for child in modules_in(inner) if child is not inner)
 
     def _end_step(self) -> None:
-        """Write rows for modules named since the last step ended, and free the names of models that are gone."""
+        """Write rows for modules named since the last step ended, and free the names of models that are gone.
+
+        Once recording has stopped, no rows are written.
+        """
         modules = self.names.new_modules()
         if modules and self.recorder.alive:
             self.rank.modules(modules)
@@ -186,9 +189,9 @@ class Probes:
                 probe.remove()
 
     def finish(self, *, launched: bool) -> None:
-        """Write the records after the last step, drop expired steps, and set `complete_steps`.
+        """Write the records after the last step, drop expired steps, and set `complete_steps`; call `remove` before.
 
-        `remove` comes before it.
+        If `--ranks one-per-replica` had no effect, that is noted.
 
         Args:
             launched: whether a launcher started this process among others.

@@ -48,6 +48,8 @@ class BackgroundProcess:
     def __init__(self, module: str, words: Sequence[str], name: str, *, errors: bool = True) -> None:
         """Start the process; nothing waits for it, and it outlives an interrupt of the script.
 
+        Its stdin is empty, its stdout is read by `read` and `rest`, and it is not captured itself.
+
         Args:
             module: of introspect, whose `main` it runs.
             words: its command line.
@@ -74,9 +76,9 @@ class BackgroundProcess:
             os.close(answer)
 
     def read(self) -> bytes:
-        """Output that has come since the last call, the first 64 KiB of it, without waiting.
+        """At most 64 KiB of the output that has not been read yet, without waiting.
 
-        B"" where there is none.
+        Empty where there is none, and where the script has closed the descriptor.
         """
         if not self._answer.is_ours():
             return b""
@@ -88,7 +90,8 @@ class BackgroundProcess:
         """Wait at most `patience` seconds for the process to end, then close its descriptor.
 
         Returns:
-            its output since the last call, the last 64 KiB; and whether it has ended.
+            the last 64 KiB of the output not read yet; and whether the process has ended, or reading failed. Empty and
+            False where the script had closed the descriptor before.
         """
         said, until, ended = b"", time.monotonic() + patience, False
         try:
@@ -140,7 +143,7 @@ class Publishers:
         self._start([place for place in places if place != LOGGER])
 
     def _start(self, places: list[str]) -> None:
-        """Start one process that publishes to all `places`; nothing where there are none."""
+        """Start one process that publishes to all `places`; nothing where there are none. A failure is only noted."""
         if places:
             of_rank = () if self._rank is None else ("--rank", str(self._rank))
             with self._guard.around("publishing", "the run is"):
@@ -148,7 +151,10 @@ class Publishers:
                 self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
 
     def publish_to_loggers(self, say: Callable[[str], None]) -> None:
-        """Start publishing to the framework's loggers, if `--publish logger` was given; call after the first step."""
+        """Start publishing to the framework's loggers, if `--publish logger` was given; call after the first step.
+
+        Where no logger is found, `say` is given a sentence on that.
+        """
         if not self._waits_for_logger:
             return
         with self._guard.around("publishing", "the run is"):
@@ -158,7 +164,7 @@ class Publishers:
                 say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
 
     def finish(self) -> list[str]:
-        """Wait at most 30 seconds for each process in turn; returns sentences on what was published."""
+        """Wait at most 30 seconds for each process in turn; returns sentences on what was published and what not."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
             for places, process in self._running:
@@ -172,7 +178,7 @@ class Publishers:
 
 
 def _outcome_sentences(places: list[str], said: bytes, ended: bool) -> list[str]:
-    """Sentences on what one process has published, or that it still runs.
+    """Sentences on what one process has published, or one that it still runs.
 
     Args:
         places: where to.
@@ -189,9 +195,10 @@ def _outcome_sentences(places: list[str], said: bytes, ended: bool) -> list[str]
 def logger_places() -> list[str]:
     """Places that the running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
 
-    What is published joins the run that the framework's own logger has begun: another event file in TensorBoard's
-    directory, more metrics in MLflow's run. A run of Weights & Biases is written by one process, so there it is another
-    run in the same project, grouped with the first.
+    Each once; [] without a trainer or a logger of TensorBoard, MLflow or Weights & Biases. What is published joins the
+    run that the framework's own logger has begun: another event file in TensorBoard's directory, more metrics in
+    MLflow's run. A run of Weights & Biases is written by one process, so there it is another run in the same project,
+    grouped with the first.
     """
     places: list[str] = []
     for modules, function, _ in TRAINERS:
@@ -206,7 +213,11 @@ def logger_places() -> list[str]:
 
 
 def _place_of(logger: Any) -> str:
-    """The place that a logger of Lightning's, or a callback of the Trainer's, logs to; "" for any other."""
+    """The place that a logger of Lightning's, or a callback of the Trainer's, logs to.
+
+    "" for any other, and for one of TensorBoard or MLflow that has no run yet; `wandb` for Weights & Biases without a
+    run.
+    """
     names = {cls.__name__ for cls in type(logger).__mro__}
     if "TensorBoardLogger" in names:
         return f"tensorboard:{logger.log_dir}"

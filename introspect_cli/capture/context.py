@@ -129,7 +129,9 @@ class Context:
         return self._places.line(inspect.currentframe())
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
-        """Number of the site of a value of a module or parameter; registered with the script's line at the first call.
+        """Number of the site of a value of a module or parameter; registered at the first call.
+
+        It is registered with the script's line, but in the phases `start` and `backward` without one.
 
         Args:
             of: the module's state or the parameter's name; caches the number.

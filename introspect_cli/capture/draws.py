@@ -53,13 +53,16 @@ class Draws:
 
     @property
     def complete(self) -> bool:
-        """Whether so far every draw from a default generator was noticed, and in the thread that began the step."""
+        """Whether so far every draw from a default generator was noticed, each in the thread that began the step.
+
+        False where a generator in use is not watched.
+        """
         return self._generators.is_complete and not self._shared
 
     def begin(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Note the generators' present states as a step begins: what moves from now on is found by `note`.
+        """Note the generators' present states as a step begins: `note` records what moves from now on.
 
-        Also makes this thread the one whose draws are told apart, and empties `untouched`.
+        Also empties `untouched`, and makes this thread the one in which draws can be assigned to calls (`complete`).
 
         Args:
             devices: name and generator of each accelerator in use.
@@ -71,6 +74,9 @@ class Draws:
 
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
         """For each default generator that has moved since the last look, record the state it had then.
+
+        Of one in `untouched` the text `UNTOUCHED` is recorded instead, and it is taken out of there. In another thread
+        than the one that began the step, `complete` becomes False.
 
         Args:
             phase: of the call below.
@@ -99,9 +105,9 @@ MAX_GENERATORS = 100
 
 
 def script_generators() -> dict[str, Any]:
-    """At most 100 CPU generators of torch, python and numpy in the script's variables, each once.
+    """At most 100 CPU generators of torch, python and numpy in the script's variables, each once, by its first name.
 
-    Their keys are class and variable: `torch.Generator g`. Default generators are left out.
+    Their keys are class and variable: `torch.Generator g`. torch's default generator is left out.
     """
     numpy: Any = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
@@ -142,7 +148,10 @@ def _label(value: object) -> str:
 
 
 def state_word(value: Any) -> str:
-    """Digest of a torch, random or numpy generator's state, 16 hex digits; "" for others and off the CPU."""
+    """Digest of a torch, python or numpy generator's state, 16 hex digits.
+
+    "" for any other object, for generators of torch off the CPU, and for subclasses of `random.Random`.
+    """
     if isinstance(value, torch.Generator):
         if value.device.type != "cpu":
             return ""

@@ -195,7 +195,9 @@ class Patches:
         self._hooks: list[RemovableHandle] = []
 
     def put(self, section: str, probe: Any, guarded: Guarded) -> None:
-        """Put all rows of a section in place; an attribute that is missing is passed over.
+        """Put all rows of a section in place; a missing module, class or attribute is passed over.
+
+        So is an `__init__` that a class only inherits.
 
         Args:
             section: which rows of `EVENTS`.
@@ -240,12 +242,15 @@ class Patches:
     def watch(self, owner: Any, name: str, guarded: Guarded, handler: Handler, event: Event) -> None:
         """Replace a function by one that calls it between two guarded sections, with the same arguments.
 
+        Only the original runs while the probe is off, while a call of the same group is under way, and, for events with
+        `compilers`, while a compiler traces the call.
+
         Args:
             owner: the class or module that has it.
             name: the attribute.
-            guarded: of the probe; where it is off, or a call of the same group is under way, only the original runs.
+            guarded: of the probe.
             handler: is given the call; what it returns, if not None, is called with the result.
-            event: of which `compilers`, `group` and `raised` are asked.
+            event: of which `home`, `compilers`, `group` and `raised` are asked.
         """
         original = getattr(owner, name)
         home, group, inside = event.home.replace(":", "."), event.group, guarded.inside
@@ -253,7 +258,7 @@ class Patches:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            """Call the original between the handler and what the handler returned."""
+            """Call the handler, the original, and what the handler returned; returns the original's result."""
             leaving: Callable[[Any], None] | None = None
             if not is_traced() and guarded.on and group not in inside:
                 with guarded:

@@ -133,7 +133,8 @@ class Interpreter:
     def walker_of_tracebacks(walk: Callable[[Any], Iterator[tuple[FrameType, Any]]]) -> Callable[[Any], Any]:
         """A replacement of a traceback walker that leaves out introspect's frames.
 
-        It leaves out none where the last frame is introspect's own mistake: not a stand-in for a function of torch's.
+        It leaves out none where the last frame is introspect's and no stand-in for a function of torch's: then the
+        exception is a bug in introspect.
         """
 
         def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
@@ -159,7 +160,7 @@ class Interpreter:
         return walked
 
     def remove(self) -> None:
-        """Put the functions and the script's own handlers back."""
+        """Put the functions back, and, in the main thread, the script's own handlers."""
         self._patches.remove()
         self._exchange_handlers(_unwrapped)
 

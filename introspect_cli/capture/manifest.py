@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 def opening(target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> dict[str, Any]:
-    """The manifest of a run that begins, or of one rank's part of it; `target` None where no script is run."""
+    """The manifest of a run that begins, or of one rank's part of it; `target` None where no script is run.
+
+    Arguments of the script that may be secret are redacted.
+    """
     manifest: dict[str, Any] = {
         "tool": {"name": "introspect-cli", "version": __version__},
         "status": "running",
@@ -56,7 +59,7 @@ def opening(target: Target | None, options: CaptureOptions, launch: Launch | Non
 
 
 def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending: Ending) -> dict[str, Any]:
-    """Entries that the manifest gets at the end of the run.
+    """Entries that the manifest gets at the end of the run, without credentials.
 
     Args:
         options: of the capture.
@@ -192,9 +195,10 @@ class Documents:
         guard: Guard,
         launch: Launch | None = None,
     ) -> None:
-        """Ask git and the package list now, if wanted.
+        """Ask git and the package list now, if wanted, and set the project's root for the process.
 
-        Nothing is written, and no file is watched before `files.install`.
+        The root is the script's folder, or the current directory without a script. Nothing is written, and no file is
+        watched before `files.install`.
 
         Args:
             target: what will run; None where no script is run.
@@ -264,7 +268,10 @@ class Documents:
         self.facts["sources"] = lambda: dict(sorted(self.sources.digests.items()))
 
     def begin(self) -> None:
-        """Keep the script's text as it was compiled; for just before its first line."""
+        """Keep the script's text as it was compiled; call it just before the script's first line.
+
+        Nothing for a module (`-m`), without a script, or where no sources are recorded.
+        """
         target = self._target
         if self._options.source and target is not None and target.script in COMPILED:
             with self._guard.around("settings sources", "the text of the script is"):

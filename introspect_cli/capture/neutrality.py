@@ -68,7 +68,7 @@ class Finding:
 def run_child(
     given: Sequence[str], words: Sequence[str], *, mode: str = "", output: Path | None = None, show: bool = False
 ) -> Outcome:
-    """Run the script once in a fresh process and wait for its end.
+    """Run the script once in a fresh process, with an empty stdin, and wait for its end.
 
     Args:
         given: options of `capture` as they were given.
@@ -110,9 +110,9 @@ def differing(a: Outcome, b: Outcome) -> list[str]:
 
 
 def verify_neutral(given: Sequence[str], words: Sequence[str], output: Path) -> Finding:
-    """Run the script watched, into `output`, and bare, and compare all aspects.
+    """Run the script watched, into `output`, and bare, and compare all aspects; print what the watched run printed.
 
-    A second bare run only if they differ.
+    Only if they differ, it runs bare once more.
     """
     watched = run_child(given, words, mode="watched", output=output, show=True)
     bare = run_child(given, words, mode="bare")
@@ -206,7 +206,7 @@ def run_bare(target: Target, options: CaptureOptions) -> int:
 
 
 def _keep_optimizers(kept: list[Any]) -> None:
-    """Patch `Optimizer.__init__`, for good, so that `kept` has the last 64 optimizers that were built."""
+    """Patch `Optimizer.__init__`, for good, so that `kept` always has the last 64 optimizers that were built."""
     from torch.optim import Optimizer
 
     built = Optimizer.__init__
@@ -250,7 +250,7 @@ def looked_at(kept: list[Any], began: dict[str, bytes | None]) -> dict[str, Any]
 
 
 def _roots(cls: type) -> list[Any]:
-    """Live modules that no other live module holds."""
+    """Live modules of class `cls` that no other live module holds."""
     import gc
 
     live = [thing for thing in gc.get_objects() if issubclass(type(thing), cls) and "_modules" in vars(thing)]

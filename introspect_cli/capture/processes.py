@@ -150,7 +150,10 @@ def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[
 
 
 def _interpreter_of(path: Path) -> list[str]:
-    """Words to put before a file to run it: its `#!` line, `sh` by suffix, its path for a binary; [] for python's."""
+    """Words to put before a file to run it: its `#!` line, its own path for a binary, else `sh` for `.sh` and `.bash`.
+
+    [] for a `#!` line with python, any other file, and one that cannot be read.
+    """
     try:
         with path.open("rb") as file:
             line = file.readline(256)

@@ -149,7 +149,7 @@ class ReadFiles:
         return self._opener
 
     def _open(self, *args: Any, **kwargs: Any) -> Any:
-        """Open a file as python would, and note it if the script is running."""
+        """Open a file as python would, and note it if the script has opened it, not introspect."""
         handle = self._original(*args, **kwargs)
         if self._is_on:
             with self.guarded:
@@ -263,8 +263,9 @@ class ReadFiles:
     def _describe(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file, and `sampled` where only 64 blocks of a file above 16 MiB were read.
 
-        Of a small configuration file the text is put aside for `texts`, redacted. Without digest once 1 GiB was read in
-        all.
+        The digest is missing once 1 GiB was read in all. The text is put aside for `texts`, redacted, if texts are
+        wanted, of files up to 256 KiB with an ending in `CONFIG` and up to 64 KiB with `.txt` or no ending: 50 files
+        and 2 MiB at most.
         """
         small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
         if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < MAX_TEXTS:
@@ -326,7 +327,10 @@ class ReadFiles:
         return {**files, **many, **({"(others)": {"many": True}} if self._left_out else {})}
 
     def texts(self) -> list[tuple[str, bytes]]:
-        """Digest and text of configuration files noted since the last call."""
+        """Digest and redacted text of configuration files noted since the last call.
+
+        The digest is of the text before it was redacted.
+        """
         with self._lock:
             texts = list(self._waiting.values())
             self._waiting.clear()

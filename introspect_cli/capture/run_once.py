@@ -38,7 +38,7 @@ def run_once(
 ) -> None:
     """Run a model once under capture, into a run of its own; it returns when the store is closed.
 
-    The model's gradients, buffers and the random states are restored afterwards.
+    The model's gradients and buffers, and torch's random states, are restored afterwards.
 
     Args:
         model: a module, or any callable.
@@ -89,7 +89,10 @@ def _total(given: Any) -> torch.Tensor:
 
 
 def _copied(values: Any) -> Any:
-    """A deep copy of nested inputs; each tensor becomes a leaf of autograd with the same `requires_grad`."""
+    """A deep copy of nested inputs, in which each tensor is a leaf of autograd with the same `requires_grad`.
+
+    Only plain tuples, lists and dicts are looked into; any other object is copied by `copy.deepcopy`.
+    """
     if isinstance(values, torch.Tensor):
         return values.detach().clone().requires_grad_(values.requires_grad)
     if type(values) in (tuple, list):
@@ -100,7 +103,10 @@ def _copied(values: Any) -> Any:
 
 
 def _record_gradients(probes: Any, model: Any) -> None:
-    """Record `.grad` of each named, watched parameter as an optimizer's step would; nothing for a plain callable."""
+    """Record `.grad` of each named, watched parameter as an optimizer's step would, where there is one.
+
+    Nothing for a plain callable, or where gradients are not recorded.
+    """
     if not isinstance(model, nn.Module) or Kind.GRAD not in probes.context.kinds:
         return
     for parameter in model.parameters():
@@ -114,7 +120,8 @@ def _record_gradients(probes: Any, model: Any) -> None:
 def _restoring(model: Any) -> Iterator[None]:
     """Context in which a module's gradients are None at first.
 
-    Restores gradients, buffers and random states after it.
+    After it, gradients, buffers and torch's random states (CPU and CUDA) are as before; for a callable that is no
+    module, the random states alone.
     """
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     buffers = list(model.buffers()) if isinstance(model, nn.Module) else []

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
-    """Run a script under capture in this process, and end the process with its exit code.
+    """Run a script under capture in this process, then end the process.
 
     Args:
         target: the script or module and its arguments.
@@ -229,9 +229,9 @@ class Session:
             raise SystemExit(0)
 
     def exit_code(self, ending: Ending) -> int | None:
-        """The exit code of the whole process: the script's if it failed or there is no `status`, else `status`.
+        """Exit code of the whole process: the script's if it is not 0, else the one of the comparison (`--stop`).
 
-        None where there is no `status`, and the script's was not seen.
+        Without a comparison it is the script's, None where that was not seen.
         """
         status = self.reference.status
         return ending.exit_code if status is None or ending.exit_code else status

@@ -164,9 +164,9 @@ class ImportWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a watched module as the other finders give it, its loader wrapped.
+        """The spec of a watched module as the other finders give it, its loader wrapped so as to call back.
 
-        None for every other module.
+        None for every other module, and for one that no other finder has, which stays watched.
         """
         if name not in self._callbacks or (path is not None and "." not in name):
             return None

@@ -48,7 +48,7 @@ def nothing_recorded(path: Path, *, installed: bool) -> str:
 
 
 def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool) -> str:
-    """Last sentence of a run, for the terminal: steps, records, size, directory.
+    """Last sentence of a run, for the terminal: steps, records, size, directory; or that nothing was recorded.
 
     Args:
         path: the run's directory.

@@ -77,7 +77,7 @@ def reduction_of(boxed: Any) -> str:
 
 
 def reduction_asked(given: Iterable[Any]) -> str:
-    """The reduction among arguments of a group's method, or in its options: `sum`, `avg` and so on; "" without one.
+    """The first reduction among arguments of a group's method, or in its options: `sum`, `avg`; "" without one.
 
     torch 2.4 gives its operators a reduction that python cannot read, so the method's arguments are asked.
     """
@@ -119,8 +119,8 @@ def local_of(value: Any) -> Any:
 def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
     """Path, mesh and placements of each input that a module's tensor parallel style describes; [] without a style.
 
-    They are in the closures of the hooks that `parallelize_module` leaves. Where torch lacks this, such inputs are
-    compared by extrema and means.
+    Inputs that are given by keyword, and meshes of several dimensions, are left out. They are in the closures of the
+    hooks that `parallelize_module` leaves. Where torch lacks this, such inputs are compared by extrema and means.
     """
     styles: list[tuple[str, Any, tuple[Any, ...]]] = []
     for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
@@ -273,7 +273,7 @@ class InStage(NamedTuple):
 
 
 def in_stage() -> InStage | None:
-    """What a pipeline stage is doing in this thread, by the frames under way; None outside of stages.
+    """What a pipeline stage is doing in this thread, by the innermost of its frames under way; None outside of stages.
 
     Where torch lacks this, two equal runs of a pipeline differ in step 0, and calls are counted instead of
     microbatches.
@@ -295,7 +295,10 @@ Style = tuple[str, Any, tuple[Any, ...]]
 
 
 def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | None:
-    """An input or output with its place in the DTensor that it is one rank's share of; None for a whole tensor.
+    """An input or output with its place in the DTensor that it is one rank's share of.
+
+    A tensor that `to_local` returned says that itself; for others the first style with this path does. None where
+    neither does, for a whole tensor, and where the size does not fit.
 
     Args:
         value: the tensor that goes in or comes out.
@@ -306,7 +309,10 @@ def share(value: torch.Tensor, path: str, styles: Sequence[Style]) -> Placed | N
 
 
 def from_call(value: Any) -> Placed | None:
-    """A tensor from `to_local` with its place in the DTensor; None for others and for one that is the whole of it."""
+    """A tensor from `to_local` with its place in the DTensor.
+
+    None for others, for one that is the whole of it, and where its size is not that of the place.
+    """
     spec = local_of(value)
     if spec is None or spec.tensor_meta is None:
         return None

@@ -741,15 +741,25 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
 
 
 def _unused_batches(table: Table, comparison: Comparison) -> Ids:
-    """Rows of diverging batches, if the losses are on record and agree; else none.
+    """Rows of diverging batches, if all inputs of root modules agree and so do the losses; else none.
 
-    Losses within a tolerance do not suffice where anything after the forward pass diverges: a tolerance hides labels.
+    Without losses that agree, if each of these batches is one-sided or has another number of elements. Losses within a
+    tolerance do not suffice where anything after the forward pass diverges.
     """
     rows = np.flatnonzero(_rows_of(table, Kind.BATCH, phase=Phase.DATA) & table.diverging)
-    losses = np.flatnonzero(_rows_of(table, Kind.LOSS)) if len(rows) else rows
+    given = np.flatnonzero(_rows_of(table, Kind.INPUT, phase=Phase.FORWARD)) if len(rows) else rows
+    given = given[["." not in name for name in _names(table, given)]] if len(given) else given
+    losses = np.flatnonzero(_rows_of(table, Kind.LOSS))
+    if not _agree(table, given):
+        return rows[:0]
     late = np.isin(table.alignment.phase[table.site], _AFTER_FORWARD)
-    settled = (table.state[losses] != WITHIN).all() or not (table.diverging & late).any()
-    return rows if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled else rows[:0]
+    settled = (table.state[losses] != WITHIN).all() or not (table.diverging & late).any()  # a tolerance hides labels
+    if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
+        return rows
+    more = table.one_sided[rows]
+    both = rows[~more]
+    more[~more] = np.not_equal(*_element_counts(table, both, comparison))
+    return rows if more.all() else rows[:0]
 
 
 # --- factors

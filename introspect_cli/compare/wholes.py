@@ -148,11 +148,13 @@ class Microbatch(NamedTuple):
         samples: leading size of what it is given; 0 where that is not on record.
         elements: how many elements that has.
         tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
+        shape: of what it is given.
     """
 
     samples: int = 0
     elements: int = 0
     tokens: int = 0
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,12 @@ class Microbatches:
     Attributes:
         number: forward passes of a step, at most.
         first: those of the first step of both; empty where their samples are not on record.
+        singly: whether each is one sample, without a dimension for samples.
     """
 
     number: int
     first: tuple[Microbatch, ...] = ()
+    singly: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -184,8 +188,10 @@ class Microbatches:
 
     @property
     def words(self) -> str:
-        """In words: `4 microbatches of 2 samples`, `8 samples at once`."""
+        """In words: `4 microbatches of 2 samples`, `8 samples at once`, `4 samples, one at a time`."""
         sizes = list(dict.fromkeys(self.sizes))
+        if self.singly:
+            return f"{len(self.sizes)} samples, one at a time"
         if self.number == 1:
             return f"{count(sizes[0], 'sample')} at once" if sizes else "all samples at once"
         if not sizes:
@@ -204,11 +210,35 @@ def microbatches_of(reader: RankReader, root: str, step: int | None, number: int
         step: the step; None for none, so that samples are unknown.
         number: forward passes of a step, at most.
     """
-    first = [] if step is None else microbatches_of_rank(reader, root, step)
+    first = [] if step is None else _microbatches_of_rank(reader, root, step)
     return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
-def microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
+def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
+    """`cut`, with each microbatch as a single sample if its shape is that of one sample of `other`; else unchanged.
+
+    Only where `other` has fewer microbatches.
+    """
+    wholes = {micro.shape[1:] for micro in other.first}
+    if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
+        return cut
+    return replace(cut, first=tuple(micro._replace(samples=1) for micro in cut.first), singly=True)
+
+
+def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
+    """Microbatches of a step on each rank; reads the step.
+
+    Args:
+        reader: of all ranks.
+        root: the module whose calls they are, by the run's own name.
+        step: number of the step.
+        rule: how the run takes a batch; with `singly` each microbatch is one sample.
+    """
+    ranks = [_microbatches_of_rank(rank, root, step) for rank in reader.readers]
+    return [[micro._replace(samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
+
+
+def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
 
     Tokens are those of the first gradient at a module's output; 0 in all unless each call tells them.
@@ -229,7 +259,7 @@ def microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Micro
                 tokens[call] = _nonzero_rows(shape, int(batch.counts["zeros"][row]))
     exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
     return [
-        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0, shape)
         for call, shape in sorted(given.items())
     ]
 
@@ -398,7 +428,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
     root_a = one.its_name(root)
     took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
-    splits = Splits(*took, folds, alike, root=root, match=match)
+    splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 

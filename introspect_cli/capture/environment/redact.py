@@ -83,7 +83,7 @@ _OPTION = re.compile(r"^--?([A-Za-z][\w.-]*)(=(.*))?$", re.DOTALL)
 
 
 def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
-    """Whether a name is one of a secret: `password`, `auth`, `api-key`; not `max_tokens`.
+    """Whether a name is one of a secret: `password`, `auth`, `api-key`; not `max_tokens`, `PWD` or `OLDPWD`.
 
     Args:
         name: of an option, variable or key; case does not matter.
@@ -109,7 +109,9 @@ def is_secret_path(path: str) -> bool:
 
 
 def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
-    """Text of a named value for a store: `REDACTED` if the name is secret, else with parts like credentials replaced.
+    """Text of a named value for a store.
+
+    `REDACTED` if the name is secret, else the text with parts replaced that look like credentials.
 
     Args:
         name: the value's name.
@@ -120,12 +122,12 @@ def value(name: str, text: str, patterns: tuple[str, ...] = ()) -> str:
 
 
 def plain(given: object, *, secret: bool) -> object:
-    """A plain value for a store, secrets replaced; None and booleans stay.
+    """A plain value for a store, with secrets replaced; None and booleans stay as they are.
 
     Args:
         given: the value.
-        secret: whether its name is secret: then it is replaced, whatever it is. Otherwise parts of texts that look like
-            credentials are, and all of bytes or a set with such a part.
+        secret: whether its name is secret: then it becomes `REDACTED`, whatever it is. Otherwise only parts of a text
+            that look like credentials are replaced, and bytes or a set that has such a part become `REDACTED`.
     """
     if given is None or isinstance(given, bool):
         return given
@@ -140,7 +142,10 @@ def plain(given: object, *, secret: bool) -> object:
 
 
 def without_credentials(text: str) -> str:
-    """Text with each part that looks like a credential replaced, and each value after a secret name (`token=abc`)."""
+    """Text with each part that looks like a credential replaced, and each value after a secret name (`token=abc`).
+
+    So are 40 hex digits, even those of a commit. Texts of at most 200 characters are cached.
+    """
     return _redact_text_cached(text) if len(text) <= _SHORT else _redact_text(text)
 
 
@@ -159,9 +164,11 @@ _redact_text_cached = functools.lru_cache(maxsize=256)(_redact_text)  # the same
 def _without_keys_and_logins(text: str, again: Callable[[re.Match[str]], bool] = lambda _: True) -> str:
     """Text with private keys, webhook URLs, logins in URLs and authorization headers replaced.
 
+    A login in a URL is a user with a password, or 16 characters without one.
+
     Args:
         text: the text.
-        again: says of a login in a URL, or the value of a header, whether it is a credential; all are by default.
+        again: whether a match, of a login in a URL or of a header's value, is a credential; all are by default.
     """
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _WEBHOOK.sub(rf"\g<1>{REDACTED}", text)
@@ -194,9 +201,9 @@ def _start_of_name(match: re.Match[str]) -> str:
 
 
 def _redacted_option(match: re.Match[str]) -> str:
-    """Replacement for a match of `_AFTER_OPTION`: as `_redacted_pair` if the word is an option (`--token abc`).
+    """Replacement for a match of `_AFTER_OPTION`: as `_redacted_pair` where it is an option (`--token abc`).
 
-    Otherwise the match as it is.
+    It is one where a hyphen stands in the name before the matched word. Otherwise the match as it is.
     """
     return _redacted_pair(match) if "-" in _start_of_name(match).rpartition(".")[2] else match[0]
 
@@ -215,7 +222,9 @@ def _redacted_pair(match: re.Match[str]) -> str:
 
 
 def nested_without_secrets(data: Any, patterns: tuple[str, ...] = ()) -> Any:
-    """Nested plain data with all values under a secret key replaced, and credentials in other texts; tuples as lists.
+    """Nested plain data with values under a secret key replaced, and credentials in all texts; tuples become lists.
+
+    Under a secret key, None and booleans stay. Keys themselves are not changed.
 
     Args:
         data: dicts, lists, tuples, and plain values.
@@ -250,6 +259,8 @@ def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> d
 
 def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
     """A command line with values of secret options replaced (`--token X`, `--token=X`), and credentials in all others.
+
+    A word that looks like an option is never the value of the one before it.
 
     Args:
         argv: the words.

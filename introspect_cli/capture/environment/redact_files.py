@@ -44,7 +44,12 @@ _OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|d
 
 
 def source(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """Text of a source file with secrets in strings and comments replaced; globs name further secret names."""
+    """Text of a source file with secrets in strings and comments replaced; all other code stays as it is.
+
+    Args:
+        text: of the file.
+        patterns: globs of further secret names.
+    """
     formed = prose_without_credentials(text) != text
     pieces = []
     done = 0
@@ -61,7 +66,10 @@ def source(text: str, patterns: tuple[str, ...] = ()) -> str:
 
 
 def _redact_body(body: str, group: str, *, formed: bool) -> str:
-    """The body of a string or comment with credentials replaced, also in `host=db;password=...`.
+    """The body of a string or comment with credentials replaced.
+
+    In a string on one line with a secret word in it and no brace, such as `host=db;password=...`, values after secret
+    names are replaced, too.
 
     Args:
         body: what is inside the quotes, or the comment.
@@ -76,6 +84,9 @@ def _redact_body(body: str, group: str, *, formed: bool) -> str:
 
 def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
     """Whether a string in a source file is secret: by the name before it, or as 40 hex digits that are no commit's.
+
+    After a name that is as often of something else (`token`, `key`) only a string of 16 characters or more with letters
+    and digits is; one that is itself the name of a secret (`"HF_TOKEN"`) is not.
 
     Args:
         text: the file.
@@ -131,7 +142,10 @@ _VALUE = re.compile(
 
 
 def config(text: str, patterns: tuple[str, ...] = ()) -> str:
-    """Text of a configuration file, values under secret names and credentials replaced; globs name further names."""
+    """Text of a configuration file of any format, with values under secret names and credentials replaced.
+
+    Booleans and null stay. `patterns` are globs of further secret names.
+    """
     text = _ASSIGNED.sub(lambda match: _redacted_assignment(match, patterns), text)
     return prose_without_credentials(_redact_below_names(_redact_brackets(text, patterns), patterns))
 
@@ -182,7 +196,10 @@ def _is_flag(value: str) -> bool:
 
 
 def _redact_below_names(text: str, patterns: tuple[str, ...]) -> str:
-    """Text with values replaced in lines indented below a secret name, and in sections (`[auth]`) of such a name."""
+    """Text with values replaced in lines indented below a secret name, and in sections (`[auth]`) of such a name.
+
+    Items of a list (`- x`) count as below a name that is indented as far. Booleans and null stay.
+    """
     lines, inside, section = text.split("\n"), -1, False
     for number, line in enumerate(lines):
         if not line.strip():

@@ -43,7 +43,10 @@ def runtime() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Machine, system, CPU (name, count, vector capability); once CUDA is initialised, `gpus`, as of `devices`."""
+    """For `settings/hardware`: machine, system, CPU (name, count, vector capability).
+
+    Once CUDA is initialised also `gpus`, as of `devices`.
+    """
     facts: dict[str, Any] = {
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
@@ -69,7 +72,9 @@ def _cpu_name() -> str:
 
 
 def command(target: Target, directory: str, patterns: tuple[str, ...]) -> dict[str, Any]:
-    """What was asked to run: script or module, arguments without secrets, directory, python, and the launcher if any.
+    """For `settings/command`: script or module, arguments without secrets, directory, python, and the launcher if any.
+
+    The launcher's arguments are not redacted here.
 
     Args:
         target: what runs.
@@ -92,7 +97,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 def switches() -> dict[str, Any]:
-    """Flags of torch that change numbers on accelerators; None for one that this torch lacks or refuses to tell."""
+    """Flags of torch that change numbers on accelerators, by name; None for one that this torch lacks or refuses."""
     backends = torch.backends
     cuda, cudnn = backends.cuda, backends.cudnn
     matmul = cuda.matmul
@@ -142,7 +147,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def driver(source: Path = _DRIVER) -> str | None:
-    """Version of NVIDIA's driver, read from a file of its kernel module; None where there is none."""
+    """Version of NVIDIA's driver, read from a file of its kernel module; None without that file or a version in it."""
     try:
         match = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", source.read_text(encoding="utf-8", errors="replace"))
     except OSError:

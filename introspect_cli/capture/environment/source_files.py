@@ -58,7 +58,9 @@ class SourceFiles:
         self._unread: list[str] = []
 
     def add(self, name: str, data: bytes) -> None:
-        """Note the digest of a file's content, and hand on its text to be kept; nothing if the name is known.
+        """Note the digest of a file's content, and have its text kept, unless one of the same content was.
+
+        Nothing if the name was added before: the first content stands.
 
         Args:
             name: of the file in the run.
@@ -71,6 +73,8 @@ class SourceFiles:
 
     def read_imports(self) -> bool:
         """Read the user's files that were imported since the last call, and a `__main__` without a file.
+
+        Files that cannot be read, or changed after the process began, are noted for `notes`.
 
         Returns:
             Whether any file was added.
@@ -108,9 +112,9 @@ class SourceFiles:
         return sentences
 
     def _keep_text(self, name: str, digest: str, data: bytes) -> None:
-        """Hand a file's text, without secrets, on to be kept; nothing for a binary file.
+        """Hand a file's text, without secrets, to `keep`; nothing for a binary file.
 
-        Above the limit of a file or of all files, only the name is noted.
+        Where it is above the limit of a file or of all files, only its name is noted.
         """
         from introspect_cli.capture.environment import redact_files
 
@@ -134,7 +138,10 @@ def _head_of(names: list[str]) -> str:
 
 
 def _decoded(data: bytes) -> tuple[str | None, str]:
-    """Text and encoding of a source file; None and "" for a binary one, two "" for one above the limit of a file."""
+    """Text and encoding of a source file; None and "" for a binary one or one that is not in its encoding.
+
+    Both are "" for a text that is larger than the limit of a file.
+    """
     from io import BytesIO
     from tokenize import detect_encoding
 
@@ -148,7 +155,11 @@ def _decoded(data: bytes) -> tuple[str | None, str]:
 
 
 def _read_regular(path: str) -> tuple[os.stat_result | None, bytes | None]:
-    """Status and bytes of a regular file of at most 8 MiB, never waiting; None for either that cannot be had."""
+    """Status and bytes of a regular file of at most 8 MiB; a pipe or a device is never waited for.
+
+    Both are None where it cannot be read, is no regular file or is larger; only the bytes where it grew while it was
+    read.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError):
@@ -206,9 +217,9 @@ def _project_first(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _main_without_file() -> Iterator[tuple[str, str]]:
-    """Name and text of a `__main__` without a file: `python -c`, cells of a notebook, or standard input; at most one.
+    """At most one pair: name and text of a `__main__` without a file (`python -c`, a notebook's cells, standard input).
 
-    Nothing for an input that is a pipe, which was read and is gone, and for an interactive python.
+    None for an input that is a pipe, which cannot be read again, or for an interactive python.
     """
     main = sys.modules.get("__main__")
     if main is None or sources.file_of(main) not in {"", STDIN}:

@@ -32,10 +32,11 @@ PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 
 
 def git(directory: str) -> dict[str, Any]:
-    """Commit, branch, subject and changed tracked files, the first 200 by name, of the work tree at `directory`.
+    """Commit, branch, subject, `dirty`, and changed tracked files, the first 200 by name, of a directory's work tree.
 
-    Call before the script starts, and by git's path: to find a program by its name `subprocess` enters
-    `warnings.catch_warnings`, after which warnings that the script has shown are shown again.
+    Credentials in branch and subject are replaced. Call it before the script starts, and by git's path: to find a
+    program by its name `subprocess` enters `warnings.catch_warnings`, after which warnings that the script has shown
+    are shown again.
 
     Returns:
         {} outside of git, and where git is missing or fails.
@@ -110,7 +111,10 @@ def set_project(script_directory: str) -> None:
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_users(path: str) -> bool:
-    """Whether a file is the user's: outside python's directories, any `site-packages` and this package; cached."""
+    """Whether a file is the user's: outside python's directories, any `site-packages` and this package; cached.
+
+    False for "" and for names like `<stdin>`. The file need not exist.
+    """
     if not path or path.startswith("<"):
         return False
     real = _real_path(path)
@@ -161,7 +165,7 @@ def file_of(module: object) -> str:
 
 
 def is_generated(path: str) -> bool:
-    """Whether a file lies in Inductor's or Triton's cache, the usual or that of the environment variable."""
+    """Whether a file lies in a cache of Inductor or Triton: an environment variable's directory, or the usual one."""
     for cache in (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR")):
         if cache and os.path.realpath(path).startswith(os.path.realpath(cache) + os.sep):
             return True
@@ -169,14 +173,21 @@ def is_generated(path: str) -> bool:
 
 
 def source_name(path: str, module: str) -> str:
-    """A source file's name in a run: its path in the project, else by the module's name (`package/module.py`)."""
+    """A source file's name in a run: its path relative to the project, else by its module (`package/module.py`).
+
+    Where no project is set, as `relative` has it.
+    """
     if not Project.root or os.path.realpath(path).startswith(Project.root + os.sep):
         return relative(path)
     return module.replace(".", "/") + ".py"
 
 
 def class_source(cls: type) -> str:
-    """`file:line` of a class, relative to the project; without a line where that is unknown, "" without a file."""
+    """`file:line` of a class, relative to the project; without a line where that is unknown.
+
+    "" where the class's module has no file. A class that is not in one of the user's files has its `forward`'s line, if
+    any.
+    """
     path = file_of(sys.modules.get(cls.__module__))
     if not path:
         return ""
@@ -193,7 +204,8 @@ def has_forward_call(path: str) -> bool:
 def _defined_at(path: str, name: str, line_of_forward: int | None, _root: str) -> str:
     """`file:line` of a class in a file of the user's, else of its `forward`, else the file alone; cached.
 
-    Where a file has several classes of a name, the line is that of the last one before the `forward`.
+    Where a file has several classes of a name, the line is that of the last one before the `forward`, or of the last
+    one.
 
     Args:
         path: the file.

@@ -61,7 +61,9 @@ what is another where another module holds one of them, or under another name.""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """Parameters and buffers of modules, each tensor once, in the order met.
+    """Parameters and buffers of modules: the kind of each, the tensors, each once, in the order met, and a key.
+
+    The key is another one where a module, a name or a tensor is another, or stands elsewhere.
 
     Args:
         holders: the modules; one that is gone is passed over.
@@ -97,7 +99,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def wrapped(module: nn.Module) -> nn.Module | None:
-    """The module that a wrapper (`WRAPPED_BY`) holds; None for a module of any other class."""
+    """The module that a wrapper holds; None for a module whose class's name is not in `WRAPPED_BY`."""
     attribute = WRAPPED_BY.get(type(module).__name__)
     inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
     return inner if isinstance(inner, nn.Module) else None
@@ -120,7 +122,7 @@ def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def hides(module: nn.Module) -> bool:
-    """Whether what runs inside a module's calls is not seen, as it is scripted or compiled."""
+    """Whether what runs inside a module's calls is not seen: it is scripted, or compiled by `torch.compile`."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
@@ -134,7 +136,7 @@ def is_unfinished(module: nn.Module) -> bool:
 
 
 def has_own_call(cls: type[nn.Module]) -> bool:
-    """Whether a class, or a base of it other than `nn.Module`, defines `__call__`."""
+    """Whether a class, or a base of it that comes before `nn.Module`, defines `__call__`."""
     return next(base for base in cls.__mro__ if "__call__" in vars(base)) is not nn.Module
 
 
@@ -150,7 +152,7 @@ def is_plain_call(module: nn.Module) -> bool:
 
 
 def how_hidden(module: nn.Module) -> str:
-    """How a module hides what runs inside it: `fused`, `scripted`, else `compiled`."""
+    """How a module hides what runs inside it: `fused` for a `TransformerEncoderLayer`, `scripted`, else `compiled`."""
     if isinstance(module, nn.TransformerEncoderLayer):
         return "fused"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"

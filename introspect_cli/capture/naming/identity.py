@@ -59,7 +59,7 @@ class ById(Generic[Value]):
         self.entries[id(thing)] = (keyed(thing, self._forget), value)
 
     def made(self, thing: object, make: Callable[[], Value]) -> Value:
-        """The object's value; without one, that of `make()`, which is set."""
+        """The object's value; where it has none or None, `make()` gives it, which is set."""
         value = self.get(thing)
         if value is None:
             value = make()
@@ -108,7 +108,7 @@ class FreeNames:
             del self._taken[name]
 
     def free_resting(self) -> None:
-        """Free the names that `name(rests=True)` gave to objects gone by now; called as a step ends."""
+        """Free the names given by `name(rests=True)` whose objects are gone; the caller does so as a step ends."""
         self._fresh.clear()
 
     def name(self, thing: object, base: str, *, rests: bool = False) -> str:

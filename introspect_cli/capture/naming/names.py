@@ -63,7 +63,7 @@ class NameFilter:
         self._asked: set[str] = set()
 
     def __call__(self, fqn: str) -> bool:
-        """Whether the module of that name is to be recorded."""
+        """Whether the module of that name is to be recorded; with globs, the name is kept for `unmatched`."""
         if self._include or self._exclude:
             self._asked.add(fqn)
         if self._max_depth is not None and fqn.count(".") > self._max_depth:
@@ -73,7 +73,7 @@ class NameFilter:
         return not selects(fqn, self._exclude)
 
     def unmatched(self) -> list[str]:
-        """A sentence for each glob that no name asked about matches; [] where no name was asked about."""
+        """A sentence for each glob that matched no name the filter was called with; [] where it was never called."""
         names = sorted(self._asked)
         unmatched = [
             glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
@@ -108,7 +108,7 @@ class Names:
         """Told of a module that no other one holds, when it is named in the forward that calls it."""
 
     def clear(self) -> None:
-        """Drop all references to the script's modules, which must be freed when python ends as without a capture."""
+        """Drop modules' states and tensors' names, so that all is freed when python ends as without a capture."""
         with self._lock:
             self.states.clear()
             self._made.clear()
@@ -117,7 +117,8 @@ class Names:
     def note_child(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Note that a module was put into another; torch calls it (registration hook).
 
-        A module with a name of its own, as a root before training, loses that name.
+        Before training, a root that is put into another loses its name, and all below it theirs. Nothing for None, and
+        for a parent that only passes a model on (a graph of a compiler, an export).
         """
         if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
@@ -129,7 +130,7 @@ class Names:
                 self._unname_tree(child)
 
     def note_parameter(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
-        """Note that a module was given a parameter, so that it may be a model by itself.
+        """Note that a module was given a parameter, so that it may be a model by itself; nothing once `settled`.
 
         Torch calls it (registration hook).
         """
@@ -143,6 +144,8 @@ class Names:
 
     def ensure_named(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
         """The state of a module that is being called; names it now if it has no name, and with it all of its root.
+
+        A module that no other one holds, called in another's forward, is named below its caller: `GPT.Linear`.
 
         Args:
             module: the module called.
@@ -169,7 +172,7 @@ class Names:
             return named
 
     def _continue_count(self, module: nn.Module) -> None:
-        """Go on counting calls where the last module of the same name stopped; each call may make a new one."""
+        """Go on counting a module's calls where the last module of its name stopped: each call may make a new one."""
         named = self.find(module)
         assert named is not None
         last = self._made.get(named.fqn)
@@ -178,7 +181,10 @@ class Names:
         self._made[named.fqn] = named
 
     def name_root(self, module: nn.Module, name: str) -> None:
-        """Name a module `name`, or `name#2` if another has that, and all below it by path, before its first call."""
+        """Name a module `name`, and all below it by path, before its first call.
+
+        It becomes `name#2` if another has that name; a module that has a name keeps it.
+        """
         with self._lock:
             self.any_module = True
             self._name_tree(module, name)
@@ -207,10 +213,10 @@ class Names:
         return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
 
     def name_holders_of(self, tensors: list[torch.Tensor]) -> None:
-        """Name the models that hold any of these tensors, among all modules that were seen being built.
+        """Name the models that hold any of these tensors as parameters, among all modules that were seen being built.
 
-        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state.
-        And `functional_call` calls a model while it holds other tensors.
+        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
+        `functional_call` calls a model while it holds other tensors.
         """
         with self._lock:
             heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
@@ -223,13 +229,16 @@ class Names:
                     self._name_tree(top, class_name(unwrap(top)))
 
     def new_modules(self) -> list[ModuleInfo]:
-        """Rows of modules that were named since the last call, which takes them."""
+        """Rows of modules that were named since the last call; a second call returns []."""
         with self._lock:
             trees, self._trees = self._trees, []
             return trees
 
     def refresh(self, root: nn.Module) -> None:
-        """Name modules and tensors that were put below a named root since (adapters, lazy parameters)."""
+        """Name modules and tensors that were put below a named root since (adapters, lazy parameters).
+
+        Nothing for a root without a name.
+        """
         state = self.find(root)
         if state is not None:
             with self._lock:
@@ -248,7 +257,7 @@ class Names:
         return top
 
     def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
-        """Modules that hold a module, the nearest first, by what was registered and still holds."""
+        """Modules that hold a module, the nearest first; those that no longer hold it end the chain."""
         seen = {id(module)}
         while (entry := self._parents.get(module)) is not None:
             parent = entry()
@@ -279,7 +288,10 @@ class Names:
         self._name_below(root, fqn)
 
     def _unname_tree(self, root: nn.Module) -> None:
-        """Take back all names below a former root, which is now part of another module."""
+        """Drop the names of a former root, which is now part of another module, and of all below it.
+
+        Their rows that were not taken yet are dropped, too.
+        """
         self._roots = [reference for reference in self._roots if reference() is not root]
         self._free.release(root)
         gone = set()
@@ -348,7 +360,7 @@ class Names:
 def _variable_name(root: nn.Module) -> str:
     """Name by which the script's outermost frame holds a model or what it wraps: `net`, `cfg['net']`; "" for none.
 
-    Cut to 80 characters.
+    Frames further in are asked after it. Cut to 80 characters.
     """
     inner = unwrap(root)
     names = variable_names({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)

@@ -72,7 +72,7 @@ class ModuleState(Named):
         return self.calls.get(phase, 0) if self.step == step else 0
 
     def include_call(self, step: int, phase: Phase, call: int) -> None:
-        """Have the next call get a number above `call`, which was counted elsewhere."""
+        """Have the next call in this step and phase get a number above `call`, which was counted elsewhere."""
         self._enter_step(step)
         self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
 
@@ -82,7 +82,7 @@ class ModuleState(Named):
         self.calls[phase] = number
 
     def _enter_step(self, step: int) -> None:
-        """Forget the counts of another step."""
+        """Drop the counts of calls if they are of another step than this."""
         if self.step != step:
             self.step = step
             self.calls.clear()
@@ -112,22 +112,19 @@ class ParameterName(Named):
         self._holders: list[Holder] = []
 
     def add_holder(self, holder: Holder) -> None:
-        """Add a holder of the tensor.
-
-        It takes the place of one of the same owner, and holders that are gone are dropped.
-        """
+        """Add a holder of the tensor; an earlier one of the same owner, and those whose owner is gone, are dropped."""
         self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
         self._holders.append(holder)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether any holder still has this very tensor where it had it."""
+        """Whether any holder has this very tensor at its place now."""
         for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
             if holder.holds(tensor):
                 return True
         return False
 
     def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
-        """A weak reference to the module that holds the tensor, and the attribute; None where no module does."""
+        """A weak reference to the first module that holds the tensor now, and the attribute; None without one."""
         return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
 
     @property
@@ -208,7 +205,7 @@ class ParameterNames(dict[int, ParameterName]):
     """Names by the tensor's identity.
 
     Attributes:
-        changes: counts those that were given and taken back.
+        changes: how often a name was set or deleted.
         replaced: how many tensors that no module was known to hold have got a name from one since.
     """
 
@@ -240,14 +237,16 @@ class ParameterNames(dict[int, ParameterName]):
         return name
 
     def name_in(self, module: nn.Module, state: ModuleState) -> None:
-        """Name a module's own parameters and buffers `<fqn>.<attribute>`; not those that another module has named."""
+        """Name a module's own parameters and buffers `<fqn>.<attribute>`, but those already named by a module."""
         for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
             for name, tensor in group.items():
                 if tensor is not None and self._is_free(tensor):
                     self._name(tensor, state, name, Holder(module, name))
 
     def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
-        """Name this rank's shards of gathered parameters as the modules have these, since the optimizer has the shards.
+        """Name this rank's shards of gathered parameters as their modules name these: the optimizer has the shards.
+
+        Shards that have a name from a module, and those of modules without a name, are passed over.
 
         Args:
             gathered: the parameters.
@@ -264,7 +263,7 @@ class ParameterNames(dict[int, ParameterName]):
         return name is None or name.makeshift
 
     def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
-        """Name a tensor `<fqn of state>.<attribute>`, in place of any earlier name.
+        """Name a tensor `<fqn of state>.<attribute>`, in place of any earlier name, which counts in `replaced`.
 
         Args:
             tensor: to name.
@@ -296,9 +295,10 @@ class ParameterNames(dict[int, ParameterName]):
         return aliases
 
     def drop_gone(self) -> None:
-        """Drop the names of tensors whose owners are gone; looks where there are twice as many names as after the last.
+        """Drop the names of tensors whose holders are gone; looks only where there are many more names than before.
 
-        No weak reference to a tensor tells when it goes: with one, torch could not swap it for another.
+        That is, more than twice as many as it left the last time, and 1000. No weak reference to a tensor tells when it
+        goes: with one, torch could not swap it for another.
         """
         if len(self) > self._room:
             for tensor in [tensor for tensor, name in self.items() if not name.is_alive]:

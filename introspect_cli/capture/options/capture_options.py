@@ -179,7 +179,7 @@ class CaptureOptions:
 
     @property
     def sorted_stats(self) -> tuple[str, ...]:
-        """The statistics asked for that need a sort, in column order."""
+        """The statistics asked for that need a sort (`med`, `mode`), in column order."""
         return tuple(name for name, statistic in STATISTICS.items() if statistic.on_request and name in self.stats)
 
     def to_dict(self) -> dict[str, Any]:

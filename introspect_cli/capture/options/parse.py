@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def options_of(given: Mapping[str, Any]) -> CaptureOptions:
     """Checked capture options from their names, as given on the command line or in a call.
 
+    The path in `against` becomes absolute; operators are added to `record` where an option asks for them.
+
     Args:
         given: values by name of the option. `steps` is a schedule's text, `first` and `last` are numbers; an option
             that may be repeated is one text with commas, or several texts; one that is missing or empty has its
@@ -86,7 +88,7 @@ def _absolute(run: str) -> str:
 def _pop_schedule(values: dict[str, Any]) -> Schedule | Rule:
     """The schedule that `steps`, `first` and `last` make together: a step is wanted if any of the three wants it.
 
-    Takes the three out of `values`. Without any, all steps.
+    Takes the three out of `values`; all steps where none is given. UsageError where one cannot be read.
     """
     steps, *ends = (values.pop(name, None) for name in ("steps", *SHORT))
     base = None if steps is None else parse_rule(str(steps))
@@ -155,7 +157,7 @@ class ValueName(NamedTuple):
         return cls(fqn, kind, path or ("[0]" if kind is Kind.INPUT else ""))
 
     def fits(self, fqn: str, kind: Kind, path: str) -> bool:
-        """Whether a value is the one named: equal kind and path, and equal FQN, with or without its root."""
+        """Whether a value is the one named: equal kind and path, and an equal FQN, with its root or without."""
         return kind is self.kind and path == self.path and self.fqn in (fqn, fqn.partition(".")[2])
 
 

@@ -95,7 +95,8 @@ class BlackBox:
     def reserve(self, site: Site, value: torch.Tensor) -> bool:
         """Whether a value is to be copied; if so its size is taken from the step's share of memory.
 
-        False once closed, for unusual tensors, and where the share is used up: the first such site is noted.
+        False once closed, for tensors that are not plain and strided, and where the share is used up or the tensor
+        vastly expanded: the first such site is noted.
         """
         if not self.open or type(value) not in PLAIN or is_wrapped(value):
             return False
@@ -114,9 +115,10 @@ class BlackBox:
         return False
 
     def give_up(self, error: Exception) -> None:
-        """Hold nothing more, with a note, after an error in a copy or a write.
+        """Drop all that is held and hold nothing more, with a note, after an error in a copy or a write.
 
-        The script's own errors are raised on.
+        Raises:
+            Exception: `error` itself, with nothing dropped, where it is the script's own.
         """
         if belongs_to_script(error):
             raise error
@@ -134,10 +136,10 @@ class BlackBox:
         self._taken = 0
 
     def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
-        """Hold the copies of a step that was written, and drop the oldest step's.
+        """Hold the copies of a step that was written, and drop the oldest step's if there are more than `keep_around`.
 
-        The first step that is not finite has all that is held written. A step whose digest is not the reference's has
-        it set aside until the comparison answers.
+        The first step that is not finite has all held steps written. A step whose digest is not the reference's has all
+        held steps set aside, unless some are already, until the comparison answers. Nothing once closed.
 
         Args:
             step: its number.
@@ -156,14 +158,14 @@ class BlackBox:
             self._write("nan", list(self._steps), f"at step {step}")
 
     def drop_agreed(self, step: int) -> None:
-        """Drop what was set aside if the runs agree up to its last step, included."""
+        """Drop the steps set aside if the runs agree up to the last of these."""
         if self._aside and self._aside[-1].step <= step:
             self._aside = []
 
     def write_divergence(self, step: int | None) -> None:
         """Write the held tensors because the runs diverge; at the first call alone.
 
-        What was set aside if it has the step, else what is held now.
+        The steps set aside are written if `step` is among them, else all steps held now.
 
         Args:
             step: at which they diverge; None where it is not one step's.
@@ -177,9 +179,9 @@ class BlackBox:
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
 
     def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
-        """Write steps' tensors, each once, and say so; afterwards this reason no longer counts.
+        """Write steps' tensors, each once, and say so; later calls for this reason write nothing.
 
-        Closes the box when no reason is left.
+        Closes the box when no reason is left. An error closes it too, with a note.
 
         Args:
             why: `nan` or `divergence`.

@@ -104,7 +104,7 @@ class Recorder:
             self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
-        """Record at no sites but these from now on; at all where None."""
+        """Record at no other sites than these from now on, and without the compiled intake; None for all sites."""
         self._only = sites
         if sites is not None and self.intake is not None:
             self.intake.into()
@@ -117,6 +117,8 @@ class Recorder:
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
         """Record a tensor or plain value at a site of this step; a tensor is summarised at once.
+
+        A value whose site has a secret name in its path is redacted.
 
         Args:
             site: its number.
@@ -151,6 +153,8 @@ class Recorder:
     def _save(self, site: int, slot: int, value: torch.Tensor | Placed) -> None:
         """Copy a value, if its site matches `--save-tensors` or the black box takes it; else nothing. Lock held.
 
+        A vastly expanded tensor is not copied. An error of a copy for the black box closes that.
+
         Args:
             site: number of its site.
             slot: the summarizer's.
@@ -170,7 +174,7 @@ class Recorder:
                 box.give_up(error)
 
     def tell_comparison(self, agreed: int, diverged: tuple[int | None] | None) -> None:
-        """Tell the black box what the comparison with a reference has found.
+        """Tell the black box, where there is an open one, how far the runs agree, or where they diverge.
 
         Args:
             agreed: the last step up to which the runs agree.
@@ -187,7 +191,7 @@ class Recorder:
                 box.write_divergence(*diverged)
 
     def emit_many(self, sites: Sequence[int], values: Sequence[Any]) -> None:
-        """Record each value at its site, in order; where all are tensors they are summarised together."""
+        """Record each value at its site, in order; where all are tensors they are summarised together, quicker."""
         with self._lock:
             if not all(issubclass(kind, _SUMMARISED) for kind in set(map(type, values))):
                 for site, value in zip(sites, values, strict=True):
@@ -213,9 +217,8 @@ class Recorder:
     def _note(self, site: int, slot: int) -> None:
         """Append a row; the caller holds the lock.
 
-        A site's second row in a step gets the path suffix `@1`, its third `@2`.
-
-        Nothing for a site that `only` leaves out.
+        A site's second row in a step gets the path suffix `@1`, its third `@2`. Nothing for a site that `record_only`
+        leaves out.
         """
         if self._only is not None and self._sites.of[site] not in self._only:
             return
@@ -230,7 +233,7 @@ class Recorder:
         self._row_slots.append(slot)
 
     def _note_all(self, sites: Sequence[int], slots: list[int]) -> None:
-        """Append rows as `note` does, all at once where no site comes again; the caller holds the lock."""
+        """Append rows as `_note` does, all at once where no site comes again; the caller holds the lock."""
         if self._only is None and self._times.once(list(sites)):
             self._row_sites.extend(sites)
             self._row_slots.extend(slots)
@@ -239,7 +242,7 @@ class Recorder:
                 self._note(site, slot)
 
     def take_back(self, start: int) -> list[Row]:
-        """Remove and return all rows from index `start` on; their sites count as not recorded in this step."""
+        """Remove and return all rows of this step from index `start` on; their sites count as not recorded in it."""
         with self._lock:
             numbers = zip(self._row_sites[start:], self._row_slots[start:], strict=True)
             taken = [Row(*pair, self._given.pop(at, None)) for at, pair in enumerate(numbers, start)]
@@ -249,7 +252,7 @@ class Recorder:
             return taken
 
     def put(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None] = lambda _: {}) -> None:
-        """Append rows that `take_back` returned, here or at other sites.
+        """Append rows that `take_back` returned to the current step, at the same or at other sites.
 
         Args:
             rows: what was taken out.
@@ -265,6 +268,8 @@ class Recorder:
 
     def record_compiled(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
         """Record an optimizer's tensors by one compiled function; False, with nothing done, where it cannot.
+
+        What the function summarises without recording is recorded here.
 
         Args:
             collect: is called with the intake, `sites` and `known`.
@@ -284,6 +289,8 @@ class Recorder:
 
     def restart(self, *, keep: bool) -> None:
         """Drop all steps that have ended, written or not, and count from 0 again.
+
+        A store that can no longer be written ends the recording, and the session is told.
 
         Args:
             keep: whether the current step's records stay, as step 0.
@@ -322,7 +329,7 @@ class Recorder:
                 self.resumed = self.wanted and not was_wanted
 
     def flush(self, *, current: bool) -> None:
-        """Write all ended steps, and wait for devices.
+        """Write all ended steps, and wait for devices to finish them.
 
         Args:
             current: whether the rows of the current step, if any, become a step, too: at the end of a run, what came
@@ -371,7 +378,10 @@ class Recorder:
             self._spare = first
 
     def _write_one(self, block: StepBlock) -> None:
-        """Wait for a step's summaries and write it with its whole tensors, unless the policy does not want it."""
+        """Wait for a step's summaries and write it with its whole tensors, unless the policy does not want it.
+
+        Nothing is written once recording has stopped. A store that fails stops it, and the session is told.
+        """
         block.rows.finish()
         if not self.alive:
             return
@@ -411,7 +421,7 @@ class Recorder:
         self._rank.append(block.ended.step, message, block.ended.labels)
 
     def _empty(self) -> None:
-        """Clear the current rows and copies. Lock held."""
+        """Clear the current rows and copies, and give the black box's next step its full share. Lock held."""
         for held in (self._row_sites, self._row_slots, self._times):
             held.clear()  # the intake holds them too
         self._given = {}  # the old one is the ended step's
@@ -425,5 +435,5 @@ class Recorder:
         self._store_lost(error)
 
     def stop(self) -> None:
-        """Record nothing more from now on; what waits is not written either."""
+        """Record nothing more from now on; ended steps that wait are not written either."""
         self.alive = self.wanted = False

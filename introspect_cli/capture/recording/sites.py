@@ -50,7 +50,10 @@ class Sites:
         self._infos: dict[int, SiteInfo] = {}
 
     def number(self, site: Site, info: SiteInfo = NO_INFO) -> int:
-        """Number of a site, the same for the whole run; registered at the first call."""
+        """Number of a site, the same for the whole run; at its first call it is written to the store, with `info`.
+
+        A later call ignores `info`.
+        """
         known = self._numbers.get(site)
         if known is not None:
             return known
@@ -66,7 +69,7 @@ class Sites:
             return number
 
     def changed_site(self, number: int, **changes: Any) -> int:
-        """Number of the site that differs from that of a number in some fields; registered if it is new.
+        """Number of the site that differs from the site `number` in some fields; a new one is registered.
 
         Args:
             number: of the site.

@@ -92,7 +92,10 @@ class StepBlock:
         self._given: Mapping[int, Given] | None = None
 
     def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
-        """Take an ended step, and have the summarizer fill the columns, at once or when devices are done."""
+        """Take an ended step, and have the summarizer fill the columns: at once, or in `rows.finish` for device rows.
+
+        This ends the summarizer's step.
+        """
         self.ended, self._beside = ended, None
         wanted = [(self.columns, ended.slots)]
         beside = [saved.slot for saved in ended.saved]
@@ -104,7 +107,7 @@ class StepBlock:
     def saved(self, *, always: bool) -> dict[int, torch.Tensor]:
         """Copies by checksum: those for `--save-tensors` if `always`, else the black box's.
 
-        Only strided ones have bytes, and only those that were observed a checksum.
+        Without those of tensors that are not strided or were not observed. Call it once the summaries are there.
         """
         if self._beside is None:
             return {}
@@ -145,7 +148,7 @@ class StepBlock:
 
 
 def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
-    """Store all elements of a CPU tensor of any dtype in a file named by the checksum."""
+    """Store all elements of a strided CPU tensor of any dtype, row-major, in a file named by the checksum."""
     dtype = str(value.dtype).removeprefix("torch.")
     data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
     store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))

@@ -56,7 +56,10 @@ class Records(NamedTuple):
     numel: Callable[[int], int]
 
     def losses(self) -> list[float]:
-        """Mean of each loss; inf where an element is NaN or infinite. A mean that is NaN otherwise is left out."""
+        """Mean of each loss; inf where an element is NaN or infinite. A mean that is NaN otherwise is left out.
+
+        [] where means are not recorded.
+        """
         means = self.columns.get("mean")
         if means is None:
             return []
@@ -67,7 +70,7 @@ class Records(NamedTuple):
     def grad_norm(self) -> float | None:
         """L2 norm of all parameter gradients together, inf if any element is not finite.
 
-        None where statistics are missing.
+        None where the step has no gradient, or means and variances are not recorded.
         """
         rows = np.flatnonzero(self.kinds == Kind.GRAD.value)
         if not len(rows) or "mean" not in self.columns or "var" not in self.columns:
@@ -78,7 +81,7 @@ class Records(NamedTuple):
         return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
 
     def has_nan(self) -> bool:
-        """Whether any loss, output, parameter or buffer holds a NaN."""
+        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count."""
         nans = self.columns.get("nans")
         return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
 
@@ -88,10 +91,11 @@ class Records(NamedTuple):
         return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
 
     def take_values(self, before: deque[float]) -> dict[str, float]:
-        """Values that a condition may name, as far as they are known; appends the step's loss to `before`.
+        """Values that a condition may name, those that are missing left out; appends the step's loss to `before`.
 
         Args:
-            before: losses of earlier steps, the last 100; `median` and `mean` are given from five finite ones on.
+            before: losses of earlier steps, the last 100, not only finite ones; `median` and `mean` are of the finite
+                ones, from five on.
         """
         values = {
             name: float(sum(np.maximum(self.columns[column], 0).sum() for column in columns))
@@ -110,7 +114,7 @@ class Records(NamedTuple):
         return values if norm is None else values | {"grad_norm": norm}
 
     def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Number of NaNs and infinities of each row."""
+        """Number of NaNs and infinities of each of `rows`; 0 where these are not counted."""
         counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
         return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
 
@@ -173,7 +177,7 @@ class StepPolicy:
         return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
 
     def wants(self, step: int) -> bool:
-        """Whether a step is to be recorded, asked before it begins; True where only its values can tell."""
+        """Whether a step is to be recorded, asked before it begins; True where only its values can decide."""
         return self._rule.expiry(step, None) > step and not self.left_out
 
     def keep(self, step: int, records: Records | None) -> int:
@@ -194,7 +198,9 @@ class StepPolicy:
         return expiry if expiry > step else NEVER
 
     def unmatched(self, *, launched: bool) -> list[str]:
-        """A sentence where `--ranks one-per-replica` had no effect, since no wrapper tells copies; else [].
+        """A sentence if a launcher started several processes and `--ranks one-per-replica` had no effect; else [].
+
+        It has none where no wrapper (DDP, FSDP) says which ranks are copies.
 
         Args:
             launched: whether a launcher started this process among others.
@@ -204,7 +210,7 @@ class StepPolicy:
         return ["--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies, so all are recorded"]
 
     def restart(self) -> None:
-        """Forget all steps so far, as steps start from 0 again."""
+        """Forget all steps so far, those in the black box too, as steps start from 0 again."""
         self._losses.clear()
         self._tensors.clear()
         self._expiry.clear()
@@ -216,6 +222,8 @@ class StepPolicy:
 
     def note_written(self, step: int, expiry: int, tensors: frozenset[int]) -> None:
         """Note a step that was written; drop expired steps once they are at least 16, and as many as those that stay.
+
+        Nothing where no rule drops steps later.
 
         Args:
             step: its number.
@@ -232,7 +240,7 @@ class StepPolicy:
             self._drop(expired)
 
     def finish(self, last: int) -> None:
-        """Drop all expired steps, at the end of a run whose last step was `last`."""
+        """Drop all expired steps, at the end of a run whose last step was `last`; the newest in the store stays."""
         self._drop(self._expired(last))
 
     def _expired(self, step: int) -> list[int]:

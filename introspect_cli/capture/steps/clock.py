@@ -41,7 +41,10 @@ class _Mark:
 
 
 def _call_all(listeners: list[Callable[[], None]]) -> None:
-    """Call every listener, then raise the first exception that any raised; one that Ctrl-C stopped is called again."""
+    """Call every listener, then raise the first exception that any raised.
+
+    One that Ctrl-C stopped is called a second time at once.
+    """
     raised: list[BaseException] = []
     for listener in listeners:
         try:
@@ -139,7 +142,10 @@ class StepClock(Moments):
         self.tell(self.on_root, module)
 
     def begin(self) -> None:
-        """Begin the step, if it has not begun: call the `on_begin` listeners, unless the step is not recorded."""
+        """Begin the step, if it has not begun: call the `on_begin` listeners, unless the step is not recorded.
+
+        Rows that they record are not counted as activity of the step by `finish`.
+        """
         if self._begun != self._recorder.step:
             self._begun, before = self._recorder.step, self._recorder.rows
             if self._recorder.wanted:
@@ -152,9 +158,10 @@ class StepClock(Moments):
         return self._begun == self._recorder.step
 
     def outermost_forward(self, module: nn.Module) -> Phase:
-        """Phase of an outermost call outside of backward passes, which is about to run.
+        """Phase of an outermost call outside of backward passes, which is about to run: FORWARD or EVAL.
 
-        In training it may end the step before and begins one; an evaluation has its batches taken out of the step.
+        In training the call may end the step before, and it begins one; before an evaluation, the batches that the last
+        loader gave are taken out of the step, and given to `on_evaluation`.
         """
         evaluation = self.evaluation
         trained = self.trained
@@ -182,7 +189,7 @@ class StepClock(Moments):
         return phase
 
     def _note_passed_over(self, step: int) -> None:
-        """Put a step into `passed_over`, since an evaluation in it is not recorded."""
+        """Add a step to `passed_over`, extending its last span where the step follows it."""
         spans = self.passed_over
         if spans and spans[-1][1] >= step - 1:
             spans[-1][1] = step
@@ -190,10 +197,10 @@ class StepClock(Moments):
             spans.append([step, step])
 
     def _step_without_optimizer(self, module: nn.Module) -> None:
-        """Before an outermost call of a script without optimizer, end the step if one has been computed.
+        """Before an outermost call of a script without optimizer, end the step if it has computed something.
 
         That is, a backward pass has run, or in a script that trains nothing a forward; and the module has parameters,
-        or none that has any was called in the step.
+        or none that has any was called in the step. The call is counted for the step that runs then.
         """
         is_model = next(parameters_in(module), None) is not None
         ended = self._backwards if self.evaluation.has_training else self._forwards
@@ -205,9 +212,10 @@ class StepClock(Moments):
             self._ran_with_gradients.append(weakref.ref(module))
 
     def mark_graph(self, result: object) -> None:
-        """Put a mark in the graph of an outermost call's result, by which it is seen later whether the graph is alive.
+        """Put a mark in the autograd graph of an outermost call's result, to see later whether the graph is alive.
 
-        Nothing once an optimizer or a backward pass was seen: from then on it is known that something is trained.
+        Nothing without gradients, or once an optimizer or a backward pass was seen: from then on it is known that
+        something is trained.
         """
         if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
             return
@@ -221,9 +229,10 @@ class StepClock(Moments):
             self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
 
     def end_step_before_batch(self) -> None:
-        """Before a batch is drawn in a script without optimizer, end the step if one has been computed.
+        """Before a batch is drawn in a script without optimizer, end the step if it has computed something.
 
-        That is, a backward pass has run, or in a script that trains nothing a forward.
+        That is, a backward pass has run, or in a script that trains nothing a forward. Nothing once the script ends its
+        steps itself.
         """
         if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
             self.auto_tick()
@@ -299,12 +308,12 @@ class StepClock(Moments):
         self.left_out = True
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer that was just built; its steps end steps."""
+        """Note an optimizer that was just built; from now on optimizers' steps end steps."""
         self.expect_optimizers()
         self.trained.add(optimizer)
 
     def note_step_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer steps: its parameters may have changed, and it may not have been seen being built."""
+        """Note that an optimizer steps: its parameters may have changed. One that was not seen being built is added."""
         if not self.trained.has(optimizer):
             self.add_optimizer(optimizer)
         self.trained.note_step(optimizer, self._names.parameters.changes)
@@ -314,7 +323,7 @@ class StepClock(Moments):
         self.has_optimizer = self.evaluation.has_training = True
 
     def finish(self) -> None:
-        """End the run: write the current step's rows as a step, unless they are only those from its beginning."""
+        """End the run: write all steps that wait, and the current step's rows, unless all are from its beginning."""
         is_more = self._begun != self._recorder.step or self._recorder.rows > self._rows_at_begin
         self._recorder.flush(current=is_more)
 

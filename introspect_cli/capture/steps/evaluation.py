@@ -66,13 +66,13 @@ class Trained:
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
     def add_by_hand(self, module: nn.Module) -> None:
-        """Count a module as trained although no optimizer holds its parameters."""
+        """Count a module as trained from now on although no optimizer holds its parameters."""
         self._by_hand.set(module, True)
 
     def is_trained(self, module: nn.Module) -> bool:
-        """Whether an optimizer holds a module's parameter that requires a gradient, or it is trained by hand.
+        """Whether an optimizer holds a module's parameter that requires a gradient, or the module is trained by hand.
 
-        Cached. An optimizer may be given all parameters of a model, those of a frozen teacher in it too.
+        Cached, but for a module whose held parameters are all frozen.
         """
         is_trained = self._roots.get(module) or self._by_hand.get(module)
         if is_trained is None:
@@ -100,7 +100,7 @@ class Trained:
             self.forget_answers()
 
     def is_new(self, module: nn.Module) -> bool:
-        """Whether an optimizer that has not stepped yet holds any of a module's parameters."""
+        """Whether an optimizer of which no step was noted holds any of a module's parameters."""
         new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
         held = {id(parameter) for optimizer in new for parameter in parameters_of(optimizer)}
         return any(id(parameter) in held for parameter in parameters_in(module))
@@ -112,7 +112,10 @@ class Trained:
         return self._parameters
 
     def is_any_written(self) -> bool:
-        """Whether the first parameter of any optimizer was written to, without being another, since the last call."""
+        """Whether the first parameter of any optimizer was written to in place since the last call; False at the first.
+
+        A parameter that is another tensor now does not count.
+        """
         written = False
         for optimizer in self.optimizers():
             if not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
@@ -186,6 +189,9 @@ class Evaluation:
     def note_batch(self, loader: int, *, start: int, began: bool) -> None:
         """Note a batch that was drawn.
 
+        One that is drawn without gradients only makes its loader the last one, and begins an evaluation in a script
+        that trains.
+
         Args:
             loader: number of its loader, -1 for an unknown one.
             start: how many rows the step had before it.
@@ -211,20 +217,22 @@ class Evaluation:
         self._doubted = -1
 
     def drop_batches(self) -> None:
-        """Forget all batches drawn so far, since what ran was an evaluation; their rows are not touched."""
+        """Forget all batches drawn so far, since what ran was an evaluation; their rows stay as they are."""
         self._fed.clear()
         self._draws.clear()
         self._under_way = self._loss_is_due = False
 
     def end_step(self) -> None:
-        """Forget the batches drawn in the step that has ended, which stay its own."""
+        """Forget the batches drawn in the step that has ended: their rows stay in it."""
         self._draws.clear()
         self._loss_is_due = False
 
     def phase(
         self, module: nn.Module, *, is_trained: bool, is_new: Callable[[nn.Module], bool], first_step: bool
     ) -> Phase:
-        """Whether an outermost call outside of backward passes is FORWARD or EVAL; remembers it for the next call.
+        """FORWARD or EVAL for an outermost call outside of backward passes; the answer is remembered for later calls.
+
+        FORWARD for a module that is not trained as long as nothing is.
 
         Args:
             module: what is called.
@@ -273,10 +281,10 @@ class Evaluation:
         return kind in self._trained_classes and not _is_in_train_mode(module) and self._early.get(module) is None
 
     def take_back(self) -> tuple[list[Row], bool]:
-        """Take the last loader's batches of this step out of the step, before a call that evaluates.
+        """Take the last loader's newest batches, with all rows after them, out of the step, before an evaluation.
 
         Returns:
-            their rows; and whether the step had begun with one of them.
+            the rows taken out now, in their order; and whether the step had begun with one of the batches.
         """
         began = False
         taken: list[Row] = []
@@ -291,9 +299,9 @@ class Evaluation:
         return taken, began
 
     def give_back(self) -> bool:
-        """Put batches that `take_back` took out back into the step, before a call that trains.
+        """Put batches that `take_back` took out back into the step, at its end, before a call that trains.
 
-        Not where another batch has been drawn since. All batches so far are the step's from then on.
+        Not where another batch has been drawn since. From then on no batch so far is taken back any more.
 
         Returns:
             whether the step began with one of them.

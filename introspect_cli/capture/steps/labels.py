@@ -55,7 +55,11 @@ def lightning(owner: Any) -> Facts:
 
 
 def transformers(owner: Any) -> Facts:
-    """Labels from a transformers Trainer: global step, epoch, and batches as a number or as (first, last)."""
+    """Labels from a transformers Trainer: global step, epoch, batch, and `accumulation` above 1.
+
+    With a loader of known length, `epoch` is whole and `batch` a number or (first, last); else `epoch` may be a
+    fraction.
+    """
     state, arguments = owner.state, owner.args
     labels: Facts = {"framework": "transformers", "global_step": int(state.global_step)}
     accumulation = int(arguments.gradient_accumulation_steps)
@@ -83,7 +87,7 @@ def _length(loader: Any) -> int:
 
 
 def accelerate(state: Mapping[str, Any]) -> Facts:
-    """Labels from accelerate's shared `GradientState`: epoch of the loader in use, and steps that are accumulated.
+    """Labels from accelerate's shared `GradientState`: epoch of the loader in use, and steps accumulated, if above 1.
 
     {} where it has neither.
     """
@@ -110,7 +114,10 @@ _HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules)
 
 
 def current_labels() -> Facts:
-    """Labels that the running framework has for the step now; {} where no known framework trains."""
+    """Labels that the running framework has for the step now; {} where no known framework trains.
+
+    A trainer of Lightning or transformers counts before accelerate.
+    """
     if sys.modules.keys().isdisjoint(_HOMES):
         return {}
     for modules, function, read in TRAINERS:
@@ -133,7 +140,10 @@ class StepLabels:
         self._last: Facts = {}
 
     def read(self) -> None:
-        """Ask the framework for the labels now, before a forward or backward pass of training."""
+        """Ask the framework for the labels now, before a forward or backward pass of training.
+
+        Nothing after a failure, or where the framework has none.
+        """
         if not self._guarded.on:
             return
         with self._guarded:

@@ -20,7 +20,7 @@ from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
 from introspect_cli.compare.terms.names import FORWARD
 from introspect_cli.compare.terms.sites import kind_code
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches_of_rank, values_of
+from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.format.batch import scale_between
 
@@ -65,7 +65,7 @@ def cuts_of(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, [microbatches_of_rank(rank, root, number) for rank in reader.readers], rule, reader.rank_count)
+        Cut(side, microbatches(reader, root, number, rule), rule, reader.rank_count)
         for side, reader, root, number, rule in (
             ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
             ("b", comparison.b, splits.root, table.step_b, splits.b),
