@@ -126,7 +126,7 @@ class Guarded:
         self.on = False
 
     def __enter__(self) -> None:
-        """Begin a section: signal handlers of the script wait, and Dynamo looks at no frame."""
+        """Begin a section: Dynamo looks at no frame, and, in the main thread, signal handlers of the script wait."""
         guard = self._guard
         if get_ident() == guard.main:
             guard.depth += 1

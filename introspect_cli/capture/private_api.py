@@ -112,7 +112,7 @@ next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambd
 
 
 def node_number(node: Any) -> tuple[int, int] | None:
-    """Thread and sequence number of an autograd node, which tell it from others; None where torch lacks the number.
+    """Thread and sequence number of an autograd node, which identify it; None where torch lacks the number.
 
     Then a tensor that two modules share gets two hooks.
     """

@@ -210,7 +210,7 @@ class ParameterNames(dict[int, ParameterName]):
     """
 
     def __init__(self, wanted: Callable[[str], bool]) -> None:
-        """Start empty; `wanted(fqn)` tells whether a name is to be recorded."""
+        """Start empty; `wanted(fqn)` says whether a name is to be recorded."""
         super().__init__()
         self.changes = 0
         self.replaced = 0
