@@ -79,7 +79,7 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The function without its module."""
+        """Name of the function without its module and class, such as `backward`."""
         return self.function.rpartition(".")[2]
 
     @property

@@ -142,7 +142,7 @@ def _own_dict(value: Any) -> dict[str, Any] | None:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute stored in `__dict__` or a slot, read without the class's methods; None for any other."""
+    """An attribute stored in `__dict__` or a set slot, read without the class's methods; None for any other."""
     held = _own_dict(value)
     if held is not None and name in held:
         return held[name]

@@ -302,7 +302,7 @@ class Names:
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _name_below(self, root: nn.Module, fqn: str) -> None:
-        """Name each module, parameter and buffer of a tree that has no name; new modules get a row.
+        """Name each module, parameter and buffer of a tree that has no name; new modules get a row, but wrappers none.
 
         Args:
             root: of the tree.

@@ -88,7 +88,7 @@ class ModuleState(Named):
             self.calls.clear()
 
     def called(self, step: int) -> bool:
-        """Whether the module was called in that step."""
+        """Whether the last step in which calls were counted is this one, and has any."""
         return self.step == step and bool(self.calls)
 
 
@@ -166,7 +166,10 @@ class Holder:
         return self._owner() is other._owner()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the owner has this very tensor at the place."""
+        """Whether the owner has this very tensor at the place; False once the owner is gone.
+
+        The place is a module's parameter or buffer, or a position in an optimizer's group.
+        """
         owner: Any = self._owner()
         if owner is None:
             return False

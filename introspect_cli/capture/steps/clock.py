@@ -154,7 +154,7 @@ class StepClock(Moments):
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the current step has happened yet."""
+        """Whether the current step was begun, by `begin`."""
         return self._begun == self._recorder.step
 
     def outermost_forward(self, module: nn.Module) -> Phase:
@@ -340,7 +340,10 @@ class StepClock(Moments):
             self.tick()
 
     def tick(self) -> None:
-        """End the step and begin the next, even where Ctrl-C comes in between; then call all `on_tick` listeners."""
+        """End the step and begin the next, then call all `on_tick` listeners.
+
+        Ctrl-C in between stops none of this, and is raised at the end.
+        """
         try:
             self.ticks += 1
             self._forwards = self._backwards = 0

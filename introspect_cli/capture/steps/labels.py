@@ -79,7 +79,7 @@ def transformers(owner: Any) -> Facts:
 
 
 def _length(loader: Any) -> int:
-    """Batches in an epoch; 0 where unknown."""
+    """Number of batches that a loader has in an epoch; 0 for one without a length, or None."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
