@@ -210,7 +210,7 @@ class DataProbe(GuardedProbe):
 
 
 def _recordable(leaf: object) -> object:
-    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else module and name of its class."""
+    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else its class, with module."""
     cls = type(leaf)
     if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
         return leaf

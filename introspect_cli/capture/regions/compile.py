@@ -131,9 +131,9 @@ class CompileProbe(GuardedProbe):
         return compile
 
     def remove(self) -> None:
-        """Restore `torch.compile`, set its stance to `default` if it was changed, and remove the hooks with their looks.
+        """Restore `torch.compile`, set its stance to `default` if it was changed, and remove the hooks.
 
-        Looks in compiled code stay.
+        Looks in compiled code stay, and do nothing once nothing captures.
         """
         super().remove()
         if self._stance is not None:
