@@ -56,6 +56,8 @@ class Columns:
     def fill(self, arena: Arena, facts: Facts, slots: list[int], fixed: dict[int, int], texts: dict[int, str]) -> None:
         """Write the records' rows to `arrays`, and set `slots`, `layout` and `texts`.
 
+        `layout` stays the same object while facts and slots are those of the last call.
+
         Args:
             arena: the rows.
             facts: what is known of them before their numbers are.

@@ -384,7 +384,7 @@ class DeviceEngine:
         return table
 
     def _new_lane(self, handle: int) -> _Lane:
-        """Allocate and keep the memory that launches on the current stream share, whose handle is given."""
+        """Allocate and keep the memory that launches on the current stream share; `handle` is that stream's."""
         scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self.device)
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self.device)
         lane = self._lanes[handle] = _Lane(scratch, counters)
