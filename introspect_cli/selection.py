@@ -176,7 +176,7 @@ def _labelled_steps(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) 
     Args:
         asked: the labels.
         runs: the opened runs.
-        ranks: whose labels count, rising; where they differ, the first one's. A rank that a run does not have is skipped.
+        ranks: whose labels count, rising; where they differ, the first one's. Those missing in a run are skipped.
 
     Raises:
         UsageError: no step of any run has them; the sentence says which labels there are.
