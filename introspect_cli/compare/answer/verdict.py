@@ -262,7 +262,10 @@ def _raised_after_words(compared: Compared) -> str:
 
 
 def _raised_before_words(compared: Compared) -> str:
-    """Sentence where an exception ended one run alone, and the other has later steps or none in common; "" otherwise."""
+    """Sentence where an exception ended one run alone, and the other has later steps or none in common.
+
+    "" otherwise.
+    """
     ending = compared.ending
     if ending is None:
         return ""
