@@ -60,6 +60,8 @@ def bisect(
 ) -> Culprit:
     """Find the first commit between two revisions whose run diverges from the good one's.
 
+    Runs in the current directory's repository. Captures that are kept in `output` are used again.
+
     Args:
         good: revision that is right.
         bad: later revision that is not.
@@ -70,7 +72,8 @@ def bisect(
         max_runs: how many runs may be made to find the change in the first bad commit; with 0 it is not looked for.
 
     Raises:
-        UsageError: no such revision, the good one does not run, or good and bad do not differ.
+        UsageError: no such revision, `good` is no ancestor of `bad`, it does not run, or `bad` does not diverge from
+            it.
     """
     user = Repository(Repository(Path.cwd()).root)
     first, last = user.commit(good), user.commit(bad)
@@ -107,8 +110,10 @@ class _Search:
     def run(self, good: str, bad: str) -> Culprit:
         """Capture both ends, set `reference`, then bisect.
 
+        Without `until_step`, later commits run only to the step at which the bad one diverges.
+
         Raises:
-            UsageError: the good commit fails, or the bad one does not diverge from it.
+            UsageError: the good commit records no step or exits with an error, or the bad one does not diverge from it.
         """
         made = self._capture(good)
         if not made.usable or made.exit_code:
@@ -128,9 +133,10 @@ class _Search:
         return self._search_between(self.reference, good, bad)
 
     def _search_between(self, reference: Reference, good: str, bad: str) -> Culprit:
-        """Capture commits that `git rev-list --bisect-all` proposes, until the first bad one is found.
+        """Capture the commits that `git rev-list --bisect-all` proposes, the first one not skipped each time.
 
-        Ends without one where only commits are left that cannot be captured.
+        Ends once only the last bad commit remains: that is the first bad one. Where commits with an UNDECIDED verdict
+        remain beside it, the first bad one is unknown, and all that remain are its candidates.
         """
         same, skipped = [good], set()
         while True:
@@ -148,9 +154,10 @@ class _Search:
                 skipped.add(commit)
 
     def _capture(self, commit: str) -> Rerun:
-        """Capture a commit, or take its run of an earlier call, and set its entry in `runs`.
+        """Capture a commit, or take its kept run, and set its entry in `runs`.
 
-        It ends at `until_step`, if that is given; once there is a reference, where the options of that say.
+        Before there is a reference, the run ends after `until_step`, if that is given; then where the `stop_options` of
+        the reference say.
         """
         until = self.until_step
         ends: tuple[str, ...] = () if until is None else ("--until-step", str(until))
@@ -160,7 +167,10 @@ class _Search:
         return done
 
     def _judge(self, reference: Reference, commit: str) -> tuple[Verdict, DiffResult | None]:
-        """Capture a commit, compare it with the reference, tell the verdict in a line; fills `results` and `tried`."""
+        """Capture a commit, compare it with the reference, and tell the verdict (good, bad, skipped) in a line.
+
+        Fills `results` and `tried`. Returns the verdict and the comparison, which is None where no step was recorded.
+        """
         verdict, result = reference.judge(self._capture(commit))
         self.results[commit] = result
         self.tried.append((commit, verdict))
@@ -173,8 +183,8 @@ class _Search:
         """Run variants of the first bad commit's parent to find which of its changes makes the runs diverge.
 
         Returns:
-            the proof; None where there is no such commit, `max_runs` is 0, the parent has no complete run, or the
-            change cannot be looked for (the reason is told).
+            the proof; None where there is no such commit, `max_runs` is 0, no complete run of its first parent was made
+            by this search, or the change cannot be looked for (only that reason is told).
         """
         if culprit.commit is None or not max_runs or self.reference is None:
             return None

@@ -110,11 +110,13 @@ class Captures:
         return cls(user, base, command, survey_of_git(user, here, scripts_of(command.words), base), tell)
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
-        """Build the place in which a revision runs, for the length of a block; it is removed then."""
+        """A context manager that builds the place in which a revision runs, and removes it after the block."""
         return build_place(self.around, self.base / TREE, revision=revision, links=self.command.links)
 
     def capture(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
-        """Capture the command at a revision into `run`, and tell what is linked instead of copied.
+        """Capture the command at a revision into `run`, replacing a run there, and tell what is linked, not copied.
+
+        The setup command, if any, runs before. Where PYTHONHASHSEED is not set, it is 0.
 
         Args:
             revision: what is captured.
@@ -141,10 +143,12 @@ class Captures:
         return done
 
     def _check_imports(self, done: Rerun, revision: Revision, place: Place) -> None:
-        """Check that the imported files were the revision's.
+        """Check that the source files that a run recorded are the revision's.
+
+        A file that matches neither the revision's tree nor the user's work tree passes.
 
         Raises:
-            UsageError: one was imported from the user's work tree.
+            UsageError: one is as in the user's work tree and not as in the revision.
         """
         with open_run(done.run) as run:
             ran = run.settings.document("sources")
@@ -159,9 +163,9 @@ class Captures:
                 )
 
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
-        """The earlier run of a revision, if nothing that went into it has changed; else capture it now.
+        """The kept run of a revision, if it is complete and nothing that went into it has changed; else capture it now.
 
-        An earlier run that is taken counts as used now: see `remove_old`.
+        A kept run that is taken is touched: it counts as used now, see `remove_old`. A new one may have no step.
 
         Args:
             revision: what is captured.
@@ -192,7 +196,11 @@ class Captures:
         return done
 
     def name(self, revision: Revision, side: str, more: tuple[str, ...]) -> str:
-        """Name of a run: `<commit>-<hash>`, the hash of all that goes in: code, files, command, variables, packages."""
+        """Name of a run: `<commit>[-changed]-<hash>`; `-changed` where the work tree has changes.
+
+        Hashed are the side, the code, the files around it (by size and time), the command and its options, environment
+        variables except noise, this tool's version, the interpreter and its package directories (by time).
+        """
         environment = {name: value for name, value in os.environ.items() if not ENV_NOISE.match(name)}
         directories = [path for path in sys.path if path.endswith("-packages") and Path(path).is_dir()]
         hashed: list[Any] = [
@@ -207,10 +215,10 @@ class Captures:
         return f"{revision.commit[:10]}{'-changed' if revision.changed else ''}-{key}"
 
     def changed_since(self, kept: Path) -> str:
-        """Name of a file outside the revision that a kept run read and that has changed since; "" where none has.
+        """Name of the first file that a kept run read and that has changed since; "" where none has.
 
-        It has changed if it is gone, has another size, or was modified after the run started. Directories of many files
-        that were recorded as one do not count.
+        It has changed if it is gone, has another size, or was modified after the run started. Files of the project that
+        were copied or belong to the revision do not count, nor do directories of many files that were recorded as one.
         """
         place, links = self.base / TREE, [self.around.directory / path for path in self.command.links]
         with open_run(kept) as run:
@@ -228,7 +236,10 @@ class Captures:
         return ""
 
     def remove_old(self, used: Sequence[Path]) -> None:
-        """Remove captures, with their logs, that are neither the `MAX_KEPT` most recently used nor in `used`."""
+        """Remove captures, with their logs, that are neither the `MAX_KEPT` most recently used nor in `used`.
+
+        One that cannot be removed is kept silently.
+        """
         runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
             if run not in used:
@@ -269,10 +280,12 @@ class Pair:
 def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple[str, str]:
     """Capture whichever of a and b is a revision, and return the paths of both runs; `tell` is shown a line for each.
 
-    Waits for another process that captures in this project; old captures are removed.
+    A kept run is taken where it will do. Where a word is a run and a revision, the run is taken. Waits for another
+    process that captures in this project; old captures are removed.
 
     Raises:
-        UsageError: there is no such revision, the script does not run there, or an option is one that is decided here.
+        UsageError: there is no repository or no such revision, the script records no step there, or an option is one
+            that is decided here (`_REFUSED`).
         StoreError: a run cannot be written.
     """
     refused = next((word for word in command.options if word.partition("=")[0] in _REFUSED), None)
@@ -333,6 +346,6 @@ def _capture_side(captures: Captures, side: str, revision: Revision, stops: tupl
 
 
 def _near(path: Path) -> str:
-    """A path: relative where it lies below the current directory, else as it is."""
+    """A path as text: relative to the current directory where it lies below that, else as it is."""
     near = os.path.relpath(path)
     return str(path) if near.startswith(os.pardir) else near

@@ -31,7 +31,7 @@ class Repository:
     """A git repository, asked through git itself."""
 
     def __init__(self, directory: Path) -> None:
-        """Ask git now for the root of the repository that holds the directory.
+        """Ask git now for the root of the repository that holds the directory; commands run in `directory` itself.
 
         Raises:
             UsageError: there is none, or no git.
@@ -41,14 +41,16 @@ class Repository:
 
     @classmethod
     def around(cls, directory: Path) -> Repository | None:
-        """The repository that holds the directory, its root as the directory; None where there is none."""
+        """The repository that holds the directory, its commands run in its root; None without a repository or git."""
         try:
             return cls(cls(directory).root)
         except UsageError:
             return None
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run git with any exit code, without hooks, prompts and `GIT_*` variables.
+        """Run git and return its output as text, whatever the exit code.
+
+        Without hooks, prompts, stdin and the user's `GIT_*` variables; messages are in English.
 
         Raises:
             UsageError: git cannot be started.
@@ -70,14 +72,18 @@ class Repository:
             raise UsageError(f"cannot run git: {error.strerror or error}") from None
 
     def ask(self, *words: str) -> str:
-        """The output of a git command, stripped; UsageError where git refuses."""
+        """The output of a git command, stripped.
+
+        Raises:
+            UsageError: git fails; the last line it printed says why.
+        """
         return self._output(*words).strip()
 
     def _output(self, *words: str) -> str:
-        """The output of a git command.
+        """The output of a git command as it is.
 
         Raises:
-            UsageError: git refuses; its last line says why.
+            UsageError: git fails; the last line it printed says why.
         """
         answer = self.run(*words)
         if answer.returncode:
@@ -86,10 +92,10 @@ class Repository:
         return answer.stdout
 
     def names(self, *words: str) -> list[str]:
-        """Names that a git command lists with `-z`.
+        """Names that a git command lists with `-z` (which is added), in its order.
 
         Raises:
-            UsageError: git refuses.
+            UsageError: git fails.
         """
         return [name for name in self._output(*words, "-z").split("\0") if name]
 
@@ -114,7 +120,7 @@ class Repository:
 
 
 def tracked_files(root: Path) -> frozenset[Path]:
-    """Paths of a project's files that git tracks; empty outside a repository."""
+    """Paths (`root / name`) of the files below `root` that git tracks; empty outside a repository or without git."""
     try:
         return frozenset(root / name for name in Repository(root).names("ls-files"))
     except UsageError:
@@ -139,11 +145,13 @@ class Revision:
 
     @classmethod
     def named(cls, user: Repository, name: str) -> Revision:
-        """Resolve a revision, or `.` for the work tree with its changes; untracked files count where they are code.
+        """Resolve a revision, or `.` for the work tree with its changes.
+
+        Changes of the work tree are all of tracked files, and untracked files that are code and not ignored.
 
         Raises:
             UsageError: there is no such revision, or it has another commit of a submodule than is checked out:
-                submodules run as they lie there.
+                submodules run as they lie there. Not checked for `.` and for submodules that are not checked out.
         """
         commit = user.commit("HEAD" if name == WORK_TREE else name)
         if name == WORK_TREE:
@@ -170,18 +178,21 @@ class Revision:
         return f"{shown} ({self.commit[:10]}{changes})"
 
     def state(self) -> list[object]:
-        """Commit, and digests of changed files: equal for equal trees, as plain data."""
+        """[commit, [[path, digest], ...] of changed files]; a digest is None where the file was removed.
+
+        Files are read now. States are equal for equal trees.
+        """
         digests = [[path, _digest(self.user.root / path) if exists else None] for path, exists in self.changed.items()]
         return [self.commit, digests]
 
     @contextlib.contextmanager
     def checked_out(self, root: Path) -> Iterator[None]:
-        """Check out its tree at `root`, changed files included, for the length of a block.
+        """Check out its tree at `root` as a detached git worktree, changed files included, for the length of a block.
 
-        What was at `root` is removed before, the tree afterwards.
+        What was at `root` is removed before, the tree afterwards. Changed files are copied from the user's work tree.
 
         Raises:
-            UsageError: git refuses.
+            UsageError: git fails.
         """
         self._remove(root)
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +214,11 @@ class Revision:
 
 
 def copy_file(path: Path, to: Path) -> None:
-    """Copy a file, or make a link to the same target; does nothing where `to` exists or `path` is gone."""
+    """Copy a file with its times and mode, or make a link to the same target; parents of `to` are made.
+
+    Does nothing where `to` exists, or `path` is gone or neither a file nor a link. A relative target is made absolute
+    unless the link is broken.
+    """
     if os.path.lexists(to):
         return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
@@ -215,7 +230,7 @@ def copy_file(path: Path, to: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """A digest of a file's content and executable bit; `-> target` for a link, "" for nothing."""
+    """A digest of a file's content and executable bit; `-> target` for a link, "" where there is no file."""
     if path.is_symlink():
         return f"-> {path.readlink()}"
     if not path.is_file():

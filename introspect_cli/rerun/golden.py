@@ -60,9 +60,10 @@ class Golden:
 
 
 def small_run_options(steps: int) -> list[str]:
-    """The options of `capture` that keep a run of `steps` steps small: few kinds, the first four, middle and last step.
+    """The options of `capture` for a small run that ends after `steps` steps.
 
-    No statistics, environment, packages or sources.
+    It records few kinds (`KINDS`) at the first four, the middle and the last step (all where there are no more than
+    four), without statistics, environment, packages or sources.
     """
     schedule = f"0:4,{steps // 2},{steps - 1}" if steps > 4 else f"0:{steps}"
     small = ["--no-env", "--no-packages", "--no-source"]
@@ -70,19 +71,19 @@ def small_run_options(steps: int) -> list[str]:
 
 
 def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = False) -> int:
-    """Run the script and keep what it computes at `path`.
+    """Run the script in the current directory and write the golden run at `path`.
 
     Args:
         golden: what to run, and how it will be compared.
         path: directory of the golden run.
-        force: whether to write into a directory that has something in it.
+        force: whether to write into a directory that has something in it; other files there are kept.
         sources: whether to keep the text of the source files.
 
     Returns:
-        how many bytes it takes.
+        the bytes of all files in that directory.
 
     Raises:
-        StoreError: the directory has something in it, or the script recorded nothing.
+        StoreError: the directory has something in it and `force` is not set, or the script recorded no step.
     """
     if path.exists() and not force and any(path.iterdir()):
         raise StoreError(f"{path} exists already; choose another place with -o, or --force to replace it")
@@ -92,7 +93,10 @@ def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = Fal
 
 
 def pack_golden(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
-    """Pack a run as the golden run at `path`, in place of one that is there; returns the bytes in that directory."""
+    """Write the golden run of a run at `path`: `golden.yaml` and the packed run, in place of those that are there.
+
+    The directory is made. Returns the bytes of all files in it. With `sources`, the texts of source files are packed.
+    """
     path.mkdir(parents=True, exist_ok=True)
     (path / ABOUT).write_bytes(documents.dump(vars(golden), ABOUT, "golden"))
     (path / STORE).unlink(missing_ok=True)
@@ -117,7 +121,11 @@ def read_golden(path: Path) -> Golden:
 
 
 def _open_golden(path: Path) -> Run:
-    """Open the golden run's packed run."""
+    """Open the packed run of the golden run at `path`; to be closed by the caller.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
     try:
         return open_run(path / STORE)
     except StoreError as error:
@@ -135,7 +143,9 @@ def takes_long(path: Path) -> bool:
 
 
 def check(path: Path, *, noise: bool = False) -> DiffResult:
-    """Run the script of a golden run again and compare.
+    """Run the script of a golden run again, in the current directory, and compare.
+
+    The new runs are temporary. A script that takes long is stopped where it diverges, except with `noise`.
 
     Args:
         path: the golden run.
@@ -166,8 +176,8 @@ def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] 
             they must be repeats of a.
 
     Returns:
-        the comparison; UNDECIDED in place of DIVERGED where the first difference is as small as rounding and the
-        machines round differently.
+        the comparison, in which the golden run is named by `path`; UNDECIDED in place of DIVERGED where the first
+        difference is as small as rounding and the machines round differently.
     """
     with ExitStack() as stack:
         kept, new = stack.enter_context(_open_golden(path)), stack.enter_context(open_run(run))
@@ -199,7 +209,7 @@ def _undecided_if_rounding(result: DiffResult) -> DiffResult:
 
 
 def _capture_small(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
-    """Run the script under capture and return `run`.
+    """Run the script in the current directory under a small capture, and return `run`, whatever its exit code.
 
     Args:
         golden: what to run.
@@ -208,7 +218,7 @@ def _capture_small(golden: Golden, run: Path, more: Sequence[str] = (), *, sourc
         sources: whether to keep the text of the source files.
 
     Raises:
-        StoreError: it recorded nothing.
+        StoreError: it recorded no step.
     """
     options = [*small_run_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
     done = capture(run, Place(Path.cwd(), Path.cwd()), (*options, *golden.words))

@@ -44,7 +44,7 @@ class LiveReference:
     _opened: Run | None = None
 
     def reference(self) -> Run:
-        """The reference, kept open; it is opened again in each call while it is being written or has no step."""
+        """The reference, open until `close`; opened again in each call while it is being written or has no step."""
         if self._opened is None or self._opened.state is RunState.RUNNING or self._opened.last_step is None:
             self.close()
             self._opened = self.open_reference()
@@ -59,8 +59,12 @@ class LiveReference:
     def result(self, run: Run) -> DiffResult | None:
         """Compare the reference with a run; None while the run goes on and nothing can be said of it yet.
 
-        That is while its steps may still be taken back (what a model computes before anything is trained may turn out
-        to have been an evaluation), or nothing that was selected is there.
+        That is while it has no backward or optimizer record, but the reference has (or the run has no rank yet): what
+        a model computes before anything is trained may turn out to have been an evaluation. So it is while nothing
+        that was selected is there.
+
+        Raises:
+            UsageError: the run is over, and the two cannot be compared.
         """
         one, running = self.reference(), run.state is RunState.RUNNING
         if running and not (_has_training(run) or (run.ranks and not _has_training(one))):
@@ -92,10 +96,11 @@ class Digests:
         return min(self.last_looked.values(), default=-1)
 
     def compare_new(self, reference: Run, run: Run) -> bool:
-        """Compare each step that was not compared before; whether any differs, or a rank is not in the reference.
+        """Compare the digest of each step after the last one compared; whether any differs.
 
-        Steps that the reference lacks do not count. Sets `last_looked`; reads the reference's digests again where it
-        was opened again.
+        Steps that the reference does not have are skipped for good. Where the run has a rank that the reference has
+        not, the result is True and no step is compared. Sets `last_looked`; reads the reference's digests again where
+        it was opened again.
         """
         if reference is not self._reference:
             self.by_rank |= {rank: reference.rank(rank).digests() for rank in reference.ranks}
@@ -122,7 +127,7 @@ def compare_live(
     Args:
         against: the reference.
         path: the run.
-        first: called once, with the first comparison that is DIVERGED.
+        first: called at most once, with the first comparison that is DIVERGED; then only the last comparison follows.
         agreed: called before that with the last step that all ranks have and up to which the two do not diverge, each
             time it is another.
         pause: seconds between two looks at the run, at least.

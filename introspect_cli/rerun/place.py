@@ -69,7 +69,7 @@ class Place:
     large: tuple[Path, ...] = ()
 
     def rebuilt(self, path: Path) -> Path:
-        """The rebuilt path of a user's path; the path itself where it is not rebuilt, or lies in the place already."""
+        """The rebuilt path of a user's absolute path; `path` itself if it is below no top, or in the place already."""
         if any(map(path.is_relative_to, self.tops.values())):  # the place may lie in the project
             return path
         for top, there in self.tops.items():
@@ -78,7 +78,10 @@ class Place:
         return path
 
     def rebuilt_word(self, word: str) -> str:
-        """A command-line word; an absolute path in it, alone or after `=`, is replaced by the rebuilt one."""
+        """A command-line word with an absolute path in it, alone or after an option's `=`, replaced by the rebuilt one.
+
+        Links are resolved to find it. Any other word, and a path that is not rebuilt, comes back as it is.
+        """
         option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         there = self.rebuilt(real := Path(os.path.realpath(value)))
         return f"{option}{equals}{there}" if Path(value).is_absolute() and there != real else word
@@ -107,7 +110,7 @@ class Surroundings:
     empty: tuple[Path, ...]
 
     def states(self) -> list[tuple[str, int, int]]:
-        """(path, size, mtime in ns) of each file: equal while the files are unchanged."""
+        """(path, size, mtime in ns) of each of `files` now, links not followed: equal while they are unchanged."""
         return [(str(path), status.st_size, status.st_mtime_ns) for path in self.files for status in [path.lstat()]]
 
 
@@ -123,7 +126,7 @@ def survey(
     Args:
         root: the project.
         directory: where the script ran.
-        sources: files whose text is given otherwise; they are left out.
+        sources: files whose text is given otherwise; they are left out, but the roots of their packages are tops.
         before: files changed after this time (seconds since 1970) are left out, except those that git tracks; None to
             leave out none.
         skipped: a directory that is left out: where variants and their runs are kept.
@@ -146,7 +149,10 @@ def survey(
 
 
 def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Surroundings:
-    """As `survey`, without what git tracks and without untracked code other than `scripts`; of any age."""
+    """As `survey` of the repository's root, without files that git tracks and untracked code other than `scripts`.
+
+    Ignored files are listed, code included; files of any age; no directories that hold tracked files.
+    """
     tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
     code = {path for path in others if path.suffix in CODE_ENDINGS} - {*scripts}
@@ -156,12 +162,12 @@ def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], sk
 
 
 def scripts_of(words: Sequence[str]) -> list[Path]:
-    """The script of a command line as a list of one path; empty for `-m MODULE`."""
+    """The script of a command line as a list of one path, its links resolved; empty for `-m MODULE`."""
     return [Path(os.path.realpath(words[0]))] if words[0] != "-m" else []
 
 
 def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Directories without those inside an earlier one, in order."""
+    """Directories without those that equal or are inside an earlier one, in order; a later one may hold an earlier."""
     outermost: list[Path] = []
     for path in paths:
         if not any(path.is_relative_to(other) for other in outermost):
@@ -175,7 +181,7 @@ def _package_root(path: Path) -> Path:
 
 
 def _modified_at(path: Path) -> float:
-    """Modification time of a file; 0 where it cannot be read."""
+    """Modification time of a file, in seconds since 1970; 0 where it cannot be read."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -183,10 +189,11 @@ def _modified_at(path: Path) -> float:
 
 
 def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
-    """(path, True) for what is copied or linked, (path, False) for directories that are made.
+    """(path, True) for what is copied or linked, (path, False) for directories that are made, `top` first.
 
     A directory is linked as a whole where it has more than `_MAX_ENTRIES` entries, more than `_MAX_ENTRIES_BELOW` were
-    seen before its end, or it holds installed packages; but never one in `needed`.
+    seen up to its end, or it holds installed packages; but never one in `needed`. Of a run of introspect only the
+    directory is given; names in `_LEFT_OUT` are skipped; a link to a directory is not walked.
 
     Args:
         top: the directory to walk.
@@ -233,16 +240,18 @@ def build_place(
 ) -> Iterator[Place]:
     """Build the place below `at` from a survey, for the length of a block, and remove it afterwards.
 
+    In a file, `texts` win over the revision's tree, and that over what lies around.
+
     Args:
         around: the survey.
-        at: a directory that holds all of it, which is emptied.
+        at: a directory that holds all of it; what was there is removed before.
         texts: what files hold, by the user's path.
         revision: whose tree the project is; None where the project is as it lies.
         links: paths relative to the directory that are linked, and not copied, whatever they are.
         paths: PYTHONPATH of the user's; None for that of this process.
 
     Raises:
-        UsageError: git refuses, or there is no such path to link.
+        UsageError: git fails, or there is no such path to link.
         StoreError: it cannot be written.
     """
     texts = texts or {}
@@ -277,7 +286,7 @@ def build_place(
 
 
 def _remove(at: Path) -> None:
-    """Remove a directory, and its parent where that is empty then."""
+    """Remove a directory, ignoring errors, and its parent where that is empty then."""
     shutil.rmtree(at, ignore_errors=True)
     with contextlib.suppress(OSError):
         at.parent.rmdir()  # where nothing else is kept
@@ -308,7 +317,9 @@ def keep_out_of_git(directory: Path) -> None:
 
 
 def link(path: Path, to: Path) -> None:
-    """Make `to` a link to `path`, if `to` does not exist; where both are directories, link the entries that `to` lacks.
+    """Make `to` a link to `path`, links resolved, if `to` does not exist; parents of `to` are made.
+
+    Where both are directories and `to` is no link, the entries that `to` does not have are linked, at any depth.
 
     Raises:
         UsageError: there is no such path.
@@ -326,7 +337,8 @@ def link(path: Path, to: Path) -> None:
 def _copy(files: Mapping[Path, Path]) -> list[Path]:
     """Copy files (target: source), the smallest first, while their sum is below `MAX_COPIED_BYTES`.
 
-    Link the others and all directories, and return the sources of those links.
+    Link the others and all directories, and return the sources of those links. Sources that are gone and targets that
+    exist are skipped.
     """
     total, large = 0, []
     real = {to: Path(os.path.realpath(path)) for to, path in files.items() if path.exists()}
@@ -344,7 +356,8 @@ def _copy(files: Mapping[Path, Path]) -> list[Path]:
 def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
     """Link the siblings of a directory and of its parent beside the rebuilt ones, so that `../data` exists.
 
-    Stops at a directory with more than `_MAX_NEIGHBOURS` entries.
+    Stops at a directory with more than `_MAX_NEIGHBOURS` entries. Names in `_LEFT_OUT` and those that exist beside the
+    rebuilt ones are skipped.
 
     Args:
         top: the user's directory.
@@ -365,9 +378,10 @@ def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
 
 
 def _search_path(place: Place, modules: Path, given: str) -> str:
-    """PYTHONPATH for a place: entries inside the project rebuilt, modules of editable installs of the project first.
+    """PYTHONPATH for a place: `modules` if it is made, then `given` (the user's), then rebuilt entries of `sys.path`.
 
-    The latter get links in the directory `modules`, which is made where there is any. `given` is the user's PYTHONPATH.
+    Entries of `given` that are rebuilt are replaced. `modules` gets links to the rebuilt modules that editable installs
+    map to; it is made where there are any.
     """
 
     def rebuilt(path: Path) -> Path | None:
@@ -398,7 +412,10 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 
 @contextlib.contextmanager
 def signals_as_exits() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit(128 + number) for the length of a block, so that cleanup runs."""
+    """Turn SIGTERM and SIGHUP into SystemExit(128 + number) for the length of a block, so that cleanup runs.
+
+    Works in the main thread only; the handlers from before are put back.
+    """
 
     def end(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
@@ -415,7 +432,10 @@ def signals_as_exits() -> Iterator[None]:
 def hold_lock(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Make the directory `base` and hold a lock on it for the length of a block; it is removed afterwards if empty.
 
-    Waits, and tells so in a line, while another process that captures revisions has the lock.
+    Waits without limit, and tells so in a line, while another process that captures revisions has the lock.
+
+    Raises:
+        StoreError: it cannot be made.
     """
     try:
         keep_out_of_git(base)

@@ -62,9 +62,10 @@ class Recipe:
         return (*self.options, *self.started, *self.arguments)
 
     def words_at(self, place: Place) -> tuple[str, ...]:
-        """Script and arguments for a place, with rebuilt paths in place of absolute ones.
+        """Script and arguments for a place, without capture options, with rebuilt paths in place of absolute ones.
 
-        A relative path to a .py file is replaced, too, where it would not lead to the rebuilt file.
+        A relative path to a .py file is replaced, too, where it would not lead to the rebuilt file from the place's
+        directory.
         """
         words = []
         for word in map(place.rebuilt_word, (*self.started, *self.arguments)):
@@ -76,10 +77,11 @@ class Recipe:
 
 
 def recipe_of(run: Run) -> Recipe:
-    """The recipe to run a recorded command again.
+    """The recipe to run a recorded command again; for a run of several processes, that of its launcher.
 
     Raises:
-        UnrepeatableError: it cannot be; the sentence says why.
+        UnrepeatableError: no command line was recorded (or of a launch, not the launcher's), it holds redacted values,
+            or its directory does not exist.
         StoreError: its settings are damaged.
     """
     command = run.settings.document("command")
@@ -136,9 +138,10 @@ def _options(run: Run) -> list[str]:
 
 
 def _users_paths(directory: str) -> Callable[[str], str]:
-    """A function that replaces the place in which a revision ran, and which is gone, in a text by the user's project.
+    """A function that replaces the path of the place in which a revision ran by that of the user's project in a text.
 
-    It returns texts unchanged where `directory` lies in no such place, or still exists.
+    It returns texts unchanged where `directory` (where the run ran) lies in no such place or still exists, or the place
+    lies in no git repository.
     """
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, TREE)), None)
     repository = None if place is None else Repository.around(place.parents[2])
@@ -149,9 +152,10 @@ def _users_paths(directory: str) -> Callable[[str], str]:
 
 
 def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:
-    """Environment variables to set (None: remove) to what was recorded, and notes on those that cannot be.
+    """Environment variables that differ now, by name, with their recorded value (None: remove); and notes.
 
-    `moved` is the function of `_users_paths`.
+    Noise (`ENV_NOISE`) and redacted values are left out; a note names redacted ones that are not set now. None are
+    changed, with a note, where no environment was recorded. `moved` is the function of `_users_paths`.
     """
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):

@@ -56,7 +56,7 @@ class Rerun:
 
     @property
     def last_lines(self) -> str:
-        """The last lines of its output, joined by " / "; `see <log>` where there are none."""
+        """The last `_LAST_LINES` lines of its output, joined by " / "; `see <log>` where there are none."""
         log = log_of(self.run)
         try:
             lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
@@ -90,7 +90,10 @@ def capture(
     *,
     again: bool = True,
 ) -> Rerun:
-    """Capture a script at a place, in a process of its own, and wait for its end.
+    """Capture a script at a place, in a process of its own, and wait for its end, without limit.
+
+    Under `--stop`, the exit code of a complete run is the script's, not that of the comparison. In a place that is
+    rebuilt, `GIT_*` variables are removed.
 
     Args:
         run: directory for its run; its output is kept beside it, as `NAME.log`.
@@ -100,8 +103,11 @@ def capture(
         python: the interpreter; "" for the one that runs this.
         again: True to run in any case and replace a run that is there; False to take a complete one as it is.
 
+    Returns:
+        the result, also of a script that fails; without steps where no readable run came out.
+
     Raises:
-        StoreError: the log cannot be written.
+        StoreError: the log cannot be written, or the interpreter not started.
     """
     kept = None if again else complete_run(run)
     if kept is not None:
@@ -138,7 +144,11 @@ def duration(run: Run) -> float:
 def run_logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
-    """Run a command (a str: in a shell) with all output in the file `log`, wait for it, and return its exit code."""
+    """Run a command (a str: in a shell) in `directory`, without stdin, wait for it, and return its exit code.
+
+    Its output, stderr included, replaces the file `log`, whose directory is made. `environment` holds all of its
+    variables; None for those of this process. On Linux it is killed when this process dies.
+    """
     keep_out_of_git(log.parent)
     with log.open("wb") as file:
         return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
@@ -172,13 +182,13 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 def complete_run(run: Path) -> Rerun | None:
-    """The result of an earlier capture at `run`; None where there is none that is COMPLETE."""
+    """The result of the capture at `run`; None where there is no readable run whose state is COMPLETE."""
     state, kept = _read_result(run, 0) if (run / "manifest.yaml").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
 
 
 def _read_result(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
-    """(state, result) of a run; (None, a result with `exit_code` and no step) where it cannot be read."""
+    """(state, result) of a run, the manifest's exit code in it; (None, `exit_code` and no step) if unreadable."""
     try:
         with open_run(run) as opened:
             steps = opened.steps
@@ -188,7 +198,10 @@ def _read_result(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
 
 
 def stop_options(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
-    """Capture options (`--against`, `--stop`, ...) that end a run at its first divergence from `reference`."""
+    """Capture options (`--against`, `--stop`, ...) that end a run at its first divergence from `reference`.
+
+    `noise` are repeats of the reference, whose differences from it do not count.
+    """
     options = ["--against", from_anywhere(reference), "--stop", *([f"--rtol={rtol}"] if rtol else [])]
     return (*options, *(f"--noise={from_anywhere(path)}" for path in noise))
 
@@ -207,10 +220,10 @@ class Reference:
 
     @property
     def stop_options(self) -> tuple[str, ...]:
-        """Capture options that end a rerun at the last step, and at its divergence where that pays.
+        """Capture options that end a rerun after the step `until`, and at its first divergence where that pays.
 
-        It pays where `until` is None or the reference took `LONG_SECONDS` to that step: to compare while a script runs
-        takes a second or two to begin.
+        It pays where `until` is None or the reference took about `LONG_SECONDS` or more to that step, since a
+        comparison with a running script takes a second or two to begin.
         """
         stops = stop_options(self.run)
         if self.until is None:
@@ -228,12 +241,10 @@ class Reference:
     def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
         """Compare a rerun with the reference, up to the step `until`.
 
-        A script that fails tells something only by what it recorded before: diverging is diverging, but agreeing up to
-        the crash is not agreeing.
-
         Returns:
             (verdict, comparison): (UNDECIDED, None) for a rerun without a step; UNDECIDED, too, for one that agrees and
-            whose exit code is neither 0 nor the reference's.
+            whose exit code is neither 0 nor the reference's: agreeing up to a crash is not agreeing. One that diverges
+            before it crashes is DIVERGED.
 
         Raises:
             StoreError: a store cannot be read.
@@ -249,14 +260,17 @@ class Reference:
 
 
 def first_sentence(result: DiffResult) -> str:
-    """`First divergence at step 3: output of GPT.h.0.`, or the comparison's sentence where there is none."""
+    """`First divergence at step 3: output of GPT.h.0.`; the comparison's own sentence where nothing diverges."""
     first = result.first
     return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
 @contextlib.contextmanager
 def remove_on_error(run: Path) -> Iterator[None]:
-    """Where the block raises, remove the run, and its log unless it raises a UsageError: a log may show its reason."""
+    """A context manager: where its block raises, remove the run and its log, and raise on.
+
+    After a UsageError the log is kept, since it may show the reason.
+    """
     try:
         yield
     except BaseException as error:

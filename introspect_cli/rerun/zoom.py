@@ -105,7 +105,8 @@ def zoom(
 ) -> Zoomed:
     """Run both again up to their first divergence, record more there, and compare.
 
-    Nothing is run where they do not diverge.
+    Nothing is run where they do not diverge, or either cannot be run again. Where nothing new can be looked at, the
+    close-up is that of the first divergence as recorded.
 
     Args:
         a: one run.
@@ -165,7 +166,8 @@ class _Rerun:
     def look_at(self, first: Divergence) -> Zoomed:
         """Capture both again around `first`, the divergence of the stores, and look at where the new captures diverge.
 
-        Once more where they diverge at a comparable site of which no whole tensors were kept: these are kept then.
+        Where they diverge at a comparable site of which no whole tensors were kept, both are captured once more with
+        these. With more than `_MAX_WHOLE_STEPS` steps of a to record, the first time keeps no whole tensors.
         """
         steps = steps_between(self.runs[0], first)
         globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
@@ -188,7 +190,8 @@ class _Rerun:
             first: the divergence of the stores.
 
         Returns:
-            what was seen; without closeups where a run does not repeat, or both agree now.
+            what was seen; without closeups, and without `after`, where a run does not repeat; without closeups where
+            both agree now.
         """
         pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
         sides = tuple(self._capture_side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
@@ -204,7 +207,9 @@ class _Rerun:
         return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
 
     def _capture_side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
-        """Capture a run again and compare it with its store.
+        """Capture a run again, at operator level, into `directory / name`, and compare it with its store.
+
+        One without a step has no `run`; one that does not repeat what was recorded has. The note says why.
 
         Args:
             name: `a` or `b`.
@@ -245,17 +250,17 @@ def _recipe_or_reason(name: str, run: Run) -> Recipe | Side:
 def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> Iterator[tuple[Place, str]]:
     """A place to run a recipe, for the length of a block, and a clause that says where it is.
 
-    Where all sources are as recorded, or the recorded text of a changed one cannot be had: where it ran. Else the
-    project is rebuilt with the recorded texts.
+    Where all sources are as recorded (or none are), or the exact text of a changed one cannot be had: where it ran.
+    Else the project is rebuilt with the recorded texts.
 
     Args:
         run: the run.
         recipe: how it is run again.
         at: where the project is rebuilt; removed afterwards.
-        links: paths that are linked there, relative to the directory.
+        links: paths that are linked there, relative to the directory; not used where it ran.
 
     Raises:
-        UsageError: no such path to link.
+        UsageError: no such path to link, where the project is rebuilt.
     """
     sources = source_texts(run, recipe)
     places = {name: sources.places.get(name, sources.root / name) for name in recipe.sources}
@@ -275,7 +280,10 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
 
 
 def _kept_texts(run: Run, sources: Texts) -> dict[Path, bytes]:
-    """Bytes by path of the recorded sources, and of those opened configuration files whose text the run keeps."""
+    """Bytes by path of the recorded sources, and of opened files in the project whose exact content the run keeps.
+
+    A source wins over an opened file of the same path.
+    """
     texts = {sources.places[name]: encode_text(text) for name, text in sources.texts.items()}
     for name, digest in opened_files(run).items():
         path = Path(os.path.realpath(sources.root / name))
@@ -286,7 +294,11 @@ def _kept_texts(run: Run, sources: Texts) -> dict[Path, bytes]:
 
 
 def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
-    """The sentence on how a new capture differs from what its run recorded at `steps`; "" where it is the same."""
+    """The sentence on how a new capture differs from what its run recorded at `steps`; "" where it is the same.
+
+    Only steps that the lowest rank of `run` recorded count; having none of them is a difference. So is an UNDECIDED
+    verdict.
+    """
     reader = run.rank(run.ranks[0])
     recorded = [step for step in steps if step in reader]
     if not recorded:
@@ -300,10 +312,11 @@ def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
 
 
 def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps of a and of b to record: 0, and all from the last recorded step before the divergence to the divergence.
+    """Steps of a and of b to record: 0, and all from the last one before the divergence that `a` has to the divergence.
 
-    No more than `FURTHEST_BACK` steps before the divergence are among the latter; where no step before it is recorded,
-    only its own is.
+    Both sorted. No more than `FURTHEST_BACK` steps before the divergence are among the latter; where `a` has no step
+    before it, only its own is. Steps of b are those of a, shifted to b's step of the divergence; negative ones are left
+    out.
     """
     earlier = [int(step) for step in a.rank(first.rank).entries["step"] if step < first.step]
     since = max(*earlier[-1:], first.step - FURTHEST_BACK, 0) if earlier else first.step
@@ -313,16 +326,17 @@ def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int
 
 
 def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps of a and of b: 0, the one before the divergence, and the diverging one."""
+    """Steps of a and of b, each sorted: 0, the one before the divergence, and that of the divergence."""
     pairs = ({0, max(step - 1, 0), step} for step in (first.step, first.step_b))
     one, two = (tuple(sorted(steps)) for steps in pairs)
     return one, two
 
 
 def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
-    """Globs of the tensors to store whole: the site and all inside it, its parent, and batches.
+    """Globs of the tensors to store whole: the FQN of the site and all inside it, its parent, and batches.
 
-    Without a loader, what the models are given is stored in their place.
+    Of a root module, only the module itself and not all inside it. Where no batch was recorded, what outermost modules
+    are given is stored in their place.
     """
     name = first.site.fqn
     inside = name if "." in name else f"={name}"
@@ -335,7 +349,10 @@ def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
 
 
 def source_lines(runs: tuple[Run, Run], first: Divergence) -> tuple[SourceLine, ...]:
-    """Source lines that ran the diverging operator in a and in b; one, named `a and b`, where they are equal."""
+    """Source lines that ran the diverging operator, in a and in b; one, named `a and b`, where they are equal.
+
+    A side without the site or without a recorded line is left out, so there may be none.
+    """
     lines = []
     for name, run, step in zip("ab", runs, (first.step, first.step_b), strict=True):
         records = (record for record in run.rank(first.rank).records(step) if record.site == first.site)

@@ -48,7 +48,7 @@ class Span(NamedTuple):
 
     @property
     def last(self) -> int | None:
-        """The last step of the span; None where it has no end."""
+        """The last step of the span, inclusive; None where it has no end."""
         if self.stop is None:
             return None
         return self.start + (self.stop - 1 - self.start) // self.stride * self.stride
@@ -119,7 +119,10 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str = ":") -> Schedule:
-        """A schedule whose text is in normal form: `3:4` becomes `3`, a span that comes twice is kept once."""
+        """A schedule whose text is in normal form: `3:4` becomes `3`, a span that comes twice is kept once.
+
+        UsageError where the text is no schedule.
+        """
         return cls(",".join(map(str, cls(text).spans)))
 
     @classmethod
@@ -214,6 +217,8 @@ def _rule(node: ast.AST, text: str) -> Rule:
 def _rule_of_call(word: str, given: Any, text: str) -> Rule:
     """A rule from one call: `every(100)`, `first(10)`, `last(50)`, `steps('...')`, `when('...')`.
 
+    Steps that `last` keeps expire that many steps later.
+
     Args:
         word: the name of the function.
         given: its argument.
@@ -256,7 +261,8 @@ _ENDLESS = (ast.Pow, ast.LShift)
 def _when(condition: str, text: str) -> Rule:
     """A rule that keeps the steps for which a condition holds when they end, such as `loss > 3 * median`.
 
-    It does not hold where a number in it is not known or cannot be computed; a loss that is NaN counts as infinite.
+    Before its end each step is wanted. The condition does not hold where a number in it is missing or cannot be
+    computed; a loss that is NaN counts as infinite.
 
     Args:
         condition: the comparison.

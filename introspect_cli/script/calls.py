@@ -80,7 +80,7 @@ def phase(name: str) -> Phase:
 
 
 def _set_phase(name: str) -> None:
-    """Set the phase and tell all listeners; nothing where there are no listeners and no phase."""
+    """Set the phase and call all listeners' `enter_phase`; nothing where there are no listeners and no phase."""
     if _listeners or _phases[0]:
         _phases[0] = name
         for listener in tuple(_listeners):
@@ -88,12 +88,12 @@ def _set_phase(name: str) -> None:
 
 
 def listen(listener: Any) -> None:
-    """Register a listener, which hears of all calls until `unlisten`."""
+    """Register a listener, whose methods are called by all functions here until `unlisten`."""
     _listeners.append(listener)
 
 
 def unlisten(listener: Any) -> None:
-    """Unregister a listener, if it is one; after the last one, the script's phase is none."""
+    """Unregister a listener; nothing for one that is not registered. After the last one the script is in no phase."""
     if listener in _listeners:
         _listeners.remove(listener)
     if not _listeners:

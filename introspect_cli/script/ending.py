@@ -69,7 +69,7 @@ def raised_ending(error: BaseException) -> Ending:
 
 
 def leave(exit_code: int | None) -> NoReturn:
-    """End the process as the script would have ended it.
+    """End the process as the script would have ended it; it never returns.
 
     Args:
         exit_code: as in `Ending`; None ends with 0.
@@ -87,8 +87,8 @@ def leave(exit_code: int | None) -> NoReturn:
 def strip_frames(error: BaseException) -> None:
     """Remove this package's frames from an exception's traceback, in place.
 
-    The runner's frames sit at its head, those of patched torch functions in the middle; causes, contexts and
-    the members of exception groups have theirs too.
+    The runner's frames sit at its head, those of patched torch functions in the middle; tracebacks of causes, contexts
+    and members of exception groups are treated the same.
     """
     seen: set[int] = set()
     pending = [error]
@@ -151,7 +151,10 @@ def ending_of(raised: BaseException | None) -> Ending:
 
 
 def _exit_status(error: SystemExit) -> tuple[int, Any]:
-    """Exit code of a `SystemExit` as a shell sees it, and the message to print, None for nothing."""
+    """Exit code of a `SystemExit` as a shell sees it, and the message to print, None for nothing.
+
+    0 without a code, the lowest 8 bits of an integer, 1 for anything else, which is the message.
+    """
     code: Any = error
     with contextlib.suppress(BaseException):
         code = error.code
@@ -202,7 +205,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
 
 
 def _report_exit(error: SystemExit) -> int:
-    """Print the message of a `SystemExit`, if any, and return its exit code."""
+    """Print the message of a `SystemExit`, if any, on stderr, and return its exit code."""
     code, message = _exit_status(error)
     if message is not None:
         with contextlib.suppress(BaseException):

@@ -41,15 +41,16 @@ if TYPE_CHECKING:
 def run(target: Target, *, started: Callable[[], None], ended: Callable[[Ending], None]) -> Ending:
     """Run a script or module as `__main__`, and report an uncaught exception as python would.
 
-    The caller ends the process with `leave(ending.exit_code)`, as the script would have. In a child that the
-    script forked and that comes back here `ended` is not called, and `SystemExit` passes through the caller.
+    The caller ends the process with `leave(ending.exit_code)`, as the script would have. In a child that the script
+    forked and that comes back here `ended` is not called, and `leave` is: its exception passes through the caller.
+    `__main__`, `sys.argv`, `sys.path[0]` and `threading.excepthook` stay as they are set for the script.
 
     Args:
         target: what to run, checked before.
-        started: called just before the first line of the script.
-        ended: called once when the main part of the script is over, before its traceback is printed, before
-            threads are waited for and `atexit` handlers run; called, too, for a script that does not compile
-            and so never started. An exception in `started` or `ended` is told on stderr and does not reach the script.
+        started: called just before the first line of the script; not for one that does not compile.
+        ended: called once when the main part of the script is over, before its traceback is printed, before threads are
+            waited for and `atexit` handlers run; called, too, for a script that does not compile. An exception in
+            `started` or `ended` is printed on stderr and does not reach the script.
 
     Returns:
         How it ended.
@@ -143,7 +144,7 @@ def _flush_streams() -> None:
 def _raise_recursion_limit(*, executed: bool) -> None:
     """Raise the recursion limit by the levels that introspect's frames take, so that the script has as many as alone.
 
-    How many these are differs from one version of python to the next, so it is found out by going down.
+    How many these are differs from one version of python to the next, so it is measured by recursing to the limit.
 
     Args:
         executed: whether the script will be run by `exec`, which took a level before python 3.12.

@@ -116,7 +116,7 @@ def _has_safe_path() -> bool:
 
 
 def _absolute(script: str) -> str:
-    """The working directory and a path joined, not normalised, as python does it."""
+    """The working directory and a path joined, not normalised, as python does it; an absolute path as it is."""
     return os.path.join(os.getcwd(), script)  # noqa: PTH109, PTH118 - python does not normalise either
 
 
@@ -160,7 +160,8 @@ def prepare(target: Target, *, contained: bool) -> None:
 def _drop_shadowed_modules(first: str) -> None:
     """Drop modules from `sys.modules` that introspect imported and the script's directory has a file or package for.
 
-    Python would import that one. Who has imported the dropped module goes on with it.
+    Their submodules are dropped, too. Python alone would import the script's. Code that has imported a dropped module
+    goes on with it.
 
     Args:
         first: the directory, which is `sys.path[0]`.

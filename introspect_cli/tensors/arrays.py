@@ -118,14 +118,14 @@ def _row_of_piece(
 
 @cache
 def _shared_memory() -> tuple[NDArray[np.int64], r.Rows]:
-    """Words that a call of the kernels in one thread needs, and rows for a piece's chunks; made once."""
+    """Words that a call of the kernels in one thread needs, and rows for a piece's chunks; one pair, overwritten."""
     team, parts = np.zeros(k.TEAM_WORDS, np.int64), r.empty(PIECE // k.CHUNK + 2)
     team[[k.PARTS, k.THREADS, k.ROOM]] = parts.ctypes.data, 1, PIECE
     return team, parts
 
 
 def _summary_of_row(total: r.Rows, dtype: str, shape: tuple[int, ...]) -> Summary:
-    """OBSERVED summary of a whole array: `total` is its row, shape (1, 32)."""
+    """OBSERVED summary of a whole array from its row, shape (1, 32); statistics that are NaN are left out."""
     sizes = {"checksum": "<u8", **{name: STATISTICS[name].type for name in _KEPT}, "sketch": f"{SKETCH_SIZE}<f4"}
     columns = {name: np.zeros(1, kind) for name, kind in sizes.items()}
     order = (columns.get(name) for name in k.COLUMNS)

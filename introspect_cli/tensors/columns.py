@@ -56,9 +56,11 @@ class Columns:
     def fill(self, arena: Arena, facts: Facts, slots: list[int], fixed: dict[int, int], texts: dict[int, str]) -> None:
         """Write the records' rows to `arrays`, and set `slots`, `layout` and `texts`.
 
+        `layout` stays the same object while facts and slots are those of the last call.
+
         Args:
             arena: the rows.
-            facts: what is known of them before their numbers are.
+            facts: layout and status of all rows.
             slots: the slot of each record, in the records' order.
             fixed: checksums that are not sums, by slot.
             texts: texts by slot, of all slots with a status.

@@ -68,7 +68,7 @@ class Engine:
         self._make_room(1 << 22)
 
     def _make_room(self, count: int) -> None:
-        """Allocate rows for all chunks of `count` elements, however many tensors they are in, and tell the team.
+        """Allocate rows for the chunks of `count` elements, in however many tensors, and put their address in `team`.
 
         Each tensor may have one chunk that is not full, so there are more chunks than `count` / CHUNK. A tensor of one
         chunk needs no room, so there are fewer than twice as many.
@@ -80,7 +80,7 @@ class Engine:
     def summarise_contiguous(
         self, out: int, address: int, count: int, first: int, code: int, table: int, flags: int
     ) -> None:
-        """Summarise contiguous elements into a row.
+        """Summarise contiguous elements into a row, which is overwritten.
 
         Args:
             out: address of the row.

@@ -60,10 +60,12 @@ def flatten(value: Any) -> Leaves:
 def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
     """Path piece and value of each child of a container; None for a leaf.
 
+    Fields of a dataclass that are None are left out.
+
     Args:
         value: any value.
-        objects: how many of the containers around it are known by torch's registry or by their attributes only; from 4
-            on, an object that only its attributes tell of is a leaf.
+        objects: how many of the containers around it are neither tuple, list, dict nor dataclass; from 4 on, an object
+            that torch's registry does not have is a leaf.
     """
     cls = type(value)
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, type)):
@@ -131,7 +133,7 @@ def _key_text(key: Any, index: int) -> str:
 
 
 def _own_dict(value: Any) -> dict[str, Any] | None:
-    """An object's `__dict__`, read without calling its class's methods; None without one, or if it is no plain dict."""
+    """An object's `__dict__`, read without calling its class's methods; None where it has none, or no plain dict."""
     try:
         held = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
@@ -140,7 +142,7 @@ def _own_dict(value: Any) -> dict[str, Any] | None:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute stored in `__dict__` or a slot, read without the class's methods; None for any other."""
+    """An attribute stored in `__dict__` or a set slot, read without the class's methods; None for any other."""
     held = _own_dict(value)
     if held is not None and name in held:
         return held[name]
@@ -155,7 +157,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _may_hold_tensors(item: Any) -> bool:
-    """Whether an item is a tensor, or an object that may contain one: no number, text, module, class or function."""
+    """Whether an item is a tensor, or may contain one: it is no number, text, module, class or function."""
     return _is_tensor(item) or (type(item) not in _ATOMS and not issubclass(type(item), _CODE))
 
 
@@ -173,7 +175,10 @@ def _has_tensors(held: dict[str, Any], depth: int = 3) -> bool:
 
 
 def _held_in(item: Any) -> dict[Any, Any]:
-    """What a dict, a list or tuple (the first 64), or any other object has in it, read past its class's methods."""
+    """Values in a dict, a list or tuple (the first 64), or another object's `__dict__`, by key; {} for any other.
+
+    They are read without calling methods of the class.
+    """
     cls = type(item)
     if issubclass(cls, dict):
         return dict(dict.items(item))
@@ -188,13 +193,15 @@ def _collect(
 ) -> None:
     """Append the leaves, and path and class name of each container, of a nested value.
 
+    A container that is inside itself, or below 16 levels, is left out.
+
     Args:
         value: the value.
         path: where it is.
         leaves: takes path and value of each leaf, at most 100,000.
         holders: takes path and class name of each container, at most 100,000.
         above: the ids of the containers around it, outermost first.
-        objects: how many of these are known by torch's registry or by their attributes only.
+        objects: how many of these are neither tuple, list, dict nor dataclass.
     """
     if len(leaves) >= MAX_LEAVES or len(holders) >= MAX_LEAVES:
         return
@@ -214,7 +221,10 @@ def _collect(
 
 
 def containers(value: Any) -> list[tuple[str, str]]:
-    """Path and class name of each container in a nested value, each before those inside it; none for a leaf."""
+    """Path and class name of each container in a nested value, each before those inside it; none for a leaf.
+
+    Those left out are the same as in `flatten`: inside themselves, below 16 levels, or after 100,000.
+    """
     holders: list[tuple[str, str]] = []
     _collect(value, "", [], holders, [], 0)
     return holders

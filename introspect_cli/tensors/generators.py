@@ -58,9 +58,10 @@ class Generators:
         self._places = {"torch": _find_torch(), "python": _find_python()}
 
     def watch(self, devices: Sequence[tuple[str, torch.Generator]]) -> None:
-        """Take the present states as the known ones, and start to watch generators that have appeared since.
+        """Read the states of all generators, which later ones are compared with, and watch those that appeared since.
 
-        Sets `moved` to the function that says whether any has moved after this. Adds those not found to `unwatched`.
+        Sets `moved` to the function that says whether any has moved after this. Those whose memory is not found are
+        added to `unwatched`.
 
         Args:
             devices: names and default generators of accelerators in use.
@@ -84,7 +85,7 @@ class Generators:
         self.moved = self._has_any_moved if self._devices else self._compiled.generators_moved
 
     def state(self, name: str) -> int | None:
-        """64 bits of a generator's state as `watch` or `take_moved` last read it; None for one that is not watched."""
+        """64 bits of a CPU generator's state as `watch` or `take_moved` last read it; None where it is not watched."""
         return self._states[self.names.index(name)] if name in self.names else None
 
     @property
@@ -95,7 +96,7 @@ class Generators:
     def take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
         """Name and 64-bit state before the draw of each generator that has moved since it was last read.
 
-        Their present states become the known ones, so that a second call returns nothing.
+        Reads their present states, so that a second call returns [].
 
         Args:
             whole: True to compare the states themselves: for use after others have called the compiled
@@ -136,8 +137,8 @@ class Generators:
 def _find_torch() -> Place | None:
     """Place of torch's default CPU generator; None if it is not found.
 
-    Found in the memory of a generator made for this, by the words that its state tells; the default one is not drawn
-    from. Spare and flag are 0 where only they are not found.
+    It is searched for in the memory of another generator, made for this, by the words of that one's state; the default
+    one is not drawn from. Spare and flag are 0 where only they are not found.
     """
     sample: Any = torch.Generator()
     sample.manual_seed(1)

@@ -124,7 +124,7 @@ def functions() -> bytes | None:
 
 
 def _functions_of_torch() -> list[_Function]:
-    """Find the functions of `_QUESTIONS`, in their order, in torch's library, which is loaded already.
+    """The C functions of `_QUESTIONS`, in their order, from torch's library, which is loaded already.
 
     Raises:
         OSError: there is no such library.

@@ -43,7 +43,9 @@ class Placed:
 
 
 def part_of(tensor: Any) -> Part | None:
-    """This rank's part of a DTensor, by its mesh and placements; no rank is asked.
+    """This rank's part of a DTensor, by its mesh and placements; no other rank is asked.
+
+    Pending sums over several mesh dimensions become one, over as many ranks as these have together.
 
     Returns:
         None where this rank is outside the tensor's mesh.
@@ -86,7 +88,7 @@ def _chunk_of(ranges: Ranges, chunks: int, number: int) -> Ranges:
 
 
 def _merged_ranges(spans: Iterator[tuple[int, int]]) -> Ranges:
-    """Ranges in their order, each that begins where the last one ended merged with it."""
+    """Ranges in their order, each one that begins where the one before ended merged with it."""
     out: list[tuple[int, int]] = []
     for first, length in spans:
         if out and sum(out[-1]) == first:
@@ -132,10 +134,12 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """Row-major index in the whole and elements, shape (n,), of each contiguous run of a part.
+    """Row-major index in the whole and elements, shape (n,), of each contiguous run of a part, in row-major order.
+
+    Elements are views of `local`, or of one copy of it where it is not contiguous, or conjugated or negated lazily.
 
     Args:
-        local: what this rank holds, of any strides; copied if it is not contiguous.
+        local: what this rank holds, of any strides.
         whole: sizes of the whole tensor.
         part: which part of it `local` is, with as many elements.
     """

@@ -85,7 +85,7 @@ class RowNotes:
         self.texts[slot] = text
 
     def facts(self, layout_of: list[int], layouts: LayoutNumbers) -> Facts:
-        """Facts of the step's rows; the very object of the last call where all that they are made of is equal.
+        """Facts of the step's rows; the same object as at the last call where all that they are made of is equal.
 
         Args:
             layout_of: the number of each row's layout, by slot.
@@ -144,7 +144,7 @@ class LayoutNumbers:
         return index
 
     def number_on_cpu(self, tensor: torch.Tensor) -> int:
-        """`number_of` the layout of a strided tensor in CPU memory, cached by dtype, sizes and strides."""
+        """Number of the layout of a strided tensor in CPU memory, see `number_of`; cached by dtype, sizes, strides."""
         key = tensor.dtype, tensor.shape, tensor.stride()
         index = self._on_cpu.get(key)
         if index is None:

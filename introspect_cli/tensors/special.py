@@ -81,7 +81,7 @@ class Parts:
 
 
 def unseen_reason(tensor: torch.Tensor) -> str:
-    """Reason why a tensor has no data (fake, meta, lazy, functorch, uninitialised); "" if it may have some."""
+    """Reason why a tensor has no data to read (fake, meta, lazy, functorch, uninitialised); "" if it may have some."""
     cls = type(tensor)
     if is_wrapped(tensor):
         return "inside a functorch transform (vmap, grad, jvp)"
@@ -112,7 +112,10 @@ def _common_fields(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def unseen_parts(tensor: torch.Tensor, reason: str) -> Parts:
-    """NOT_OBSERVED parts of a tensor without data, with the reason as text; raises for no tensor."""
+    """NOT_OBSERVED parts of a tensor without data, with the reason as text; it never raises.
+
+    Of a tensor that refuses to say, dtype, device and strides are "unknown", "" and "".
+    """
     try:
         common = _common_fields(tensor)
     except Exception:  # a subclass may refuse even this
@@ -175,7 +178,7 @@ def _expanded_parts(tensor: torch.Tensor, sizes: list[int], strides: list[int]) 
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's storage reaches as far as its last element.
+    """Whether a strided tensor's storage reaches as far as its last element; not for tensors without elements.
 
     Sharding frees the storages of tensors that are still there.
     """
@@ -195,7 +198,7 @@ _INDICES: Final = {
 def _sparse_parts(tensor: torch.Tensor) -> Parts:
     """Parts of a sparse tensor: values for statistics, values and indices for the checksum.
 
-    A COO tensor is coalesced first, where torch can. Of a layout outside `_INDICES`, the dense values are both.
+    A COO tensor is coalesced first, where torch can. Of a layout outside `_INDICES`, the dense values serve for both.
     """
     common, tensor = _common_fields(tensor), tensor.detach()
     if tensor.layout not in _INDICES:
@@ -212,7 +215,7 @@ def _sparse_parts(tensor: torch.Tensor) -> Parts:
 
 
 def _nested_parts(tensor: Any) -> Parts:
-    """Parts of a nested tensor: values for statistics, values and offsets for the checksum."""
+    """Parts of a nested tensor: values, end to end, for statistics, and values and offsets for the checksum."""
     kind = "jagged" if tensor.layout == torch.jagged else "nested"
     if kind == "jagged":
         values = tensor._values.detach()  # noqa: SLF001  # values() would go through the subclass, which is switched off here
@@ -226,12 +229,12 @@ def _nested_parts(tensor: Any) -> Parts:
 
 
 def _with_offsets(values: torch.Tensor, indices: Sequence[torch.Tensor]) -> Sequence[tuple[int, torch.Tensor]]:
-    """Values, then index tensors, each with an offset (a multiple of `PART`) that keeps them apart in one checksum."""
+    """Values, then index tensors, each with the index of its first element in one checksum: 0, `PART`, 2 `PART`."""
     return [(number * PART, tensor) for number, tensor in enumerate((values, *indices))]
 
 
 def _digest(indices: Sequence[torch.Tensor]) -> str:
-    """16 hex digits that tell index tensors of a sparse or nested tensor apart; they are copied to the host."""
+    """BLAKE2b digest, 16 hex digits, of the index tensors of a sparse or nested tensor; they are copied to the host."""
     stands = blake2b(digest_size=8)
     for index in indices:
         stands.update(index.detach().cpu().contiguous().numpy().tobytes())
@@ -253,8 +256,8 @@ def _distributed_parts(tensor: Any) -> Parts:
 def _placed_parts(local: torch.Tensor, shape: tuple[int, ...], part: Part | None, described: str) -> Parts:
     """Parts of one rank's shard of a tensor, its checksum and sketch keyed by the place in the whole.
 
-    A shard that is all of the tensor is OBSERVED. Others are PARTIAL; one whose place is not known, or has another
-    number of elements than the shard, has `UNPLACED` strides, too.
+    A shard that is all of the tensor is OBSERVED, one without data NOT_OBSERVED. Others are PARTIAL; one whose place is
+    not known, or has another number of elements than the shard, has `UNPLACED` strides, too.
 
     Args:
         local: the shard.
@@ -278,5 +281,5 @@ def _placed_parts(local: torch.Tensor, shape: tuple[int, ...], part: Part | None
 
 
 def one_run(tensor: torch.Tensor, offset: int) -> Sequence[tuple[int, torch.Tensor]]:
-    """A tensor's elements as one contiguous run, as if its first one had index `offset` in a whole."""
+    """A tensor's elements as one contiguous run, as if its first one had index `offset` in a whole; maybe copied."""
     return [(offset, tensor.detach().contiguous().view(-1))]

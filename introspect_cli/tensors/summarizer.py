@@ -142,7 +142,8 @@ class Summarizer:
         """Summarise an ordinary tensor in CPU memory or on a GPU; False, with nothing done, for any other.
 
         Others are those with lazy negation or conjugation, nested, sparse, quantized or vastly expanded ones, those
-        whose storage was freed, and all while a torch-function mode of the script's is on; `_add_unusual` takes them.
+        whose storage was freed or whose type the kernels do not know, and all where medians or modes are wanted or a
+        torch-function mode of the script's is on; `_add_unusual` takes them.
 
         Args:
             slot: the slot that its row gets, which must be the next free one.
@@ -183,7 +184,8 @@ class Summarizer:
     def _add_on_gpu(self, slot: int, tensor: torch.Tensor, batch: Batch | None) -> bool:
         """`_add_plain` for a tensor on a CUDA device, with any strides; False, with nothing done, where it cannot.
 
-        Nothing waits for the device. While a CUDA graph is being captured nothing is done.
+        That is so, beside the cases there, without kernels for the device and while a CUDA graph is being captured.
+        Nothing waits for the device.
         """
         engine = None if self._sorted_stats else self._devices.engine(tensor.device)
         if engine is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -267,7 +269,7 @@ class Summarizer:
             row[r.RAW] = total & checksum.MASK
 
     def _add_unseen(self, parts: Parts) -> None:
-        """Add a row with status and text of parts without data."""
+        """Add a NOT_OBSERVED row for parts without data, with their text, addresses masked."""
         slot = self._new_row(Layout(parts.shape, parts.dtype, parts.device, parts.strides))
         self._notes.set_status(slot, parts.status, values.shortened(values.masked(parts.text)))
 
@@ -328,7 +330,8 @@ class Summarizer:
     def fingerprints(self, tensors: list[torch.Tensor]) -> list[Hashable]:
         """Fingerprint of each tensor; one that differs from an earlier one says that it was written to or moved.
 
-        A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory.
+        A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory, and
+        where torch refuses to say.
         """
         with self._lock:
             found: list[Hashable] = [None] * len(tensors) if self.intake is None else self.intake.marks(tensors)
@@ -337,7 +340,7 @@ class Summarizer:
         return [_fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
 
     def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
-        """Launch the kernels for tensors on one GPU; if that raises, their rows become NOT_OBSERVED with the error.
+        """Launch the kernels for tensors on one GPU; if that raises, all their rows become NOT_OBSERVED with the error.
 
         Args:
             engine: the GPU's.
@@ -388,7 +391,10 @@ class Summarizer:
             return slot
 
     def add_missing(self, reason: str) -> int:
-        """Add a NOT_OBSERVED row for a value that could not be seen, with the reason; return its slot."""
+        """Add a NOT_OBSERVED row for a value that could not be seen, and return its slot.
+
+        The reason becomes its text: memory addresses masked, at most 200 characters.
+        """
         with self._lock:
             slot = self._new_row(Layout((), ""))
             self._notes.set_status(slot, Status.NOT_OBSERVED, values.shortened(values.masked(reason)))
@@ -436,7 +442,7 @@ class Summarizer:
 def _fingerprint(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Version counter and address of a tensor; where either differs later, it was written to or moved.
 
-    None where torch refuses to tell one of them, as for inference tensors and subclasses without storage.
+    None where torch refuses to give one of them, as for inference tensors and subclasses without storage.
     """
     try:
         return tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter

@@ -64,7 +64,7 @@ def read(source: Path | io.BytesIO, called: str) -> Any:
 
 
 def _is_zip(source: Path | io.BytesIO, called: str) -> bool:
-    """Whether a file is a zip archive, which torch can map; a file in memory is rewound.
+    """Whether a file is a zip archive, as torch writes them since 1.6; a file in memory is rewound.
 
     Raises:
         StoreError: it cannot be read, any of its parts is compressed, or its pickle is larger than 256 MiB.
@@ -125,7 +125,7 @@ class _Converter:
     def plain(self, value: Any, depth: int) -> Any:
         """A loaded value as plain data, with all inside it: tensors and arrays as `Pieces`, tuples and sets as lists.
 
-        Other objects become their `str`, cut to 200 characters.
+        Keys of dicts stay as they are. Other objects become their `str`, cut to 200 characters.
 
         Args:
             value: what torch loaded.
@@ -186,7 +186,10 @@ def _pieces_of_tensor(tensor: torch.Tensor) -> Pieces:
 
 
 def _as_numpy(flat: torch.Tensor) -> NDArray[Any]:
-    """Elements, shape (n,), as a numpy array; as unsigned integers of the same bits where numpy lacks the type."""
+    """Elements, shape (n,), as a numpy array; as unsigned integers of the same bits where numpy lacks the type.
+
+    complex32 becomes pairs of float16, with the fields `real` and `imag`.
+    """
     import torch
 
     if flat.dtype is torch.complex32:

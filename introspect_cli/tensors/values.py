@@ -39,9 +39,10 @@ def shortened(text: str) -> str:
 
 
 def summarised(value: object) -> tuple[Layout, int, str]:
-    """Layout, checksum and text of a plain value; two values are equal if type name and masked repr are.
+    """Layout, checksum and text of a plain value; two values count as equal if type name and masked repr are equal.
 
-    The checksum is of the text in full, the text is cut to 200 characters. Numbers and short texts are cached.
+    The checksum is of both in full, the text is the repr cut to 200 characters. Numbers but 0.0 and short texts are
+    cached.
 
     Raises:
         Exception: whatever the value's own `__repr__` raises.

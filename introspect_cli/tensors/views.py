@@ -51,7 +51,7 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Address where a tensor's storage begins, the same for all its views; 0 where there is none."""
+    """Address where a tensor's storage begins, the same for all its views; 0 where it has none, or refuses to say."""
     try:
         return tensor.untyped_storage().data_ptr() if STORAGE_BEGIN is None else STORAGE_BEGIN(tensor)
     except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes

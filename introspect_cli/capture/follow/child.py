@@ -75,7 +75,10 @@ class Follower:
         self._start.install()
 
     def record(self) -> None:
-        """Start the capture and leave a note; a failure is noted too, and the process goes on. Nothing in a fork."""
+        """Start the capture and leave a note; a failure is noted too, and the process goes on. Nothing in a fork.
+
+        Unless `everyone`, the order is dropped from the environment first.
+        """
         if os.getpid() != self._pid:
             return  # a fork: its parent was to be followed
         try:

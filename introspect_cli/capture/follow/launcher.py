@@ -42,12 +42,12 @@ def run_followed(command: Sequence[str], target: Target, options: CaptureOptions
         words: what was asked for, as it was written.
 
     Returns:
-        The command's exit code; where that is 0, with `--stop`, that of `diff`. If a signal ended the command, this
-        process is ended by the same one.
+        The command's exit code; where that is 0, the highest that a comparison with `--stop` asks for. If a signal
+        ended the command, this process is ended by the same one.
 
     Raises:
         UsageError: processes are not to be followed, or the command cannot be started.
-        StoreError: the run's directory exists.
+        StoreError: the run's directory exists, and `force` is off.
     """
     if options.children == "none":
         raise UsageError(
@@ -128,7 +128,7 @@ def _end_by_signal(number: int) -> None:
 
 
 def _print_report(left: Sequence[Note], options: CaptureOptions, words: Sequence[str]) -> None:
-    """Print what each process recorded, and what to do where none did; nothing with `--quiet`.
+    """Print on stderr what each process said of its run, and what to do where none recorded; nothing with `--quiet`.
 
     Args:
         left: the notes that the processes left.
@@ -160,7 +160,9 @@ def _print_report(left: Sequence[Note], options: CaptureOptions, words: Sequence
 
 
 def follow_children(options: CaptureOptions, path: Path) -> None:
-    """Set this process's environment so that all later python child processes record into the run's children.
+    """Set this process's environment so that all later python child processes record below the run's `children`.
+
+    Makes a temporary directory for their notes, which is removed at exit.
 
     Args:
         options: of the capture.

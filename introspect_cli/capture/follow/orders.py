@@ -48,7 +48,7 @@ class Note:
 
 
 def notes_in(folder: Path) -> list[Note]:
-    """Notes that processes left in a directory, the one written first in front."""
+    """Notes that processes left in a directory, the last of each, sorted by when they were written, oldest first."""
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     return [Note(**json.loads(path.read_text(encoding="utf-8"))) for path in files]
 
@@ -80,7 +80,7 @@ class Order:
 
     @classmethod
     def parse(cls, text: str) -> Order:
-        """The order in a text that `text` made.
+        """The order that a text made by `Order.text` holds.
 
         Raises:
             ValueError, KeyError, TypeError: the text is no order.

@@ -68,7 +68,7 @@ class OpCall:
         number: how many calls of the operator came before it there in the step.
         source: `file:line` of the user's that called it; "" where unknown.
         sites: of its results, by path; the probe adds them as results come.
-        known: what `given` is made of.
+        known: the sites of inputs and the forward call that `given` was last made of.
         given: its inputs in the last step.
     """
 
@@ -89,7 +89,7 @@ class OpMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, probe: OpProbe) -> None:
-        """Set the probe that hears of operators; `enter_stack` puts the mode in place."""
+        """Set the probe that operators are reported to; the mode is on no stack before `enter_stack`."""
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self.probe = probe
         self._pushed = threading.local()
@@ -107,7 +107,10 @@ class OpMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator, then report it to the probe if that is `live`; an error is raised without our frames."""
+        """Run the operator, report it to the probe if that is `live`, and return its result.
+
+        An error of the operator is raised again with its traceback cleared, and nothing is reported.
+        """
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
@@ -119,13 +122,13 @@ class OpMode(TorchDispatchMode):
         return result
 
     def enter_stack(self) -> None:
-        """Push the mode onto this thread's stack of modes; nothing if any mode is on it."""
+        """Push the mode onto this thread's stack of dispatch modes; nothing if any mode, even this one, is on it."""
         if private_api.modes_pushed() == 0:
             private_api.push_mode(self)
             self._pushed.mode = self
 
     def leave_stack(self) -> None:
-        """Pop the mode if this thread pushed it and it is on top; below the script's modes it stays, without effect."""
+        """Pop the mode if this thread pushed it and it is on top; below a mode of the script's it stays."""
         if getattr(self._pushed, "mode", None) is None:
             return
         if private_api.top_mode() is self:
@@ -180,13 +183,16 @@ class OpProbe(GuardedProbe):
         self.live = False
 
     def on_begin(self) -> None:
-        """Push the mode and start to record, as a step begins; a mode of the script's on the stack keeps it off."""
+        """Start to record as a step begins, with phase data for operators outside of modules.
+
+        The mode is pushed unless a mode of the script's is on the stack already; then operators are not seen.
+        """
         self._between = Phase.DATA
         self.live = True
         self._mode.enter_stack()
 
     def _leave_for_optimizer(self, _optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Pop the mode before an optimizer step without a closure, whose operators are not recorded."""
+        """Pop the mode before an optimizer step without a closure, whose operators are not recorded; else keep it."""
         if len(args) < 2 and kwargs.get("closure") is None:
             self._mode.leave_stack()
 
@@ -211,16 +217,17 @@ class OpProbe(GuardedProbe):
             self._mode.leave_stack()
 
     def _facts_of(self, func: Any) -> OpFacts:
-        """Facts of an operator (an overload, or a higher-order operator), cached by object."""
+        """Facts of an operator (an overload, or a higher-order operator), worked out at its first call and cached."""
         known = self._facts.get(id(func))
         if known is None:
             known = self._facts[id(func)] = func, facts_of(func, self._globs, views=self._views)
         return known[1]
 
     def _find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
-        """Count a call of an operator, and find its object; the autograd node that it made is noted.
+        """Count a call of an operator, and return its `OpCall`, which is made at the first such call.
 
-        In a backward pass it also sets `between` to the optimizer phase.
+        The autograd node that the operator made is noted as that of this call, or as hidden where None is returned.
+        Outside of modules in a backward pass, `_between` becomes the optimizer phase.
 
         Args:
             facts: the operator.
@@ -228,8 +235,9 @@ class OpProbe(GuardedProbe):
             frame: the innermost python frame that called it; None in a thread of autograd's own.
 
         Returns:
-            None where it is not recorded: in an unwatched module, an optimizer step, a compiled region or a compiler's
-            tracing; outside of modules in the data phase without gradients; for a node of what is not recorded.
+            None where it is not recorded: in an unwatched module, an optimizer step, a compiled region (unless
+            `into_compiled`) or a compiler's tracing; outside of modules in the data phase without gradients, or where
+            the options leave `SCRIPT` out; in the backward pass of an operator that is not recorded.
         """
         stack = self._context.stack
         origin: OpCall | None = None
@@ -279,11 +287,11 @@ class OpProbe(GuardedProbe):
         return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
     def _forward_call(self, node: Any) -> OpCall | None:
-        """The forward call of an autograd node.
+        """The forward call of an autograd node; of one that accumulates a gradient, see `_accumulating_call`.
 
         Returns:
-            None where that was not recorded, or is a compiled region; a new call without operator, of the script, where
-            it is not known.
+            None where that call was not recorded, or the node is a compiled region's; for a node whose forward was not
+            seen in this step, a new call without operator under `SCRIPT`.
         """
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
@@ -297,7 +305,7 @@ class OpProbe(GuardedProbe):
         """For a node that accumulates a parameter's gradient: a new call, without operator, of the parameter's module.
 
         Returns:
-            None where the parameter is not known or not watched.
+            None where the parameter has no name or is not watched.
         """
         name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
         if name is None or not name.watched:
@@ -312,7 +320,11 @@ class OpProbe(GuardedProbe):
         result: Any,
         frame: FrameType | None,
     ) -> None:
-        """Record the results of an operator that has run, where `Calls.find_call` finds it; none of introspect's own.
+        """Record the results of an operator that has run, if it is recorded and `_find_call` returns its call.
+
+        Of one that leaves memory unwritten (`empty`), its results' writers are forgotten; of a view of a parameter that
+        is not recorded, the parameter is noted as the memory's writer. Operators that introspect itself runs, and all
+        in an unrecorded step, are ignored.
 
         Args:
             func: the operator.
@@ -345,9 +357,11 @@ class OpProbe(GuardedProbe):
         kwargs: dict[str, Any] | None,
         result: Any,
     ) -> None:
-        """Emit a record for each result of a recorded dtype, with the sites that wrote the inputs; note its memory.
+        """Emit a record for each result whose dtype is in `FLOATS`, with the sites that wrote the inputs.
 
-        A fake tensor ends it: a compiler is tracing then.
+        Each record's site becomes the last writer of the result's memory; for a result of another dtype the writer is
+        forgotten. The operator's plain arguments are kept where a site is new. At a fake tensor, which a compiler
+        traces with, it stops.
 
         Args:
             func: the operator.
@@ -383,9 +397,9 @@ class OpProbe(GuardedProbe):
             self._set_writer(site, value)
 
     def _note_arguments(self, func: Any, call: OpCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Keep an operator's plain arguments by the place of its call: the document `settings/operators`.
+        """Keep an operator's plain arguments for `settings/operators`, by phase, FQN, call number and operator.
 
-        Nothing if that place is known, or 10,000 are.
+        Nothing where it has none, where the place has an entry already, and once there are 10,000 entries.
         """
         key = f"{call.phase.value} {call.fqn} {call.number} {call.facts.name}"
         if (
@@ -407,9 +421,9 @@ class OpProbe(GuardedProbe):
         self._written_by.pop(memory_of(value), None)
 
     def _writer_of(self, value: torch.Tensor) -> int:
-        """Number of the last site that wrote a tensor's memory; a parameter that none has written is its own site.
+        """Number of the last site that wrote a tensor's memory in this step; -1 where none is noted.
 
-        -1 for any other tensor.
+        For a parameter that nothing has written, the site of its value at the start, which is noted as the writer.
         """
         memory = memory_of(value)
         site = self._written_by.get(memory, -1)
@@ -420,13 +434,16 @@ class OpProbe(GuardedProbe):
         return site
 
     def _writers_of(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
-        """Sites that wrote the floating point inputs, each once, in order, the first 64; -1 is for unknown ones."""
+        """Sites that wrote the inputs of a dtype in `FLOATS`, each once, in order, the first 64; -1 if not known."""
         found: list[int] = []
         self._collect(values, found)
         return found
 
     def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
-        """Append the sites that wrote the floating point tensors among values, in nested lists too, to `found`."""
+        """Append to `found`, unless there, the site that wrote each tensor of a dtype in `FLOATS`, in nested lists too.
+
+        A list or tuple is left once `found` has 64.
+        """
         for value in values:
             if value is None or isinstance(value, _NUMBERS):
                 continue
@@ -449,7 +466,9 @@ class OpProbe(GuardedProbe):
         return number
 
     def _given_of(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
-        """Sites that wrote the inputs, and the forward operator of a backward one; the last object while all is equal.
+        """Sites that wrote a call's inputs, and the forward operator of a backward one.
+
+        The object is kept in the call, and returned again while both are equal.
 
         Args:
             call: the operator's call.
@@ -470,10 +489,10 @@ def _site(call: OpCall, path: str) -> Site:
 
 
 def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
-    """What `Given` says of a forward operator: the number of its first site and "", else -1 and its name.
+    """A forward operator for `Given`: the number of its first site and ""; without a site, -1 and its name.
 
     Args:
-        origin: the forward call, or the name of an autograd node whose call is not known; None outside a backward pass.
+        origin: the forward call, or the name of an autograd node whose call is not known; None gives -1 and "".
     """
     if origin is None or isinstance(origin, str):
         return -1, origin or ""

@@ -59,7 +59,8 @@ class OpFacts:
 def facts_of(func: Any, globs: tuple[str, ...], *, views: bool) -> OpFacts:
     """Work out an operator's facts from its schema and name.
 
-    A higher-order operator has no schema: it is recorded if its name is wanted, and writes to no argument.
+    Results in unwritten memory (`empty`) are never recorded, whatever the globs. A higher-order operator has no schema:
+    it is recorded if its name is wanted, and counts as writing to no argument.
 
     Args:
         func: an overload, or a higher-order operator.
@@ -106,7 +107,10 @@ _MOST_ITEMS = 8
 
 
 def plain_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    """An operator's plain arguments by name, with defaults: all but tensors, None and what holds them."""
+    """An operator's arguments by name, as `_plain_value` gives them, with defaults of those that were not given.
+
+    Arguments for which that is None are left out. Of a higher-order operator, those by keyword alone.
+    """
     schema = getattr(func, "_schema", None)
     arguments = () if schema is None else schema.arguments
     # what is left at its default is not handed on
@@ -119,7 +123,8 @@ def plain_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | N
 def _plain_value(value: Any) -> Any:
     """A value as plain data: a boolean, number or text as it is, a dtype, device, layout or memory format as its text.
 
-    A list or tuple of 1 to 8 booleans, numbers and texts becomes text too. None for anything else.
+    A list or tuple of 1 to 8 booleans, numbers and texts becomes text too. None for anything else, and for an integer
+    of 64 bits or more.
     """
     kind = type(value)
     if kind in _PLAIN:

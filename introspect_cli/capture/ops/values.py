@@ -30,7 +30,10 @@ def outputs(
 
 
 def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Path and tensor of each tensor in a value, those in nested lists and tuples too; `path` is the value's own."""
+    """Path and tensor of each tensor in a value, those in nested lists and tuples too; dicts are not looked into.
+
+    `path` is the value's own: an item has `[0]` after it.
+    """
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):
@@ -45,7 +48,7 @@ def arguments_of_element(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
     Args:
         args: the operator's arguments; of each list or tuple the item at the element's place is taken, None if it is
             shorter.
-        path: the path of the element's result, which ends with its place: `[3]`.
+        path: the path of the element's result, which ends with its place: `[3]`; without a number it is place 0.
     """
     digits = path.rpartition("[")[2].rstrip("]")
     place = int(digits) if digits.isdigit() else 0

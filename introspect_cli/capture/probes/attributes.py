@@ -70,7 +70,7 @@ class AttributeSnapshot(NamedTuple):
     sizes: dict[str, int]
 
     def holds(self) -> bool:
-        """Whether the module is alive, has as many attributes, hooks and children, and the same plain objects."""
+        """Whether the module is alive, has as many attributes, hooks and children, and the very same plain objects."""
         module = self.module()
         if module is None:
             return False
@@ -109,9 +109,9 @@ class AttributeProbe(GuardedProbe):
         self._watched.clear()
 
     def on_root(self, root: nn.Module) -> None:
-        """Write rows for a root's modules unless no attribute has changed since the last time.
+        """Write rows for a root's modules where attributes, mode or hooks have changed since its last call.
 
-        Nothing in evaluation.
+        Nothing in evaluation, or for a root without a name.
         """
         state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
         if state is not None:
@@ -126,9 +126,9 @@ class AttributeProbe(GuardedProbe):
             self._write_changed(module, state.fqn)
 
     def _write_changed(self, root: nn.Module, root_name: str) -> None:
-        """Write rows of new modules, and of those below a root whose attributes have changed.
+        """Write rows of all new modules, and of those in a root whose attributes changed; take the root's snapshots.
 
-        Take new snapshots of all.
+        No row for a module made again under the same name with the same attributes.
 
         Args:
             root: the outermost module.
@@ -178,11 +178,10 @@ class AttributeProbe(GuardedProbe):
         return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
-        """Name and text of each plain attribute, and of `hooks` if there are any.
+        """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, if there are any.
 
-        Counts the attributes that have changed.
-
-        From the 8th change on, the text is `(changes often)`.
+        Secret values are redacted. Changes of each attribute are counted: from the 8th on, the text is
+        `(changes often)`.
         """
         info = self._recorded.get(fqn)
         before = {} if info is None else dict(info.attributes)
@@ -205,7 +204,7 @@ class AttributeProbe(GuardedProbe):
 
 
 def _below(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all below it, each once; nothing below a scripted one."""
+    """A module and all inside it, each once; nothing inside one whose `_modules` is no dict, such as a scripted one."""
     waiting, seen = [root], {id(root)}
     while waiting:
         module = waiting.pop()
@@ -220,9 +219,9 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
-    """Names and values in a module's `__dict__`, without what every module has.
+    """Names and values in a module's `__dict__`, without what every module has but `training`.
 
-    For torch's classes without private ones.
+    Of torch's own classes, without private names.
     """
     attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _ATTRIBUTES_OF_TORCH]
     if type(module).__module__.startswith("torch."):  # private names in its own classes
@@ -231,7 +230,10 @@ def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
 
 
 def _text(value: object) -> str:
-    """Text of a plain value (number, str, None, dtype, device, function, tuple of up to 8); "" for any other."""
+    """Text of a plain value: number, str, None, dtype, device, function, or tuple of up to 8 numbers, texts and None.
+
+    "" for any other, and for an integer of more than 256 bits.
+    """
     value = plain(value)
     kind = type(value)
     if kind is int and int.bit_length(value) > MAX_BITS:  # type: ignore[arg-type] # its exact type is int

@@ -126,10 +126,7 @@ class BeginningProbe(GuardedProbe):
         }
 
     def on_begin(self) -> None:
-        """Stop watching draws as a step begins.
-
-        Note a last draw, the script's generators, and have the document written.
-        """
+        """As a step begins, stop watching draws, note the last ones and the script's generators; have all written."""
         self._put_back()
         self._note_draws(sys._getframe(1), whole=True)  # noqa: SLF001 - as python documents it
         made = script_generators() if self._generators is not None else {}
@@ -164,14 +161,14 @@ class BeginningProbe(GuardedProbe):
             self._note_draws(sys._getframe(1))  # noqa: SLF001 - as python documents it
 
     def _note_read_file(self, call: Call) -> None:
-        """Note the file that `torch.load` reads; the first 100 alone."""
+        """Note the name of the file that `torch.load` reads, each once; once there are 100 names, no other."""
         if len(self._files) < MAX_FILES:
             self._files[_file_name(call.first)] = None
 
     def note_draws_before_seeding(self, frame: FrameType) -> bool:
-        """Note draws so far, before a generator is seeded or set; returns whether this is before training.
+        """Before a generator is seeded or set, note draws so far; returns whether draws are still watched.
 
-        Not before training, nothing is noted.
+        They are until the first step begins; then nothing is noted.
         """
         if self._guarded.on and self._is_watching:
             self._note_draws(frame)
@@ -197,10 +194,7 @@ class BeginningProbe(GuardedProbe):
             self._left_out += 1
 
     def _watch_new_generator(self, call: Call) -> Callable[[object], None]:
-        """Called before a generator is seeded in its constructor.
-
-        Returns what notes seed and line, if the user's code made it.
-        """
+        """Called before a python or numpy generator is made; returns what notes its seed, if user code made it."""
         frame: FrameType | None = call.frame
         is_pythons = isinstance(call.args[0] if call.args else None, random.Random)
         if is_pythons and call.frame.f_code is random.Random.__init__.__code__:
@@ -225,7 +219,7 @@ class BeginningProbe(GuardedProbe):
         before = state_of(call.kwargs.get("generator"))
 
         def filled(_: object) -> None:
-            """Note each generator that the call drew from."""
+            """Note each default generator that the call drew from, and `own` if it was given a generator."""
             drawn = self._take_moved() + ([("own", before)] if before else [])
             if drawn:
                 tensor = tensor_key(call.first)
@@ -246,7 +240,7 @@ class BeginningProbe(GuardedProbe):
             self._note(RandomEvent("draw", "", generator, state, None, self._places.line(frame)))
 
     def _take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
-        """Name, and state before the draw, of each generator that has moved since the last look; the look is taken now.
+        """Name, and state before the draw, of each generator that has moved since the last call; [] without generators.
 
         Args:
             whole: True to compare all states in full, not only those that seem to have moved.
@@ -258,12 +252,15 @@ class BeginningProbe(GuardedProbe):
 
 
 def seed_word(seed: object) -> object:
-    """The number that a generator was seeded with; `none` for None, else the class of the object."""
+    """The number that a generator was seeded with; `none` for None, and of any other object the name of its class."""
     return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
 
 
 def arguments_word(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A call's arguments that are numbers or texts, others left out: `(0.0,std=0.02)`."""
+    """A call's arguments that are numbers or texts, others left out: `(0.0,std=0.02)`.
+
+    Each is cut to 40 characters, with `_` for spaces.
+    """
     every = [(f"{name}=" * bool(name), value) for name, value in (*(("", value) for value in args), *kwargs.items())]
     given = [f"{name}{value}" for name, value in every if isinstance(value, (int, float, str))]
     return f"({','.join(clean(one, 40).replace(' ', '_') for one in given)})"
@@ -283,7 +280,7 @@ def _line(event: RandomEvent, names: dict[tuple[int, tuple[int, ...]], str]) -> 
 
 
 def tensor_key(value: object) -> TensorKey | None:
-    """Key of a plain tensor or parameter; None for anything else."""
+    """Key of a plain tensor or parameter, with address 0 where it is not on the CPU; None for anything else."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return None
     assert isinstance(value, torch.Tensor)
@@ -296,7 +293,10 @@ def tensor_key(value: object) -> TensorKey | None:
 
 
 def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
-    """Names of the parameters that named modules hold now, by identity and shape, and by address and shape."""
+    """Names of the parameters that named modules hold now, by identity and shape, and by address and shape.
+
+    Of several for one key, the first.
+    """
     found: dict[tuple[int, tuple[int, ...]], str] = {}
     for state in list(names.states.values()):
         module = state.reference()
@@ -312,7 +312,7 @@ def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
 def _file_name(source: object) -> str:
     """A checkpoint's file with the directory it is in: `checkpoint-4/optimizer.pt`.
 
-    The class of a source without a name.
+    Of an open file its `name`; the class of a source without one.
     """
     if isinstance(source, (str, os.PathLike)):
         return clean("/".join(Path(os.fsdecode(source)).parts[-2:]), 200)

@@ -66,10 +66,7 @@ class BuiltProbe(GuardedProbe):
         self._count = 0
 
     def _watch_autocast(self, call: Call) -> Callable[[Any], None]:
-        """Called before autocast is entered.
-
-        Returns what notes `device dtype`, such as `cuda bfloat16`, if it is enabled.
-        """
+        """Called before autocast is entered; returns what notes `device dtype` (`cuda bfloat16`), if it is enabled."""
 
         def entered(_result: object) -> None:
             """Note the dtype, each once."""
@@ -83,14 +80,11 @@ class BuiltProbe(GuardedProbe):
         return entered
 
     def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
-        """Called before a constructor; returns what notes the new object and the caller's line."""
+        """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
         return lambda _: self._note_object(call.first, self._places.line(call.frame))
 
     def _note_object(self, thing: object, line: str) -> None:
-        """Note a new scheduler or scaler for `document`, 64 in all.
-
-        Of a loader only the line, as `describe` comes later.
-        """
+        """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""
         if isinstance(thing, DataLoader):
             self._lines.set(thing, line)
             return
@@ -108,7 +102,8 @@ class BuiltProbe(GuardedProbe):
     def document(self) -> dict[str, dict[str, dict[str, Any]]]:
         """The document `settings/built`: settings by kind (`loaders`, `schedulers`, `scalers`) and name.
 
-        Describes the objects that are new since the last call.
+        Describes the schedulers and scalers that are new since the last call, if they still exist. Loaders of an
+        evaluation are named `NAME (evaluation)`, further variants under one name `NAME (2)`.
         """
         waiting, self._waiting = self._waiting, []
         with self._guarded, unobserved():
@@ -126,9 +121,9 @@ class BuiltProbe(GuardedProbe):
         return {**({"loaders": loaders} if loaders else {}), **self._described}
 
     def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Settings of a loader with the line that made it.
+        """Settings of a loader, as dotted names and scalars, with the line that made it.
 
-        {} from the 65th loader on, or where describing it failed.
+        {} from the 65th call on, or where describing it failed.
         """
         self._count += 1
         settings: dict[str, Any] = {}
@@ -146,7 +141,7 @@ class BuiltProbe(GuardedProbe):
         return settings  # noqa: RET504 - nothing where describing it failed
 
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
-        """Add a loader's settings under name and phase, unless equal ones are there.
+        """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
 
         Called at its first batch in a phase.
         """

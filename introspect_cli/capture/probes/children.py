@@ -45,22 +45,22 @@ class ChildrenProbe(GuardedProbe):
         """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
-        """Watch `Process.start`; `mp.spawn`, too, if child processes are recorded."""
+        """Watch `Process.start`; and `start_processes` of `mp.spawn`, if child processes are recorded."""
         if self._followed:
             self._put("spawned")
         super().install()
 
     def _watch_start(self, call: Call) -> Callable[[None], None]:
-        """Called before a process starts; returns what notes it afterwards, if it is not recorded.
+        """Called before a process starts; returns what notes it afterwards, if it will not be recorded.
 
-        A process of `mp.spawn` is told its rank first.
+        The rank of a process of `mp.spawn` is put into the environment first.
         """
         process = call.first
         work = work_of(process)  # starting a process forgets what it runs
         self._announce_rank(process)
 
         def started(_: None) -> None:
-            """Note the process's function once it runs, unless it is recorded."""
+            """Note the process's function, unless it is a helper's or the process is recorded; forks never are."""
             if self._spawning is not None:
                 forget_spawned()
             is_fork = getattr(getattr(process, "_popen", None), "method", "fork") == "fork"
@@ -70,7 +70,10 @@ class ChildrenProbe(GuardedProbe):
         return started
 
     def _watch_spawn(self, call: Call) -> Callable[[object], None]:
-        """Called before `start_processes`: keeps the number of its processes until it has returned, for their ranks."""
+        """Called before `start_processes`: keeps the number of its processes until it has returned, for their ranks.
+
+        Only for the start method `spawn`, and if the number is an int.
+        """
         before, start = self._spawning, sys.modules[_SPAWN].start_processes
         given = inspect.signature(start).bind(*call.args, **call.kwargs).arguments
         number = given.get("nprocs", 1)
@@ -78,6 +81,7 @@ class ChildrenProbe(GuardedProbe):
             self._spawning = number, uuid.uuid4().hex
 
         def started(_: object) -> None:
+            """Drop the ranks' variables from the environment, and restore the number that was kept before."""
             if self._spawning is not None:
                 forget_spawned()  # also of one that could not be started
             self._spawning = before
@@ -87,7 +91,7 @@ class ChildrenProbe(GuardedProbe):
     def _announce_rank(self, process: BaseProcess) -> None:
         """Put INTROSPECT_SPAWN_RANK and _SIZE into the environment, for the child of `mp.spawn` that starts next.
 
-        Nothing for other processes.
+        Nothing for other processes, and outside of `_watch_spawn`.
         """
         target, args = getattr(process, "_target", None), tuple[Any, ...](getattr(process, "_args", ()))
         if self._spawning is None or getattr(target, "__module__", "") != _SPAWN or len(args) < 2:
@@ -111,9 +115,9 @@ class ChildrenProbe(GuardedProbe):
 
 
 def work_of(process: BaseProcess) -> str:
-    """Qualified name of the function or class that a process runs.
+    """Qualified name of the function that a process runs, of the script's own under `mp.spawn`, or of its class.
 
-    "" for helpers of torch, joblib and python itself.
+    "" for helpers of torch, joblib and python itself, such as data loader workers and pools.
     """
     target, args = getattr(process, "_target", None), getattr(process, "_args", ())
     if target is None:

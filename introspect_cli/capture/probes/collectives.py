@@ -92,7 +92,7 @@ class CollectiveProbe(GuardedProbe):
         self._notes = -1
 
     def install(self) -> None:
-        """Put kernels before `c10d::*`, watch groups and functional collectives, and open the file of those in flight.
+        """Put kernels before `c10d::*`, watch groups and functional collectives, and make the file of those in flight.
 
         Nothing where torch was built without `torch.distributed`.
         """
@@ -151,7 +151,10 @@ class CollectiveProbe(GuardedProbe):
         """
 
         def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            """Record the inputs, run the operator, and remember what it will fill."""
+            """Record the inputs, run the operator, and add what it will fill to the results of the method under way.
+
+            Nothing is recorded in an unrecorded step, or inside a functional collective.
+            """
             sites: list[int] = []
             outputs: list[torch.Tensor] = []
             if self._guarded.on and self._recorder.wanted and _FUNCTIONAL not in self._guarded.inside:
@@ -178,7 +181,7 @@ class CollectiveProbe(GuardedProbe):
         mine.reduction = torch_distributed.reduction_asked((*call.args, *call.kwargs.values()))
 
         def asked(work: Any) -> None:
-            """Remember the results by the handle; nothing without a handle or after an error."""
+            """Remember the results by the handle; they are dropped without a handle or after an error."""
             results = mine.results
             mine.results, mine.reduction = outer, ""
             if results and work is not None and work is not RAISED:
@@ -205,7 +208,8 @@ class CollectiveProbe(GuardedProbe):
 
         Returns:
             A function that does nothing; while the collective runs, its presence keeps the operators and collectives
-            inside it from being recorded. None in an unrecorded step.
+            inside it from being recorded. None in an unrecorded step. Where the group is not known, nothing is recorded
+            either way.
 
         Args:
             signature: of the function.
@@ -227,7 +231,8 @@ class CollectiveProbe(GuardedProbe):
     def _record_begun(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
         """Record an operator and its inputs.
 
-        Returns sites and tensors of its outputs, which are recorded after the wait.
+        Returns sites and tensors of its outputs, which are recorded after the wait. The root of a broadcast or scatter
+        alone has inputs, that of a reduce or gather alone has outputs; that of a broadcast has none.
 
         Args:
             facts: which arguments are what.
@@ -261,6 +266,9 @@ class CollectiveProbe(GuardedProbe):
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
     ) -> list[int]:
         """Record what a collective is and its inputs, and note it as in flight; returns a site for each of its results.
+
+        An input that is the result of a collective not waited for is a gap. A call from another line of the script than
+        the first one in its place (phase, group, number) has `~1`, `~2`, ... in its path.
 
         Args:
             word: what it does.
@@ -304,7 +312,7 @@ class CollectiveProbe(GuardedProbe):
         ]
 
     def _label(self, group: Any) -> str:
-        """Name of a group: `ranks 0-3`, or `ranks 0-3 #2` for the second group of the same ranks."""
+        """Name of a group: `ranks 0-3`, or `ranks 0-3 #2` for the second one met of the same ranks; then cached."""
         name = str(group.group_name)
         existing = self._labels.get(name)
         if existing is None:
@@ -314,12 +322,10 @@ class CollectiveProbe(GuardedProbe):
         return existing
 
     def _watch_wait(self, call: Call) -> Callable[[object], None] | None:
-        """Called before a handle is waited for.
+        """Called before a handle is waited for; returns what records its results afterwards.
 
-        Returns what records its results afterwards, None for an unknown handle.
-
-        A result that was written to since the collective began is recorded as not observed, unless torch's own code
-        waits.
+        None for a handle that nothing is remembered of, as at a second wait. A result that was written to since the
+        collective began is a gap, unless torch's own code waits.
         """
         if id(call.first) not in self._pending:
             return None
@@ -335,6 +341,7 @@ class CollectiveProbe(GuardedProbe):
                     self._recorder.gap(result.site, "it was written to before the script waited for it")
 
         def waited(_: object) -> None:
+            """Record the results that were not written to before the wait."""
             with unobserved():
                 for site, alias, _ in results:
                     self._recorder.emit(site, alias)
@@ -343,9 +350,9 @@ class CollectiveProbe(GuardedProbe):
 
 
 def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
-    """Tensors of the argument at a position: itself, or those in nested lists and tuples.
+    """Tensors of the argument at a position: itself, or those in nested lists and tuples, in order.
 
-    None for a position outside.
+    Yields nothing for a position below 0 or beyond the arguments.
     """
     if not 0 <= position < len(args):
         return
@@ -359,7 +366,7 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:
-    """Dtype and shape of the first tensor, `float32 [16, 16]`, followed by ` and 3 more` if there are others."""
+    """Dtype and shape of the first of one or more tensors, `float32 [16, 16]`, then ` and 3 more` for three others."""
     first = tensors[0]
     text = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
     return text if len(tensors) == 1 else f"{text} and {len(tensors) - 1} more"

@@ -65,7 +65,7 @@ class CopiesProbe(GuardedProbe):
         self._recorded = -1
 
     def on_after_optimizer(self) -> None:
-        """Record the copies found so far; after 1, 2, 16, 128, ... steps look for more first."""
+        """Record the copies found so far; after 1, 2, 16, 128, ... steps look for more before that."""
         if self._context.clock.ticks >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
             self._find_copies()
@@ -98,9 +98,10 @@ class CopiesProbe(GuardedProbe):
             self._recorder.emit_many(self._sites[path][1], tensors)
 
     def _find_copies(self) -> None:
-        """Look for objects with a trained model's shapes.
+        """Look for objects whose tensors have all shapes of the parameters of a trained model, and note new copies.
 
-        One that has changed since the last look is a copy from now on.
+        An object is a copy from now on if its tensors have changed since the last look. Passed over are named modules,
+        objects with any named tensor or memory of a trained parameter or its gradient, and models of one parameter.
         """
         clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
@@ -140,15 +141,15 @@ def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
 
 
 def _name(path: ObjectPath) -> str:
-    """A path as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
+    """A path without its scope as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
     text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
     return clean(text[1:], 80)
 
 
 def _scopes() -> dict[CodeType | str, Any]:
-    """Where variables are: by module name its globals, by code object the frame that runs it.
+    """Where variables are: globals by module name, and the frame that runs each code object, the outermost if several.
 
-    `__main__` comes first, then the script's frames from the outermost to the innermost.
+    `__main__` comes first, then what the script's frames have, from the outermost to the innermost.
     """
     scopes: dict[CodeType | str, Any] = {"__main__": vars(sys.modules["__main__"])}
     for frame in [*script_frames()][::-1]:
@@ -161,7 +162,8 @@ def _scopes() -> dict[CodeType | str, Any]:
 def _parts_of(value: object) -> dict[Any, Any]:
     """Objects inside a value: by name for attributes, by `(key,)` for items.
 
-    {} for a container of more than 100 items.
+    Of a dict, items with text or integer keys. {} for a container of more than 100 items, and for classes, modules,
+    functions, optimizers and tensors.
     """
     cls = type(value)
     if cls in _CONTAINERS:
@@ -176,7 +178,7 @@ def _parts_of(value: object) -> dict[Any, Any]:
 def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
     """Paths and objects that may be copies, breadth first from the script's variables.
 
-    2000 objects are visited at most.
+    2000 objects are visited at most, 4 keys deep; each object comes once, by its first path.
 
     Args:
         fewest: a list, tuple or dict of tensors is given only if it has as many or more; modules always are.

@@ -61,9 +61,9 @@ class DataProbe(GuardedProbe):
         super().install()
 
     def _watch_next(self, call: Call) -> Callable[[Any], None]:
-        """Called before a batch is drawn: may end a step, and begins one if gradients are on.
+        """Called before a batch is drawn; returns what records the batch.
 
-        Returns what records the batch.
+        It may end a step, and begins one, if none has begun, where gradients are on.
         """
         with unobserved():
             clock, began = self._context.clock, False
@@ -74,6 +74,7 @@ class DataProbe(GuardedProbe):
                 clock.begin()
 
         def drew(batch: object) -> None:
+            """Record the batch that was drawn, with what was counted before the draw."""
             with unobserved():
                 self._record_drawn(call.first, batch, start, began=began)
 
@@ -105,9 +106,9 @@ class DataProbe(GuardedProbe):
         return begun
 
     def _record_drawn(self, iterator: object, batch: object, start: int, *, began: bool) -> None:
-        """Record a batch in phase `data`.
+        """Record a batch in phase `data`; if gradients are off and something was trained, in `eval`, if that is wanted.
 
-        In `eval` if gradients are off and something was trained, and only if that is wanted.
+        In any case, note it for the evaluation's decision and its loader for `on_restart`.
 
         Args:
             iterator: what gave it.
@@ -127,9 +128,10 @@ class DataProbe(GuardedProbe):
             self._record(batch, *self._next_call(source, phase))
 
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
-        """Name of a loader, the phase, and the number of batches it gave in them before in this step; counts one more.
+        """Name of a loader, the phase, and how many batches it gave before in this step and phase; counts one more.
 
-        The first time, the loader gets its name and its settings are noted.
+        At the first batch in a phase, the loader gets its name there and its settings are noted. Without a source the
+        name is `DataLoader`.
         """
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
         if source is not None and (source.number, phase) not in self._noted:
@@ -165,7 +167,8 @@ class DataProbe(GuardedProbe):
     def on_evaluation(self, taken: list[Row]) -> None:
         """Record batches that were taken out of a step as those of an evaluation, if wanted.
 
-        Free the loader's name in training, if it feeds none.
+        The name in training of the loader that gave the last batch is free again, unless it feeds training. Nothing
+        where that loader is gone.
 
         Args:
             taken: the rows that were taken out.
@@ -185,7 +188,7 @@ class DataProbe(GuardedProbe):
             rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
-        """Record each leaf of a batch; a gap if the batch cannot be looked into.
+        """Record random draws so far, then each leaf of a batch; a gap if the batch cannot be looked into.
 
         Args:
             batch: any nested value.
@@ -207,7 +210,7 @@ class DataProbe(GuardedProbe):
 
 
 def _recordable(leaf: object) -> object:
-    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else the name of its class."""
+    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else its class, with module."""
     cls = type(leaf)
     if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
         return leaf

@@ -56,13 +56,16 @@ class Description:
         self._seen: set[int] = set()
 
     def describe(self, value: Any, depth: int = 0) -> Any:
-        """A value as plain data: a number, text cut to 200 characters, list, dict.
+        """A value as plain data: a number, text cut to 200 characters, list, dict, or an object's class and attributes.
 
-        For other objects class and attributes.
+        A tuple gives a list; items of a dict whose key is no scalar are left out. Given by class and length are sets
+        and other containers, and lists, tuples and dicts of more than 32 items; by class are modules, optimizers and
+        python's own objects. After 400 parts, and for objects described before, it is as at depth 4.
 
         Args:
             value: any object; nothing of the script's is run.
-            depth: how many objects it is inside of; from 4 on, containers and objects are told by class and size.
+            depth: how many objects it is inside of; from 4 on, containers are given by class and length, objects
+                by class.
         """
         self._nodes += 1
         kind = type(value)
@@ -103,9 +106,10 @@ class Description:
         return self._object(value, depth)
 
     def attributes(self, value: object, depth: int = 0) -> dict[str, Any]:
-        """An object's attributes by name, without leading underscores; the first 64 alone.
+        """An object's attributes, described, by name without leading underscores; of its `__dict__` the first 64 alone.
 
-        Left out are names in `left_out`, those with two underscores, and private ones of torch's objects unless plain.
+        Left out are names in `left_out`, names that begin with `__`, and private ones of torch's and torchvision's
+        objects unless they are scalars or lists of them.
 
         Args:
             value: any object; {} for one without a `__dict__`.
@@ -131,9 +135,9 @@ class Description:
         return {"class": name, **attributes} if attributes else name
 
     def _function(self, value: Any, depth: int) -> Any:
-        """Name of a function.
+        """Name of a function; for a user's that uses any scalar globals or closure variables, a dict of name and these.
 
-        Of a user's, a dict with the plain values of globals and closure variables that it uses.
+        Of globals, the first 32 names that it uses. From depth 4 on the name alone.
         """
         name = called(value)
         function = value.__func__ if type(value) is MethodType else value
@@ -154,7 +158,7 @@ class Description:
 
 
 def _is_pythons(kind: type) -> bool:
-    """Whether a class is of the standard library; False for `partial` and namespaces, which are looked into."""
+    """Whether a class is of the standard library; False for `partial`, `Namespace` and `SimpleNamespace`."""
     home = kind.__module__ if type(kind.__module__) is str else ""
     return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
 
@@ -164,7 +168,8 @@ def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
     Args:
         name: what all names begin with; "" for nothing.
-        value: plain data; a dict's `class` or `function` is the value of the dict's own name.
+        value: plain data; a dict's `class`, else `function`, is the value of the dict's own name, or is left out where
+            `name` is "". A list of scalars is one value, as text.
     """
     if type(value) is dict:
         head = next((value[key] for key in ("class", "function") if key in value), None)
@@ -185,7 +190,8 @@ def called(value: Any, *, in_full: bool = False) -> str:
 
     Args:
         value: any object.
-        in_full: False leaves the module out for `__main__`, builtins and torch; True never leaves it out.
+        in_full: False leaves the module out for `__main__`, builtins and torch; True never leaves it out, and takes a
+            class for an object, of which it gives the metaclass.
     """
     if type(value) is MethodType:
         value = value.__func__
@@ -205,8 +211,8 @@ def _is_plain(value: object) -> bool:
 def length_of(value: object) -> int | None:
     """Number of samples in a torch, torchvision or `datasets` data set.
 
-    None for a class that has its `__len__` from elsewhere, so that no script's code runs; for one of torchvision or
-    `datasets` that wraps a `dataset`; and where what it holds tells no length.
+    None for a class whose `__len__` is defined elsewhere, so that no code of the script's runs; for one of torchvision
+    or `datasets` with an attribute `dataset`; and where its attributes, or a call of its `__len__`, give no length.
     """
     asked = next((vars(cls)["__len__"] for cls in type(value).__mro__ if "__len__" in vars(cls)), None)
     home = f"{asked.__module__}." if type(asked) is FunctionType else ""
@@ -228,7 +234,7 @@ def length_of(value: object) -> int | None:
 
 
 def _tensor(value: torch.Tensor) -> Any:
-    """A CPU tensor of up to 16 elements as a list; else `tensor float32 [16, 16]`."""
+    """A CPU tensor of 1 to 16 elements as nested lists (0-dim: a number); any other as `tensor float32 [16, 16]`."""
     if type(value) in (torch.Tensor, nn.Parameter) and value.device.type == "cpu" and 0 < value.numel() <= 16:
         return value.tolist()
     return f"tensor {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
-    """Whether a leaf tensor has this very hook; looked up by the number it was registered under."""
+    """Whether a leaf tensor still has this very hook under the number it was registered with."""
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - there is no public way to ask for one's own hook
     return hooks is not None and hooks.get(hook.number) is hook
 
@@ -90,7 +90,7 @@ class GradientProbe(GuardedProbe):
     def watch_share(self, tensor: torch.Tensor, site: int, shape: tuple[int, ...], part: Part) -> None:
         """Have the gradient of a tensor from `to_local` recorded as the part of the whole that it is.
 
-        A gradient that is not of that part's size is recorded as it is.
+        A gradient that is a DTensor, or not of that part's size, is recorded as it is.
 
         Args:
             tensor: not a leaf; a leaf gets no hook.
@@ -104,9 +104,9 @@ class GradientProbe(GuardedProbe):
             return
 
         def recorded(gradients: tuple[torch.Tensor | None, ...]) -> None:
-            """Record the gradient as the part that it is.
+            """Record the gradient as the part; as it is if it is a DTensor or has another size than the part.
 
-            As a tensor of its own where its size is not that of the part.
+            Nothing for None, in an unrecorded step, or after a failure.
             """
             gradient = gradients[at]
             if self._guarded.on and self._recorder.wanted and gradient is not None:

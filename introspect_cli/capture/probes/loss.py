@@ -44,7 +44,7 @@ class LossProbe(GuardedProbe):
         self._last: tuple[int, list[tuple[str, weakref.ref[torch.Tensor]]]] = -1, []
 
     def on_look(self) -> None:
-        """Record the leaves of the last backward pass once more, where a script has no optimizer."""
+        """Record the leaves of the last backward pass once more, if it was in this step and no optimizer exists."""
         with unobserved():
             self._record_leaves_again()
 
@@ -52,9 +52,9 @@ class LossProbe(GuardedProbe):
         """Called before a backward pass: tells the clock, and records losses and leaves.
 
         Returns:
-            what records the leaves' gradients afterwards; None where there are none to record. Passes of checkpointing,
-                of
-            compilers and of pipeline stages before the last are not the script's and count as none.
+            what records the leaves' gradients afterwards; None where there are none, as with modules, and in an
+            unrecorded step. Nothing is done for passes inside another backward pass, of compilers, and of pipeline
+            stages before the last. Roots in an iterator are not recorded.
         """
         if private_api.graph_task() != -1:
             return None  # a backward inside a backward: checkpointing, not the script
@@ -81,7 +81,7 @@ class LossProbe(GuardedProbe):
             inputs = begun.given(1, "inputs")
 
             def after(result: object) -> None:
-                """Record the leaves' gradients once the pass has returned."""
+                """Record the leaves' `.grad` after `backward`, the returned gradients after `grad`."""
                 with unobserved():
                     if begun.name == "backward":
                         self._record_leaf_gradients([(leaf, tensor.grad) for leaf, tensor in leaves], call)
@@ -105,9 +105,9 @@ class LossProbe(GuardedProbe):
             self._record_leaf_gradients([(name, gradient) for name, gradient in named if name is not None], call)
 
     def _record(self, roots: Sequence[Any], call: int) -> None:
-        """Record each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`.
+        """Record random draws so far, then each root tensor as a loss: path "" for a single one, else `[0]`, `[1]`.
 
-        Random draws before them first.
+        Losses only if their kind is recorded.
         """
         if self._context.draws.moved():
             self._context.draws.note(Phase.LOSS, "loss", call, before=True)
@@ -128,7 +128,8 @@ class LossProbe(GuardedProbe):
             roots: what the backward pass starts from.
 
         Returns:
-            pairs of name and leaf in the order met; [] where modules hold all leaves without a variable.
+            pairs of name and leaf in the order met, one leaf for each name; [] where modules hold all leaves that no
+            variable of the script's holds.
         """
         leaves = _leaves([root.grad_fn for root in roots if isinstance(root, torch.Tensor)])
         frames = islice(script_frames(), MAX_FRAMES)
@@ -153,7 +154,7 @@ class LossProbe(GuardedProbe):
     def _are_held(self, unnamed: list[torch.Tensor]) -> bool:
         """Whether modules hold all leaves without a variable: then a model ran unseen, and these are its parameters.
 
-        Names these modules, and sets `any_module` of the names.
+        Names these modules, and sets `any_module` of the names. Without such leaves, returns what `any_module` is.
         """
         names = self._context.names
         if unnamed:
@@ -171,7 +172,7 @@ class LossProbe(GuardedProbe):
                     self._record_leaf(Phase.START, Kind.PARAM, name, 1, leaf)
 
     def _record_leaf_gradients(self, leaves: Iterable[tuple[str, torch.Tensor | None]], call: int) -> None:
-        """Record gradients of leaves by name; nothing where an optimizer exists, since its probe records them."""
+        """Record gradients of leaves by name, None left out; nothing where an optimizer exists, whose probe does."""
         if Kind.GRAD in self._context.kinds and not self._context.clock.has_optimizer:
             for name, gradient in leaves:
                 if gradient is not None:

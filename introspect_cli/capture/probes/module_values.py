@@ -64,9 +64,9 @@ class ModuleValues:
         self._nested_count = 0
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
-        """Call the listener with every tensor that is a module's input or output, recorded or not.
+        """Call the listener with state, kind, path and value of every tensor that is a module's input or output.
 
-        There is one listener.
+        Also of kinds that are not recorded. There is one listener: a second replaces it.
         """
         self.on_value = listener
         self.inputs = self.outputs = True
@@ -93,7 +93,8 @@ class ModuleValues:
     def record_value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
         """Record one input or output, and watch the gradients of its tensors.
 
-        A tensor or plain value is recorded at `prefix`, each leaf of a nested one at `prefix` and its path.
+        A tensor or plain value is recorded at `prefix`, each leaf of a nested one at `prefix` and its path; leaves of
+        other types are left out. A gap where looking into the value fails.
 
         Args:
             state: of the module.
@@ -136,11 +137,9 @@ class ModuleValues:
                 self._follow(state, phase, kind, call, prefix + path, leaf)
 
     def _note_classes(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
-        """Note the class of each container in a value: the document `settings/nested`.
+        """Note the class of each container in a value by path: the document `settings/nested`.
 
-        At the first value of a module, kind and path alone.
-
-        About 20,000 containers in all; then nothing more is noted.
+        Only of the first value for each FQN, kind and prefix, and until more than 20,000 containers are noted.
         """
         key = (fqn, kind, prefix)
         if key in self._nested_seen or self._nested_count > MAX_CONTAINERS:
@@ -153,7 +152,10 @@ class ModuleValues:
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
-        """Tensor parallel styles that place a value: the module's for an input, and for an output without gradients."""
+        """Tensor parallel styles that place a value: the module's for its inputs, or for its outputs.
+
+        () for an output that requires gradients.
+        """
         if kind is Kind.INPUT:
             return state.styles or ()
         return state.gives if not value.requires_grad else ()
@@ -194,9 +196,9 @@ class ModuleValues:
 
 
 def may_be_shares(state: ModuleState, module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether inputs or outputs of a module may be one rank's share of a DTensor; found out at its first call.
+    """Whether inputs or outputs of a module may be one rank's share of a DTensor.
 
-    Sets `styles`, `gives` and `tagged` of the state then.
+    Decided at the first call, which sets `styles`, `gives` and `tagged` of the state; later calls return `tagged`.
 
     Args:
         state: of the module.

@@ -55,9 +55,9 @@ class ModuleProbe(OwnCalls):
         self._names, self._draws = context.names, context.draws
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A replacement of `nn.Module.__call__` that records.
+        """A replacement of `nn.Module.__call__` that records the call.
 
-        It calls only the original while compiled, exported or off.
+        While torch compiles or exports, and when the guard is off, it only calls the original.
         """
         guarded, called = self._guarded, functools.partial(self._record_or_pass, original)
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
@@ -65,6 +65,7 @@ class ModuleProbe(OwnCalls):
         # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
         @functools.wraps(original)
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
+            """Run and record the call; only run it while torch compiles or exports, or with the guard off."""
             if is_traced() or flags._is_compiling_flag or not guarded.on:  # noqa: SLF001 - see `private_api`
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)
@@ -75,9 +76,9 @@ class ModuleProbe(OwnCalls):
     def _record_by_name(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a call of `forward` by its name, and record it.
+        """Run a call of `forward`, and record it as a call of its module.
 
-        Not where it belongs to the call of the module under way.
+        Only run it where the innermost call is of this very module, which calls it, or is not recorded.
         """
         calls = self.stack.calls
         if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
@@ -90,8 +91,8 @@ class ModuleProbe(OwnCalls):
     ) -> Any:
         """Run a call of a module, and record it in a recorded step; tells the clock before an outermost call.
 
-        Not recorded: shape inference of pipeline stages, modules that are not initialised, and calls inside unrecorded
-        ones.
+        In a backward pass it is recorded in phase `recompute`. Not recorded: shape inference of pipeline stages,
+        modules that are not initialised, calls inside unrecorded ones, and all after a failure.
         """
         stack = self.stack
         calls = stack.calls
@@ -133,7 +134,7 @@ class ModuleProbe(OwnCalls):
     ) -> Any:
         """Run an outermost call without recording it or anything inside.
 
-        Names its module, so that names are the same as ever.
+        Its module is named as if it were recorded, unless it is only evaluated or a compiler is tracing.
         """
         calls = self.stack.calls
         evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
@@ -148,9 +149,10 @@ class ModuleProbe(OwnCalls):
             del calls[depth:]
 
     def _tell_clock(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell the clock of an outermost call, and keep its phase; nothing for a call that only traces shapes.
+        """Tell the clock of an outermost call, and keep the phase that it gives in `stack.outer`.
 
-        The clock may end a step before the call, and begin one.
+        The clock may end a step before the call, and begin one. Nothing while a graph is traced, and for a
+        parametrisation that is called to look at a weight.
         """
         if (
             isinstance(module, ParametrizationList)
@@ -162,9 +164,7 @@ class ModuleProbe(OwnCalls):
             self.stack.outer = self._context.clock.outermost_forward(module)
 
     def _number_by_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
-        """Give the calls in a pipeline stage the numbers that its microbatch has, in recorded training.
-
-        Else only note the stage.
+        """Number calls in a pipeline stage by its microbatch; in evaluation or an unrecorded step only note the stage.
 
         Args:
             found: what the stage is doing.
@@ -208,9 +208,8 @@ class ModuleProbe(OwnCalls):
         """Decide whether a call is recorded, and if so count it and record its inputs.
 
         Returns:
-            the module's state, None where neither the call nor anything inside it is recorded; and the number of the
-                call,
-            -1 where only what is inside is recorded (wrappers).
+            the module's state and the number of the call. The state is None where neither the call nor anything inside
+            it is recorded; the number is -1 where the call is not, as for wrappers.
         """
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
@@ -294,7 +293,10 @@ class ModuleProbe(OwnCalls):
         return state, True
 
     def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
-        """Record a call's outputs, tell the clock of an outermost one, and record gaps for modules hidden in it."""
+        """Record a call's outputs, tell the clock of an outermost one of training, and record gaps for hidden modules.
+
+        Hidden are those in a compiled or scripted module, and in an encoder layer whose attention was not called.
+        """
         if self._draws.moved():
             self._note_draws(state, call, before=False)
         if self.values.outputs and state.watched:
@@ -312,11 +314,11 @@ class ModuleProbe(OwnCalls):
             self._record_hidden(module, state, call)
 
     def _phase_of_call(self) -> Phase:
-        """`RECOMPUTE` inside a backward pass, else the phase that the clock gave the outermost call."""
+        """`RECOMPUTE` inside a backward pass, else the phase that the clock gave to the last outermost call."""
         return Phase.RECOMPUTE if private_api.graph_task() != -1 else self.stack.outer
 
     def _note_draws(self, state: ModuleState, call: int, *, before: bool) -> None:
-        """Record the states that generators which have moved had, under this call.
+        """Record the states of generators that have moved since the last look, under this call.
 
         Nothing in a recomputed forward, which draws from a state that is put back afterwards.
 
@@ -329,7 +331,10 @@ class ModuleProbe(OwnCalls):
             self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
 
     def _record_hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
-        """Record a gap for each module inside a compiled, scripted or fused one; at its first call of a step alone."""
+        """At a step's first call of a compiled, scripted or fused module, record a gap for each output inside it.
+
+        Not for those that were called in this step, wrappers, and unwatched or unnamed ones.
+        """
         if call or Kind.OUTPUT not in self.values.kinds:
             return
         for child in modules_in(module):

@@ -56,7 +56,7 @@ class ParameterSites:
     def large(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Those parameters whose operations torch shares out among threads (`parallel.SHARED_OUT` elements or more).
 
-        Found at the first call, by position; later calls look up the same positions.
+        Lazy ones are left out. Found at the first call; later calls return those at the same positions.
         """
         if self._large is None:
             self._large = [
@@ -83,7 +83,7 @@ class ParameterSites:
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
         """Positions of those recorded parameters that have state, and the state dict of each.
 
-        Adds nothing to the script's optimizer. One without state of its own is asked for that of the optimizers in it.
+        Adds nothing to the script's optimizer. Where that has no state, the states of the optimizers in it are given.
         """
         # `state` is a defaultdict: asking it with [] would put an empty entry into the script's optimizer.
         # Nor by [] nor by get(): a tensor's own hash is python code.
@@ -137,7 +137,7 @@ class Plan:
         self._lengths = numbers_of(map(len, states))
 
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
-        """Record all state in one compiled call, if the keys are those of the plan; returns whether it was recorded.
+        """Record all state in one compiled call, if its keys are those of the plan; returns whether it was recorded.
 
         False means that nothing was, and that the caller has to do it one by one.
         """
@@ -164,7 +164,7 @@ def with_gradients(
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Optimizers in the attributes of another, or in lists and tuples there (ZeroRedundancyOptimizer, torchtitan)."""
+    """Optimizers in the attributes of another, or in lists and tuples there (ZeroRedundancyOptimizer); not deeper."""
     optimizers: list[Optimizer] = []
     for value in vars(optimizer).values():
         kept = value if type(value) in (list, tuple) else [value]
@@ -181,16 +181,17 @@ class Recorded(NamedTuple):
 
 
 def is_fixed(value: object) -> bool:
-    """Whether a value is a number, text, None or a tuple of such, and equal to itself (not NaN)."""
+    """Whether a value is a number but NaN, a text, None, or a tuple of numbers, texts and None."""
     if type(value) is tuple:
         return all(type(item) in _KEPT for item in value)
     return type(value) in _KEPT and value == value  # noqa: PLR0124 - see above
 
 
 def setting(value: object) -> Any:
-    """A hyper-parameter as plain data: numbers, texts and lists as they are, a small CPU tensor as a list.
+    """A hyper-parameter as plain data: numbers, texts and None as they are, lists and tuples as lists.
 
-    A tensor of more than 16 elements, or elsewhere, is told by its device, another object by its class.
+    A CPU tensor of up to 16 elements gives its values, any other tensor `tensor on DEVICE`; another object its class's
+    name.
     """
     value = plain(value)
     if value is None or isinstance(value, PLAIN):

@@ -80,10 +80,7 @@ class OptimizerProbe(GuardedProbe):
         return lambda _: self._context.clock.add_optimizer(call.first)
 
     def _watch_scaler_step(self, call: Call) -> Callable[[object], None]:
-        """Called before a gradient scaler steps: records its scale.
-
-        Returns what ends the step if the optimizer was skipped.
-        """
+        """Called before a gradient scaler steps: records its scale; returns what ends the step if that was skipped."""
         stepped = self._stepped
         scale = private_api.scale_of(call.first)
         if Kind.HYPERPARAMETER in self._context.kinds and scale is not None and self._recorder.wanted:
@@ -92,6 +89,7 @@ class OptimizerProbe(GuardedProbe):
                 self._recorder.emit(self._recorder.site(place, SiteInfo(type(call.first).__name__)), scale)
 
         def left(_: object) -> None:
+            """Record a skipped step, and end the step, if no optimizer has stepped meanwhile."""
             if self._stepped == stepped:
                 with unobserved():
                     self._record_skipped_step(call.given(1, "optimizer"))
@@ -101,9 +99,10 @@ class OptimizerProbe(GuardedProbe):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Record what an outermost step finds: hyper-parameters, state and gradients.
+        """Before each `step`, record what an outermost one finds: hyper-parameters, state, gradients but a closure's.
 
-        Torch calls it before each `step`.
+        Of a step inside another, `_record_inner_step` alone. A step that `torch.distributed.checkpoint` makes to create
+        state is ignored.
 
         Returns:
             arguments for `step` with a wrapped closure, whose gradients are recorded each time; None to change none.
@@ -140,11 +139,9 @@ class OptimizerProbe(GuardedProbe):
         return None
 
     def _record_inner_step(self, optimizer: Optimizer) -> None:
-        """Record hyper-parameters of an optimizer that steps inside another's step.
+        """Record hyper-parameters of an optimizer that steps inside another's; nothing if that has all its groups.
 
-        Nothing if it shares all of its groups.
-
-        An optimizer that is made of others may have groups of its own that nothing reads.
+        The outer one may have groups of its own that nothing reads.
         """
         with unobserved():
             groups = set(map(id, optimizer.param_groups))
@@ -170,9 +167,10 @@ class OptimizerProbe(GuardedProbe):
             self._closures += 1
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record what an outermost step leaves: parameters and state, then end the clock's step; torch calls it.
+        """After each `step`, record what an outermost one leaves, parameters and state, then end the clock's step.
 
-        Where the optimizer's groups step one after the other, only the last of them ends it.
+        Where the optimizer's groups step one after the other, only the last of them ends it. Nothing for a step inside
+        another, or one of checkpointing.
         """
         if self._aside == id(optimizer):
             self._aside = 0
@@ -193,9 +191,9 @@ class OptimizerProbe(GuardedProbe):
                 self._context.clock.auto_tick()
 
     def _new_stepping(self, optimizer: Optimizer) -> Stepping:
-        """A new `Stepping`: the parameters, which groups these are, and their names.
+        """A new `Stepping` of an optimizer: its parameters now, which groups these are, and their sites.
 
-        DeepSpeed steps groups one after the other. `known` is None before `_name_optimizer`.
+        `known` is None before `_name_optimizer` has named them.
         """
         parameters, parts = parameters_of(optimizer), self._context.parts
         turn = parts.turn_of(parameters) if parts.is_active else ALL
@@ -213,11 +211,10 @@ class OptimizerProbe(GuardedProbe):
         self._context.clock.auto_tick()
 
     def _name_optimizer(self, stepping: Stepping) -> None:
-        """Name the optimizer and its parameters, and set `stepping.known`.
+        """Name the optimizer and its parameters, set `stepping.known`, tell the clock, and have its settings written.
 
-        Nothing while it fits their number and names.
-
-        Tells the clock of the optimizer, and has its settings written.
+        Nothing while `known` has as many names, none of which was replaced since. A parameter that no module holds is
+        named by the script's variable, else `OPTIMIZER.groupN.POSITION`.
         """
         optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.known
         parts, all_names = self._context.parts, self._context.names
@@ -324,9 +321,9 @@ class OptimizerProbe(GuardedProbe):
         self._recorder.emit_many(*placed)
 
     def _record_state(self, stepping: Stepping, phase: Phase) -> None:
-        """Record the state of each parameter; by the last step's plan while that fits, else one by one.
+        """Record the state of each watched parameter: by the plan of this phase while that fits, else one by one.
 
-        A new plan is made where all of the state was recorded.
+        A new plan is made where all of the state was tensors of whole parameters.
         """
         if (held := stepping.known) is None:
             return
@@ -346,9 +343,9 @@ class OptimizerProbe(GuardedProbe):
     def _place_states(
         self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """State with the place of each tensor in its whole, by position of the parameter.
+        """Positions of parameters, and the state of each with its tensors placed in their wholes.
 
-        State of parameters that lie inside a flat one is recorded here, and not returned.
+        State of a flat tensor is recorded here, split among its parameters, and not returned.
         """
         parts, kept = self._context.parts, {}
         for at, state in zip(positions, states, strict=True):
@@ -361,7 +358,10 @@ class OptimizerProbe(GuardedProbe):
         return list(kept), list(kept.values())
 
     def _state_of(self, name: ParameterName, state: dict[str, Any], phase: Phase) -> tuple[list[int], list[Any]]:
-        """Sites and tensors of one parameter's state, which the caller records; numbers and texts are recorded here."""
+        """Sites and tensors of one parameter's state, which the caller records.
+
+        Numbers and texts in it are recorded here; leaves of other types are left out.
+        """
         sites: list[int] = []
         tensors: list[Any] = []
         for key, value in state.items():
@@ -380,9 +380,7 @@ class OptimizerProbe(GuardedProbe):
         return sites, tensors
 
     def _record_hyperparameters(self, optimizer: Optimizer, name: str, first: int) -> None:
-        """Record `lr` of each group.
-
-        Other entries of it where they are new, changed, or the step before was not recorded.
+        """Record `lr` of each group; other entries, but `params`, if new, changed, or after an unrecorded step.
 
         Args:
             optimizer: whose groups.
@@ -438,12 +436,12 @@ class OptimizerProbe(GuardedProbe):
 
 
 def _is_inside_step(frame: FrameType) -> bool:
-    """Whether any caller of a frame runs the same code: torch's wrapper of `step`, so this step is inside another."""
+    """Whether a frame, of torch's wrapper of `step`, has any caller with the same code: this step is inside another."""
     return any(below.f_code is frame.f_code for below in outward(frame.f_back))
 
 
 def _is_of_checkpointing(frame: FrameType) -> bool:
-    """Whether `torch.distributed.checkpoint` makes the step: one that trains nothing, with a learning rate of 0."""
+    """Whether a frame or any caller is of `torch.distributed.checkpoint`, whose steps train nothing."""
     return any(
         below.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint") for below in outward(frame)
     )
@@ -458,6 +456,7 @@ def _with_closure(
 
     @functools.wraps(closure)
     def evaluate() -> Any:
+        """Call the closure, then `then()`; returns what the closure returned."""
         result = closure()
         then()
         return result

@@ -62,13 +62,14 @@ class OwnCalls(GuardedProbe):
         self._looked: set[tuple[int, int, Phase]] = set()
 
     def subclassing(self, _original: object) -> Any:
-        """A replacement of `nn.Module.__init_subclass__` that watches each new class.
+        """A replacement of `nn.Module.__init_subclass__` that passes each new class to `_watch`.
 
-        All existing ones are watched now.
+        All existing subclasses are passed to it now.
         """
         watch = self._watch
 
         def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
+            """Do what a class does without it, then `_watch` the new class."""
             super(nn.Module, cls).__init_subclass__(**kwargs)
             watch(cls)
 
@@ -82,9 +83,10 @@ class OwnCalls(GuardedProbe):
         return classmethod(__init_subclass__)
 
     def _watch(self, cls: type[nn.Module]) -> None:
-        """Replace `__call__` and `forward` of a class with its own `__call__`; of another `forward` alone, if need be.
+        """Replace `__call__` and `forward` of a class that has its own `__call__`.
 
-        That is where the script's file, or the one that defines the class, calls a `forward` by its name.
+        Of another class, `forward` alone, and only if the script's file or the one that defines the class calls any
+        `forward` by its name.
         """
         with self._guarded:
             if has_own_call(cls):
@@ -96,13 +98,15 @@ class OwnCalls(GuardedProbe):
     def see_forward(self, cls: type[nn.Module]) -> None:
         """Replace `forward` of a class, so that calls of it by name are seen.
 
-        Nothing for one with its own `__call__`.
+        Nothing for a class with its own `__call__`, or whose `forward` is torch's.
         """
         if not has_own_call(cls):
             self._replace(cls, "forward", self._record_by_name)
 
     def _replace(self, cls: type, name: str, called: Callable[..., Any]) -> None:
-        """Replace a method in the class that defines it; nothing for torch's own and for one that is replaced already.
+        """Replace a method in the class that defines it, so that its other subclasses have the replacement too.
+
+        Nothing for torch's own methods (but `torch.distributions`), what is no python function, and replacements.
 
         Args:
             cls: has or inherits the method.
@@ -120,9 +124,9 @@ class OwnCalls(GuardedProbe):
         )  # fmt: skip
 
         def standing(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Call `called`.
+            """Call `called` with the original, the module and its arguments.
 
-            The original alone while compiled or off, and where a class below calls it by `super()`.
+            Only the original while compiling, when the guard is off, or where a subclass calls it by `super()`.
             """
             if (
                 is_traced()
@@ -141,9 +145,9 @@ class OwnCalls(GuardedProbe):
 
     @uncounted
     def _note_callers(self, module: nn.Module, phase: Phase) -> None:
-        """Note each method under way of a module that holds this one, such as `generate`.
+        """Note in `unseen` each method on the stack, such as `generate`, of a module that holds this one.
 
-        Each caller is looked at once.
+        40 frames at most are looked at; nothing where the same code has called this module in this phase before.
 
         Args:
             module: whose outermost call has just been recorded.
@@ -169,9 +173,9 @@ class OwnCalls(GuardedProbe):
                 self._add_unseen(holder, caller.f_code.co_name, phase)
 
     def on_after_optimizer(self) -> None:
-        """Note modules with a parameter that has a gradient, though neither they nor any holder were called.
+        """Note in `unseen` modules with a parameter that has a gradient, but neither they nor any holder were called.
 
-        Looks after 1, 2, 3, 5, 9, ... steps, if that step is recorded; nothing in the others.
+        Looks at parameters of optimizers, after 1, 2, 3, 5, 9, ... steps, if that step is recorded.
         """
         names, clock, step = self._context.names, self._context.clock, self._context.recorder.step
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
@@ -186,15 +190,15 @@ class OwnCalls(GuardedProbe):
                     self._add_unseen(module, "", Phase.FORWARD)
 
     def _was_called(self, module: nn.Module) -> bool:
-        """Whether the module or one that holds it was ever called, or is not to be recorded."""
+        """Whether the module or any that holds it was ever called, or is left out by the options."""
         names = self._context.names
         states = (names.find(one) for one in (module, *names.holders_of(module)))
         return any(state is not None and (state.step >= 0 or not state.watched) for state in states)
 
     def _add_unseen(self, module: nn.Module, how: str, phase: Phase) -> None:
-        """Add a method to a module's entry, 1000 modules at most.
+        """Add a method to a module's entry in `unseen`, and for `forward` or "" have the class's `forward` watched.
 
-        For `forward` or "" have the class's `forward` watched.
+        Nothing for a module without a name, and for all once 1000 modules have entries.
 
         Args:
             module: whose method ran.

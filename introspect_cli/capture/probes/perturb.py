@@ -51,9 +51,9 @@ class PerturbProbe(GuardedProbe):
         self._places: set[tuple[int, int, int]] = set()
 
     def on_root(self, root: nn.Module) -> None:
-        """Move the parameters of a model before its first forward pass with gradients.
+        """Move the parameters that require gradients of a model, before its first forward pass with gradients.
 
-        Ones without values yet, at a later one.
+        While any parameter is lazy or on `meta`, later passes look again for those not moved yet.
         """
         if not torch.is_grad_enabled() or self._done.get(root):
             return
@@ -69,9 +69,10 @@ class PerturbProbe(GuardedProbe):
     on_forward = on_root
 
     def _move_parameter(self, parameter: torch.Tensor) -> None:
-        """Move a parameter's elements in place; nothing where memory was moved before.
+        """Move a parameter's elements in place, of a DTensor those of the shard; nothing where they were moved before.
 
-        Nothing either for one that is empty, expanded, not strided, or of a dtype that `_BITS` lacks.
+        Nothing either for one that is empty, expanded, not strided, or of a dtype that is not in `_MOVED`; complex
+        numbers are moved by real and imaginary parts.
         """
         data: Any = parameter.data
         data = getattr(data, "_local_tensor", data)  # of a DTensor the shard
@@ -94,8 +95,10 @@ class PerturbProbe(GuardedProbe):
 def _move_elements(data: torch.Tensor, directions: np.random.Generator) -> int:
     """Move each finite, nonzero element in place to the next number up or down; returns how many were moved.
 
+    An element whose next number would be infinite is moved the other way.
+
     Args:
-        data: of a dtype in `_BITS`.
+        data: of a dtype in `_MOVED`.
         directions: draws one bit for each element, on the CPU.
     """
     drawn = np.frombuffer(directions.bytes(-(-data.numel() // 8)), dtype=np.uint8)

@@ -53,7 +53,7 @@ class RngProbe(GuardedProbe):
         """Record each generator's state as a step begins: defaults, accelerators' and the script's own.
 
         Of the script's own, those that exist at the first call. A default one of python or numpy whose state is that in
-        `began` is recorded as untouched.
+        `began` is recorded as untouched. Those of numpy and of accelerators that are not in use are skipped.
         """
         draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
         draws.begin(devices)

@@ -52,7 +52,7 @@ class ProductProbe(GuardedProbe):
         self._imports = ImportWatch({"safetensors.torch": lambda: self._put("saved files")})
 
     def install(self) -> None:
-        """Watch `torch.save` now, and `safetensors.torch.save_file` when the script has imported it."""
+        """If products are recorded, watch `torch.save` now, and `safetensors.torch.save_file` once that is imported."""
         super().install()
         if Kind.PRODUCT in self._context.kinds:
             self._imports.install()
@@ -95,7 +95,10 @@ class ProductProbe(GuardedProbe):
 
 
 def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
-    """Path and tensor for each tensor in a nested object; modules in it give their parameters and buffers."""
+    """Path and tensor for each tensor in a nested object; a module gives its parameters and buffers.
+
+    A tensor in two places comes twice.
+    """
     if issubclass(type(held), nn.Module):
         return [(f"[{name!r}]", tensor) for name, tensor in tensors_in_module(held)]
     tensors: list[tuple[str, torch.Tensor]] = []
@@ -110,7 +113,7 @@ def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
 def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
     """Dotted name and tensor for each parameter and buffer in a module tree, read past the module's methods.
 
-    A tensor that two modules share comes twice.
+    A tensor that two modules share comes twice, those of a module in two places once.
     """
     tensors, waiting, seen = [], [("", root)], {id(root)}
     while waiting:
@@ -125,12 +128,16 @@ def tensors_in_module(root: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _is_random(path: str, tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a generator's state: uint8, and of shape (5056,) or at a path such as `rng_state`."""
+    """Whether a tensor counts as a generator's state: uint8, and of shape (5056,) or at a path such as `rng_state`."""
     return tensor.dtype is torch.uint8 and (tuple(tensor.shape) == _MERSENNE or bool(_RANDOM.search(path)))
 
 
 def _file_label(place: object) -> str:
-    """File name with each number replaced by `#`: `ckpt-#.pt`; `(memory)` where there is no file."""
+    """File name without directory, each number replaced by `#`: `ckpt-#.pt`; `(memory)` where there is none.
+
+    Args:
+        place: a path or an open file.
+    """
     path = getattr(place, "name", "") if type(place).__module__ == "_io" else place
     if type(path) is str or (type(path).__module__.startswith("pathlib") and isinstance(path, PurePath)):
         return _NUMBER.sub("#", PurePath(path).name) or _UNNAMED
@@ -177,7 +184,8 @@ class ScriptCallsProbe(GuardedProbe):
     def record_value(self, name: str, value: object) -> None:
         """Record a value in phase `forward` under `PHASE/NAME`, or NAME outside of phases; each leaf at its path.
 
-        Nothing in an unrecorded step or while a compiler traces the call.
+        A leaf that is None is left out. Begins the step if it has not begun. Nothing in an unrecorded step or while a
+        compiler traces the call.
         """
         if not (self._guarded.on and self._recorder.wanted) or torch.compiler.is_compiling():
             return

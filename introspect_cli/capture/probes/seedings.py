@@ -31,7 +31,7 @@ _CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
 
 
 class _Where(NamedTuple):
-    """Place where a state is set: `in` a step or `before` it, function, line."""
+    """Place where a state is set: `in` a step or `before` it, function, line of the script (`-` for none)."""
 
     stage: str
     by: str
@@ -55,20 +55,21 @@ class SeedingProbe(GuardedProbe):
     def document(self) -> dict[str, object]:
         """The document `settings/seedings`, a line for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
 
-        That is: within or before a step, the first and last such step, how often, the function, the seed or a digest of
-        the state at the first time, and the line.
+        That is: within or before a step, the first and last such step, number of calls, the function, the seed or a
+        digest of the state at the first call, and the line. Places are in the order of their first calls.
         """
         return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
 
     def _watch_setting(self, call: Call) -> Callable[[object], None]:
-        """Called before a generator is seeded or set; returns what notes that afterwards.
+        """Called before a generator is seeded or set: notes draws so far; returns what notes the call afterwards.
 
-        Before the first step it goes to the early draws, later it is counted; checkpointing's own is passed over.
+        Before the first step the call is an event of `BeginningProbe`; later it is counted by place, unless
+        `torch.utils.checkpoint` makes it.
         """
         is_early = self._beginning.note_draws_before_seeding(call.frame)
 
         def was_set(_: object) -> None:
-            """Note the seeding, once it was done."""
+            """Note the call as an early event, or count it; nothing for one of checkpointing in a step."""
             label, line = call.function, self._places.line(call.frame) or "-"
             if is_early:
                 self._beginning.note_seeding(label, _seed_or_digest(label, call.first), line)
@@ -78,7 +79,9 @@ class SeedingProbe(GuardedProbe):
         return was_set
 
     def _count(self, label: str, value: object, line: str) -> None:
-        """Count a call at its place, and have the document written where the count is a power of 2; 200 places at most.
+        """Count a call at its place, and have the document written where the count is a power of 2.
+
+        Once there are 200 places, calls at others are not counted.
 
         Args:
             label: the function.
@@ -98,7 +101,7 @@ class SeedingProbe(GuardedProbe):
 
 
 def _is_checkpointing(frame: FrameType) -> bool:
-    """Whether `torch.utils.checkpoint` is among the 4 innermost frames."""
+    """Whether a frame or any of its 3 nearest callers runs `torch.utils.checkpoint`."""
     there: FrameType | None = frame
     for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
         if there is None:
@@ -110,7 +113,7 @@ def _is_checkpointing(frame: FrameType) -> bool:
 
 
 def _seed_or_digest(label: str, value: object) -> object:
-    """The seed where `label` names a function that takes one, else `#` and 16 hex digits of the state's digest."""
+    """`seed_word` of a value if `label` ends with `seed` or `seed_all`; else `#` and 16 hex digits of its digest."""
     if label.endswith(("seed", "seed_all")):
         return seed_word(value)
     if isinstance(value, torch.Tensor):

@@ -70,8 +70,11 @@ class StateProbe(GuardedProbe):
     def _watch_swap(self, call: Call) -> Callable[[object], None] | None:
         """Called before `functional_call`: has the tensors that it puts into a module recorded when that is called.
 
+        Inside another module's call they are recorded at once.
+
         Returns:
-            what records the module's own again; None where nothing is to be recorded.
+            a function for after the call, which records the module's own tensors again if the others were recorded by
+            then; None in an unrecorded step, and for a module without a name.
         """
         module, values = call.given(0, "module"), call.given(1, "parameters_and_buffers")
         if not self._recorder.wanted or not isinstance(values, dict):
@@ -97,6 +100,7 @@ class StateProbe(GuardedProbe):
         self._swapped = (names_of, others) if has_given else ((), ())
 
         def leave(_result: object) -> None:
+            """Forget what was put in; record the module's own tensors again if the others were recorded."""
             (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
             if has_given and not waiting:
                 self._write_given(names_of, own, self._context.stack.phase)
@@ -105,7 +109,7 @@ class StateProbe(GuardedProbe):
 
     @contextmanager
     def _holding(self) -> Iterator[None]:
-        """Context in which a model holds its own tensors, inside a `functional_call`; puts the others back after it."""
+        """Context in which a model holds its own tensors inside a `functional_call`; the others are back after it."""
         others = [group[key] for group, key, _ in self._own]
         for group, key, tensor in self._own:
             group[key] = tensor
@@ -148,9 +152,9 @@ class StateProbe(GuardedProbe):
             self._recorded.clear()
 
     def on_root(self, root: nn.Module) -> None:
-        """Record a root's tensors: all at its first call, later those written to since their record.
+        """Record a root's own tensors: all at its first call, later those written to since their record.
 
-        Inside `functional_call` then also the tensors that it has put in.
+        Inside `functional_call`, record after them the tensors that it has put in.
         """
         with self._holding():
             self._record_root(root)
@@ -161,7 +165,7 @@ class StateProbe(GuardedProbe):
     def _record_root(self, root: nn.Module) -> None:
         """Record those of a root's tensors that have no record, and again those written to since theirs.
 
-        Buffers only in the root's first call of a step.
+        Buffers only at the first call of any root in a step. Nothing for a root without a name.
         """
         state = self._context.names.find(root)
         if state is None:
@@ -186,9 +190,9 @@ class StateProbe(GuardedProbe):
         self._record_rewritten(root, with_buffers=first)  # while another root held it
 
     def _enter_step(self) -> None:
-        """At the first call in a step, forget what is recorded in it.
+        """At the first call in a step, forget which names got their first record in the step before.
 
-        All records, if the step before was not recorded.
+        Forget all that is recorded if the step before was not recorded, or no optimizer is known.
         """
         if self._step != self._recorder.step:
             # What the step before left is on record, unless that step was not captured or nobody recorded it.
@@ -199,7 +203,7 @@ class StateProbe(GuardedProbe):
                 self._recorded.clear()
 
     def on_look(self) -> None:
-        """Record again tensors of all models called so far that were written to since their record."""
+        """In a recorded step, record again tensors of roots called so far that were written to since their record."""
         if self._recorder.wanted:
             with unobserved():
                 self._enter_step()
@@ -238,9 +242,9 @@ class StateProbe(GuardedProbe):
         self._record(changed, phase, again=True)
 
     def _unheld_parameters(self) -> list[torch.Tensor]:
-        """Live parameters that an optimizer holds and no known module; [] where parameters are not recorded.
+        """Live parameters that an optimizer holds and no named module; cached until a name changes.
 
-        [] also where parameters lie in flat tensors. Cached until a name changes.
+        [] where parameters are not recorded, or lie in flat tensors.
         """
         names = self._context.names.parameters
         if Kind.PARAM not in self._context.kinds or self._context.parts.is_active:
@@ -252,7 +256,7 @@ class StateProbe(GuardedProbe):
         return [tensor for reference in self._unheld if (tensor := reference()) is not None]
 
     def _rewritten(self, contents: Contents) -> Contents:
-        """Those of the tensors written to since their record; not a rounded copy of what an optimizer holds."""
+        """Those of the tensors that were written to since their record, or have none; no rounded copies."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         before, is_rounded = self._fingerprints, self._context.parts.is_rounded
         pairs = zip(contents[1], self._recorder.summarizer.fingerprints(contents[1]), strict=True)
@@ -274,7 +278,7 @@ class StateProbe(GuardedProbe):
             self._record(changed, Phase.FORWARD, again=True)
 
     def on_after_optimizer(self) -> None:
-        """Record every buffer of every root after an optimizer step."""
+        """Record every buffer of every root after an optimizer step, if buffers are recorded."""
         changes = self._context.names.parameters.changes
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
@@ -282,7 +286,7 @@ class StateProbe(GuardedProbe):
             self._record_after(root, None if may_move else (contents[2], changes), contents)
 
     def parameters_after(self, stepping: Stepping) -> None:
-        """Record the parameters that an optimizer has stepped."""
+        """Record all parameters that an optimizer holds, after its step; nothing if parameters are not recorded."""
         if Kind.PARAM in self._context.kinds:
             parameters, lengths = stepping.parameters, [len(one["params"]) for one in stepping.optimizer.param_groups]
             # What is at the same place of the same optimizer under the same identity has the name it had.
@@ -290,7 +294,7 @@ class StateProbe(GuardedProbe):
             self._record_after(stepping.optimizer, mark, ([Kind.PARAM] * len(parameters), parameters, []))
 
     def _record_after(self, owner: object, mark: object, contents: Contents) -> None:
-        """Record what an optimizer step leaves; sites are cached while nothing has changed.
+        """Record tensors as an optimizer step leaves them; their sites are cached while `mark` stays equal.
 
         Args:
             owner: whose tensors these are: an optimizer, or a root.
@@ -306,7 +310,7 @@ class StateProbe(GuardedProbe):
             self._after.set(owner, (mark, numbers_of(sites)))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
-        """Modules below a root that hold tensors, found by a walk of the tree and cached until the next walk."""
+        """Walk a root for modules that hold tensors; keep weak references to them, and return these."""
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
         self._context.parts.ask_again()
@@ -332,7 +336,7 @@ class StateProbe(GuardedProbe):
         return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, mark
 
     def _record(self, contents: Contents, phase: Phase, *, again: bool = False) -> list[int]:
-        """Record the tensors that have a name and are watched; returns their sites.
+        """Record the tensors that have a name and are watched; returns the sites of these, in order.
 
         Args:
             contents: tensors with their kinds.
@@ -367,7 +371,7 @@ class StateProbe(GuardedProbe):
         self._keep_fingerprints(tensors)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
-        """Site of a tensor; None where it has no values here, no name, or is not to be recorded."""
+        """Site of a tensor; None where it has no values here, no name, or is not watched."""
         name = self._name(tensor)
         return None if name is None or not name.watched else self._site_of(name, phase, kind, again=again)
 
@@ -381,9 +385,9 @@ class StateProbe(GuardedProbe):
         return self._context.site(name, phase, kind, call=call)
 
     def _name(self, tensor: torch.Tensor) -> ParameterName | None:
-        """Name of a tensor; None where it has no values here or nothing known holds it.
+        """Name of a tensor; None where it is lazy, emptied by ZeRO-3 without a shard here, or held by no named module.
 
-        Where no name is known, all roots are walked for new tensors first.
+        Where it has no name yet, all roots are walked for new tensors first.
         """
         parts = self._context.parts
         if is_lazy(tensor) or (

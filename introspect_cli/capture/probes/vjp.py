@@ -62,13 +62,13 @@ class VjpProbe(GuardedProbe):
         self._earlier.clear()
 
     def _hear_value(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
-        """Take a module's input or output, if it requires gradients."""
+        """Pass a module's input or output to `_match_pairs`, if it requires gradients and gradients are on."""
         if self._guarded.on and value.requires_grad and torch.is_grad_enabled():
             with self._guarded:
                 self._match_pairs(state, kind, path, value)
 
     def _match_pairs(self, state: ModuleState, kind: Kind, path: str, value: torch.Tensor) -> None:
-        """Keep a value that is the earlier one of a pair; where it is the later one, record that pair.
+        """Keep a value that is the earlier one of a pair, the last such; at the later one, record the pair and drop it.
 
         Args:
             state: of the module.
@@ -84,9 +84,10 @@ class VjpProbe(GuardedProbe):
                 self._earlier[pair] = value
 
     def _record_pair(self, pair: Pair, later: torch.Tensor, earlier: torch.Tensor, state: ModuleState) -> None:
-        """Record the product or norm of a pair; a gap where the later value does not depend on the earlier one.
+        """Record the product of a pair, or the norm with its standard error, under the module of the later value.
 
-        A gap, too, where autograd has no graph. Nothing else is recorded meanwhile.
+        A gap where autograd gives no derivative, or the product where the later value does not depend on the earlier
+        one: a norm is 0 then. Nothing else is recorded meanwhile.
 
         Args:
             pair: that both values belong to.
@@ -126,7 +127,7 @@ class VjpProbe(GuardedProbe):
         """Frobenius norm of a Jacobian and its standard error, by random signs.
 
         With squares s_i = |v_i^T J|^2 the norm is sqrt(mean s), and its standard error, to first order, that of the
-        mean over 2 sqrt(mean s).
+        mean over 2 sqrt(mean s); 0 for a norm of 0 or a single vector. The signs are the same in each run's same step.
         """
         generator = torch.Generator().manual_seed(_SEED + self._recorder.step)
         squares = []

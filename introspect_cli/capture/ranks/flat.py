@@ -53,7 +53,7 @@ ALL = Turn(0, is_last=True)
 
 
 class FlatParts:
-    """Place of each flat piece in its whole parameter."""
+    """Places of flat pieces in whole parameters, looked for once a step."""
 
     def __init__(self, names: Names, note: Callable[[str], None]) -> None:
         """Look for nothing yet; `note` takes a sentence on what cannot be recorded by parameters."""
@@ -106,22 +106,22 @@ class FlatParts:
         return bool(self._stretches or self._pieces or self._turns)
 
     def turn_of(self, parameters: Sequence[torch.Tensor]) -> Turn:
-        """Which groups of DeepSpeed's optimizer an inner one steps now.
+        """Which groups of DeepSpeed's optimizer an inner one steps now, as `is_active` found them last.
 
         Args:
             parameters: all that the inner optimizer is given at the moment.
 
         Returns:
-            `ALL` for any other optimizer.
+            `ALL` where none of the parameters is a flat tensor of DeepSpeed's.
         """
         turns = [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
         return Turn(turns[0].first, turns[-1].is_last) if turns else ALL
 
     def names_inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
-        """Names of the parameters that a flat one consists of, on whatever rank; empty where they are not known.
+        """Names of the parameters in a flat tensor of DeepSpeed's, on all ranks; [] where they are not known.
 
         Returns:
-            None for a parameter that is not flat.
+            None for any other parameter, pieces of FSDP's flat tensors among them.
         """
         if not self.is_active or not (id(parameter) in self._pieces or id(parameter) in self._turns):
             return None
@@ -136,8 +136,9 @@ class FlatParts:
     ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
         """Sites and values to record, with those of flat parameters placed in the parameters that they consist of.
 
-        A flat parameter's value becomes one `Placed` at the own site of each watched parameter in it; a piece of a
-        parameter becomes a `Placed` at the same site; all others stay.
+        A value of a flat parameter becomes one `Placed` for each watched parameter in it, at the site that `site_of`
+        gives, so that the lists may grow or shrink; a piece of a parameter becomes a `Placed` at the same site. All
+        others stay, in the same order. Without flat parameters the lists themselves are returned.
 
         Args:
             sites: the number of each value's site.
@@ -182,8 +183,8 @@ class FlatParts:
     def placed(self, parameter: torch.Tensor, value: Any) -> Any:
         """`value` with its place in the whole, where this rank holds only a piece of the parameter; else as it is.
 
-        A parameter that ZeRO-3 has emptied becomes this rank's shard in its place. A state of another size than the
-        piece, such as a count of steps, is returned as it is.
+        A parameter that ZeRO-3 has emptied becomes this rank's shard in its place. A value that is not one-dimensional
+        with the piece's number of elements, such as a count of steps, or has the whole's shape, is returned as it is.
 
         Args:
             parameter: the parameter.
@@ -204,13 +205,17 @@ class FlatParts:
         return self.is_active and id(parameter) in self._rounded
 
     def shard_of(self, parameter: torch.Tensor) -> Placed | None:
-        """This rank's shard of a parameter that ZeRO-3 has emptied, with its place; None for any other."""
+        """This rank's shard of a parameter that ZeRO-3 has emptied, with its place; None for any other.
+
+        None also where `zero.shard_of` gives none, and before a DeepSpeed optimizer was found.
+        """
         return zero.shard_of(parameter) if self._turns and zero.is_emptied(parameter) else None
 
     def _find_fsdp_places(self) -> None:
         """Find the places of parameters in FSDP's flat tensors.
 
-        Those without `use_orig_params` are no longer watched, which is noted.
+        Flat tensors without `use_orig_params` are no longer watched, which is noted. Those of one rank are skipped:
+        each parameter is whole there.
         """
         wrapper = sys.modules[_HOME].FullyShardedDataParallel
         for root in self._names.roots():
@@ -231,7 +236,10 @@ class FlatParts:
                     self._note(_FSDP)
 
     def _find_zero_places(self) -> None:
-        """Find the places of parameters in the flat tensors of DeepSpeed's optimizers; note unknown ones."""
+        """Find the places of parameters in the flat tensors of DeepSpeed's optimizers, and the turn of each tensor.
+
+        A flat tensor of which any parameter is unnamed gets no places, which is noted.
+        """
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):
                 for number, (flat, fragments, alone) in enumerate(flats):

@@ -110,7 +110,7 @@ def is_grouped() -> bool:
 
 
 def _job_words(environment: Mapping[str, str], launcher: Launcher) -> tuple[str, ...]:
-    """Words that tell one launch from another: torchelastic's run id where it is set, else the launcher's variables."""
+    """Words that tell one launch from another: torchrun's run id, unless that is `none`; else `NAME=value` of `job`."""
     elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
     if launcher.rank == "RANK" and elastic != "none":
         return (elastic,)  # an address and a port are chosen anew when the agent restarts its processes
@@ -132,8 +132,8 @@ def _number_in(environment: Mapping[str, str], name: str) -> int | None:
 def run_directory(target: Target | None, asked: Path | None, launch: Launch | None) -> Path:
     """Where a run is written: the directory that was asked for, else a fresh one, the same for all ranks of a launch.
 
-    A fresh one of a single process is made; that of a launch is named by the launch, and numbered where this rank has
-    captured a script under it before.
+    A fresh one of a single process is made (`new_run`). That of a launch is not: it is named by the launch, and
+    numbered where this rank has captured a script under it before.
 
     Args:
         target: what runs, for the name.
@@ -149,12 +149,12 @@ def run_directory(target: Target | None, asked: Path | None, launch: Launch | No
 
 
 def _stem(target: Target | None) -> str:
-    """What the name of a run begins with: the module or the script's name, `run` for neither."""
+    """What the name of a run begins with: the module, else the script's file name without suffix, else `run`."""
     return (target.module or Path(target.script or "").stem if target is not None else "") or "run"
 
 
 def _unused(name: str, part: str = "") -> Path:
-    """The first of `introspect-runs/NAME`, `NAME-2`, `NAME-3`, ... in which a part, or all, does not exist yet."""
+    """The first of `introspect-runs/NAME`, `NAME-2`, ... that does not exist, or, with `part`, does not contain it."""
     path, number = Path(RUNS) / name, 1
     while (path / part).exists():
         number += 1

@@ -44,7 +44,7 @@ class DataParallel:
         self._seen: ById[bool] = ById()
 
     def find_ranks(self, root: nn.Module) -> None:
-        """Look for wrappers in an outermost module, once, and set the attributes; nothing once ranks are known."""
+        """Look for wrappers in an outermost module, once each, and set the attributes; nothing once ranks are known."""
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
@@ -64,9 +64,9 @@ class DataParallel:
 
 
 def _groups_of(module: nn.Module) -> tuple[list[Any], list[Any]]:
-    """Groups over which a DDP or FSDP wrapper shares samples, and those of ranks with the same parameters.
+    """Groups over which DDP, FSDP or `fully_shard` shares samples, and groups of ranks with the same parameters.
 
-    Of the latter one for each set of parameters, None for this rank alone; both empty for any other module.
+    Of the latter one for each set of parameters, None for this rank alone; two empty lists for any other module.
     """
     name = type(module).__name__
     if name not in ("DistributedDataParallel", "FullyShardedDataParallel"):
@@ -92,7 +92,7 @@ class _Order:
         self.seen: set[int] = set()
 
     def next_number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
-        """A microbatch's number within the step, and whether it follows the last one; call it for each, in order.
+        """A microbatch's number within the step, and whether it is the last one plus 1 (0 at first); call it for each.
 
         Args:
             step: the step; another one begins the count again.
@@ -127,7 +127,7 @@ class Pipelines:
         """Number of the stage that was called last, and how many there are."""
 
     def note_stage(self, stage: Any, module: nn.Module) -> None:
-        """Note a stage as the last one called, and its module's FQN, which it has after the first call."""
+        """Note a stage as the last one called, and its module's FQN, if it has one: it gets that at its first call."""
         self.last = stage.stage_index, stage.num_stages
         state = self._names.find(unwrap(module))
         if state is not None:
@@ -136,7 +136,8 @@ class Pipelines:
     def number_forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
         """Before a stage's forward: have the calls of its modules counted on from where its microbatch belongs.
 
-        Nothing where the microbatch is the next in order, so that the count is right already.
+        Nothing where the microbatch is the next in order, so that the count is right already. While it is not known how
+        often a microbatch calls each module, only the stage's own module is counted on.
 
         Args:
             stage: torch's stage.

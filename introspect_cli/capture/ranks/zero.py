@@ -154,7 +154,10 @@ def _fragments(group: Sequence[torch.Tensor]) -> Fragments | None:
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
-    """A parameter's stretch of its flat tensor, empty if this rank has none; None if DeepSpeed does not tell."""
+    """A parameter's stretch of its flat tensor, empty if this rank has none.
+
+    None without `_hp_mapping`, or where an address in it is missing or the two differ in length.
+    """
     attributes = vars(parameter)
     if "_hp_mapping" not in attributes:
         return None

@@ -70,7 +70,7 @@ def attach(model: nn.Module, name: str | None = None, *, inputs: bool = True) ->
     Args:
         model: any module that is not yet scripted or traced.
         name: FQN of the model; its class name where None.
-        inputs: whether inputs are tapped, too; outputs always are.
+        inputs: whether inputs are tapped, too, where a forward takes a Tensor; outputs always are.
 
     Returns:
         how many modules have taps now.
@@ -122,7 +122,8 @@ def _forward_types(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
     What has no annotation counts as a Tensor.
 
     Returns:
-        None where any argument is keyword-only or variadic, or any type is none that `_type_text` knows.
+        None where any argument is keyword-only or variadic, `_type_text` gives None for any type, or the annotations
+        cannot be evaluated.
     """
     forward = type(module).forward
     try:
@@ -170,10 +171,10 @@ def hook(spec: Spec) -> Callable[..., Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the hook function whose name spells out its spec: what `pickle` looks up when it loads a model with taps.
+    """The hook function whose name spells out its spec, as `hook` gives it; `pickle` asks for it to load a model.
 
     Raises:
-        AttributeError: the name is none of a hook.
+        AttributeError: the name is not that of a hook.
     """
     if not name.startswith(_PREFIX):
         raise AttributeError(name)
@@ -219,7 +220,10 @@ def _tapped_expression(expression: str, annotation: str, spec: Spec, path: str) 
 
 
 def _define_hook(name: str, spec: Spec) -> Callable[..., Any]:
-    """Define the hook's function under `name`, its text in `linecache`, where `inspect` finds it."""
+    """Define a hook function called `name`, and keep its text in `linecache`, where `inspect` finds it.
+
+    It returns the module's inputs, or its output, with each tensor tapped.
+    """
     inputs = f"Tuple[{', '.join(spec.inputs)}]" if spec.inputs else "Tuple[()]"
     if spec.kind == Kind.INPUT.value:
         tapped = _tapped_expression("input", inputs, spec, "")

@@ -43,7 +43,7 @@ class Look:
     """Forward pre-hook that compiles a look at every input tensor; forward hook that does so at every output tensor."""
 
     def __init__(self, module: str) -> None:
-        """Set the module, by its number (`#0`); the hook is registered by others."""
+        """Set the number (`#0`) that looks name the module by; the caller registers the hook."""
         self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *output: Any) -> None:  # noqa: ARG002 - torch's signature
@@ -59,7 +59,7 @@ class Look:
 def _compile_looks(value: Any, module: str, kind: Kind, path: str) -> None:
     """Compile a look at every tensor in a value, those in tuples, lists and dicts too; and at numbers and texts.
 
-    Of a number or text only the place is told, not the value.
+    Of a number or text only the place is recorded, not the value. Values of other types are passed over.
 
     Args:
         value: what goes in or comes out of the module.
@@ -109,7 +109,7 @@ class CompileProbe(GuardedProbe):
         self._stance: Any = None
 
     def stand_in_for_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A replacement of `torch.compile`, which `Module.compile` calls too."""
+        """A replacement of `torch.compile`, which `Module.compile` calls too; with the guard off it is torch's."""
 
         @functools.wraps(original)
         def compile(model: Any = None, **settings: Any) -> Any:  # noqa: A001 - stands in for torch.compile
@@ -131,7 +131,10 @@ class CompileProbe(GuardedProbe):
         return compile
 
     def remove(self) -> None:
-        """Restore `torch.compile` and its stance, and remove the hooks; looks in compiled code then do nothing."""
+        """Restore `torch.compile`, set its stance to `default` if it was changed, and remove the hooks.
+
+        Looks in compiled code stay, and do nothing once nothing captures.
+        """
         super().remove()
         if self._stance is not None:
             torch.compiler.set_stance("default")
@@ -177,7 +180,10 @@ class CompileProbe(GuardedProbe):
         return first
 
     def tap(self, modules: Iterable[nn.Module]) -> None:
-        """Register looks at inputs and outputs of modules, once each; not of scripted ones, nor after a failure."""
+        """Register looks at inputs and outputs of modules, once each, until `remove`.
+
+        Nothing for scripted modules, and for all after a failure.
+        """
         if not self._guarded.on:
             return
         for module in modules:
@@ -197,7 +203,7 @@ def _modules_below(model: nn.Module) -> list[nn.Module]:
 def _modules_reached(function: Any) -> list[nn.Module]:
     """Modules that a function reaches by `self`, its closure and the globals that it names, with all inside them.
 
-    For a model's method only those inside the model.
+    Of a method of a module, only those inside that module, without itself.
     """
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module):
@@ -209,7 +215,10 @@ def _modules_reached(function: Any) -> list[nn.Module]:
 
 
 def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
-    """Modules among values, and the first 64 in the attributes of each other value, with all inside them."""
+    """Modules among values, and the first 64 in the attributes of each other value, with all inside them.
+
+    Tensors are passed over.
+    """
     for value in values:
         if isinstance(value, nn.Module):
             yield from modules_in(value)

@@ -43,7 +43,7 @@ class TapProbe(GuardedProbe):
         """Sites of gradients that are still to come, by the text of the tap that tells them; -1 for one not wanted."""
 
     def install(self) -> None:
-        """Put itself into `Sink`, so that all taps of the process report to it, and start to listen."""
+        """Set `Sink.take`, so that all taps of the process report here, and start to listen."""
         Sink.take = self._receive
         super().install()
 
@@ -87,8 +87,9 @@ class TapProbe(GuardedProbe):
     def _record_tapped(self, value: torch.Tensor, text: str, tapped: Tapped) -> None:
         """Record a tapped value at its module's site, and keep its gradient's site for the backward pass.
 
-        Nothing where the module is gone, where hooks record the same call, or where a compiler runs its own graph. The
-        first value outside of every module begins the step. What cannot be seen is recorded as a gap.
+        Nothing where the module is gone, where hooks record the same call, or where a compiler runs its own graph. A
+        value outside of every module's call begins the step if it has not begun. A plain value, and a gradient that the
+        tap does not report, are recorded as gaps.
 
         Args:
             value: the tensor; of a plain value, anything.
@@ -143,9 +144,9 @@ class TapProbe(GuardedProbe):
         return self._recorder.site(Site(Phase.BACKWARD, kind, fqn, call, tapped.path), SiteInfo(module_class))
 
     def _begin_outermost(self) -> None:
-        """Begin the step if it has not begun, and, outside of a backward pass, call all roots called.
+        """Begin the step if it has not begun; outside of a backward pass, tell the clock that every root is called.
 
-        A compiled function without a module calls none that hooks see.
+        Inside a compiled function no call of a root is seen.
         """
         self._context.clock.begin()
         if private_api.graph_task() == -1:

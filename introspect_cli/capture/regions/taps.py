@@ -66,7 +66,7 @@ class CallCount:
         self._last = ""
 
     def number_of(self, kind: str, path: str, counted: int = 0) -> int:
-        """Number of the call that a value belongs to, which is noted as seen; call it for each value, in order.
+        """Number of the call that the next value belongs to; to be called once for each value, in order.
 
         Args:
             kind: `input` or `output`.

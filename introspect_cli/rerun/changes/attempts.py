@@ -74,18 +74,19 @@ class Attempts:
     runs: int = 0
 
     def judge(self, chosen: frozenset[int], name: str) -> Verdict:
-        """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer holds.
+        """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer is returned.
 
         Args:
             chosen: positions in `elements`; empty to run a unchanged.
             name: what is run, in words, for the line.
 
         Returns:
-            SAME as a, DIVERGED from it, or UNDECIDED where it does not run so far.
+            SAME as a, DIVERGED from it, or UNDECIDED: it fails, records no step, or its files cannot be parsed (that is
+            no run, and nothing is told).
 
         Raises:
             OutOfRunsError: no more runs are allowed.
-            UsageError: what was to run is not what ran.
+            UsageError: a changed file was imported from elsewhere than the place.
         """
         if chosen not in self.answers:
             self.answers[chosen] = attempt = self._make_attempt(chosen)
@@ -105,7 +106,7 @@ class Attempts:
         return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
 
     def why_undecided(self, chosen: frozenset[int]) -> str:
-        """The reason, in words, why an attempt that was made is UNDECIDED."""
+        """The reason, in words, why an attempt is UNDECIDED; KeyError where `chosen` was not judged."""
         _, result, done = self.answers[chosen]
         if done is None:
             return "a file cannot be read by python"
@@ -114,11 +115,14 @@ class Attempts:
         return result.sentence if result is not None else done.last_lines
 
     def _make_attempt(self, chosen: frozenset[int]) -> Attempt:
-        """Run an attempt, count it in `runs`, and judge it; UNDECIDED, without a run, where no valid file comes out.
+        """Run an attempt, count it in `runs`, and judge it.
+
+        UNDECIDED without a run, and not counted, where a changed file cannot be parsed; UNDECIDED, even if it diverges,
+        where the exit code is neither 0 nor the reference's. A run that was kept counts, too.
 
         Raises:
             OutOfRunsError: no more runs are allowed.
-            UsageError: what was to run is not what ran.
+            UsageError: a changed file was imported from elsewhere than the place.
         """
         elements = [self.elements[place] for place in sorted(chosen)]
         try:
@@ -134,9 +138,12 @@ class Attempts:
         return Attempt(*self.reference.judge(done), done)
 
     def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
-        """Capture a with these changes and source files, or take the complete run of an earlier call with all the same.
+        """Capture a with these changes and source files, or take a complete run that is kept under the same name.
 
-        The run is named by a hash of all that goes in. UsageError where other files than these were imported.
+        The name is a hash of the files, the command and the variables.
+
+        Raises:
+            UsageError: a changed file was imported from elsewhere than the place.
         """
         recipe, variables = self._command_with(elements)
         described = [
@@ -169,10 +176,12 @@ class Attempts:
         return replace(recipe, options=tuple(options), arguments=words), variables
 
     def _check_imported(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
-        """Check that the files imported were the changed ones; a run without a step passes.
+        """Check that the files that any change concerns were read as `sources` has them.
+
+        A run without a step passes, and so does a file that it did not read.
 
         Raises:
-            UsageError: another version of one was imported, from elsewhere.
+            UsageError: another version of one was read.
         """
         if not done.usable:
             return
@@ -189,7 +198,9 @@ class Attempts:
 
 
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
-    """A's source files with the changes among `elements`, as bytes by name; files that only b has are always included.
+    """A's source and opened files with the changes among `elements`, as bytes by name.
+
+    Files that only b has are always included.
 
     Raises:
         ValueError: a changed file cannot be parsed.

@@ -43,7 +43,9 @@ class Edit(NamedTuple):
 
 
 def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
-    """The changes that make `text_b` of `text_a`, in the file's order; [] where both mean the same.
+    """The changes that make `text_b` of `text_a`, in the file's order; [] where both parse to the same.
+
+    One change of the whole file where it is missing on a side, cannot be parsed, or is too large (`_edits_by_change`).
 
     Args:
         file: name of the file, whose ending says how it is parsed.
@@ -58,7 +60,9 @@ def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
 
 
 def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
-    """A's text with the changes `chosen` applied; None where the result is that the file does not exist.
+    """A's text with the changes `chosen` applied; `text_a` itself without any. None where the file is not to exist.
+
+    Unlike a whole-file change, the result may have other line ends, and JSON is formatted anew.
 
     Args:
         chosen: changes of one file that `edits_of` gave; a change of the whole file gives the text of b.
@@ -85,7 +89,10 @@ def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: st
 
 
 def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
-    """Each change of a file with its edits; [] where both texts parse to the same.
+    """Each change of a file with its edits, in the file's order; [] where both texts parse to the same.
+
+    A change is one line where lines of a hunk can be replaced one by one, else a hunk, joined with those after it until
+    the text can be parsed; what leaves the parsed text the same is left out.
 
     The whole file is one change, without edits, where a text cannot be parsed, there are more than `_MOST_LINES` lines
     or `_MOST_CHANGES` changes, or all changes together do not give b.
@@ -117,7 +124,10 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
 
 
 def _parse(file: str, text: str) -> Any:
-    """A comparable form of a text: syntax tree without docstrings, or parsed data; None where it cannot be parsed."""
+    """A comparable form of a text: for `.py` the dump of its syntax tree without docstrings, else parsed data.
+
+    None where it cannot be parsed, or the ending of `file` is of no known format.
+    """
     if not file.endswith(".py"):
         return parsed(text, PurePath(file).suffix.lower())
     tree = tree_of(text)
@@ -130,7 +140,7 @@ def _parse(file: str, text: str) -> Any:
 
 
 def _lines(file: str, text: str) -> list[str]:
-    """The lines of a text; JSON is formatted first, one value a line."""
+    """The lines of a text, without line ends; JSON, which must be valid, is formatted first, one value a line."""
     if file.endswith(".json"):
         text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
     return text.replace("\r\n", "\n").split("\n")
@@ -154,7 +164,9 @@ def _split_by_line(hunk: Edit) -> list[Edit]:
 
 
 def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit], values: Any) -> Change:
-    """The change that some edits make, with the lines of both versions, and the function or keys that they are in.
+    """The change that some edits make, with the lines from the first edit to the last in both versions.
+
+    Its scope is the function or class in Python (in b where b has lines, else in a), else the keys that differ.
 
     Args:
         file: name of the file.
@@ -199,7 +211,10 @@ def _scope(tree: ast.AST, side: Side) -> str:
 
 
 def _differing_keys(a: Any, b: Any, above: str = "") -> Iterator[str]:
-    """Paths at which two nested values differ: `model.dropout`, `layers[2]`; `above` is the path of the two values."""
+    """Paths at which two nested values differ: `model.dropout`, `layers[2]`; `above` is the path of the two values.
+
+    A key of one side alone is one path, and so are lists of different lengths. Types count: 1 differs from 1.0.
+    """
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:
             if key not in a or key not in b:

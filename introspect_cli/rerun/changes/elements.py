@@ -57,7 +57,7 @@ def kind_of(element: Element) -> str:
 
 
 def count_by_kind(elements: Collection[Element]) -> str:
-    """How many there are of what kind: `37 changes in 6 files and 2 differing settings`."""
+    """Numbers by kind, in words: `37 changes in 6 files and 2 differing settings`; only the kinds that are there."""
     files = [element.file for element in elements if isinstance(element, Change)]
     settings = count(len(elements) - len(files), "differing setting")
     changes = f"{count(len(files), 'change')} in {count(len({*files}), 'file')}"
@@ -65,9 +65,10 @@ def count_by_kind(elements: Collection[Element]) -> str:
 
 
 def differing_settings(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
-    """The settings that differ and can be changed, and the names of those that cannot since their value is secret.
+    """The settings that differ and can be changed, and the names of those that cannot since a value is redacted.
 
-    Environment variables that say nothing of a training (`ENV_NOISE`) are left out.
+    Arguments, environment variables and capture options, in this order, each sorted by name. Environment variables that
+    say nothing of a training (`ENV_NOISE`) are left out.
     """
     changeable, secret = [], []
     for axis, document in _DOCUMENTS.items():

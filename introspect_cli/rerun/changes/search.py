@@ -76,7 +76,9 @@ def prove(
     until_step: int | None = None,
     max_runs: int = MAX_RUNS,
 ) -> Proof:
-    """Find the smallest set of changes that makes two runs diverge.
+    """Find the smallest set of changes that makes two runs diverge; unproven where there is no answer.
+
+    Variants run one after the other, up to `until_step`; complete ones that are kept in `output` are used again.
 
     Args:
         a: a run.
@@ -88,7 +90,8 @@ def prove(
         max_runs: how many variants may be run.
 
     Raises:
-        UsageError: the runs do not diverge, nothing differs that could be changed, or a cannot be run again.
+        UsageError: the runs do not diverge, nothing differs that could be changed, a cannot be run again, or a variant
+            read a changed file from elsewhere.
         StoreError: a run cannot be read.
     """
     directory = (output or Path(RUNS) / f"changes-{a.name}-{b.name}").resolve()
@@ -132,7 +135,10 @@ class Search:
         return frozenset(range(len(self.attempts.elements)))
 
     def run(self) -> Proof:
-        """Try the likeliest changes alone, else check both ends and minimise; unproven where runs run out."""
+        """Try the likeliest changes alone, else check both ends (no change, all changes) and minimise.
+
+        Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
+        """
         try:
             core = self._try_likely()
             if core is None:
@@ -145,14 +151,20 @@ class Search:
             return self._unfinished_proof()
 
     def _try_likely(self) -> frozenset[int] | None:
-        """Try the first few likely changes: the first without which b is the same as a; None where none is."""
+        """Try the likely changes, no more than `_MAX_TRIED_ALONE` and half of all; the only change in any case.
+
+        The first without which b is the same as a, as a set of one position; None where none is.
+        """
         half = max(len(self.everything) // 2, 1)
         few = 1 if len(self.everything) == 1 else min(self.likely, _MAX_TRIED_ALONE, half)
         alone = (frozenset({place}) for place in range(few))
         return next((part for part in alone if self._is_needed(part)), None)
 
     def _is_needed(self, part: frozenset[int]) -> bool:
-        """Whether b without the changes `part` is the same as a, by a run; sets `smallest` where `part` is smaller."""
+        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged.
+
+        Sets `smallest` where it is and `part` is smaller.
+        """
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
         same = self.attempts.judge(rest, name) is Verdict.SAME
@@ -161,7 +173,7 @@ class Search:
         return same
 
     def _suffices(self, part: frozenset[int]) -> bool:
-        """Whether a with only the changes `part` diverges from a, by a run."""
+        """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
         every = part == self.everything
         name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
         return self.attempts.judge(part, name) is Verdict.DIVERGED
@@ -235,7 +247,10 @@ class Search:
         return f", but first elsewhere than b (at step {result.first.step}: {result.first.site.fqn})"
 
     def _unfinished_proof(self) -> Proof:
-        """The unproven result once no more runs are allowed: the smallest set so far, empty where none is known."""
+        """The unproven result once no more runs are allowed: the smallest set so far without which b is as a.
+
+        Empty where none smaller than all changes is known.
+        """
         sentence = f"not finished after {count(self.attempts.runs, 'run')} (--max-runs)"
         if self.smallest is None or self.smallest == self.everything:
             return self._proof(frozenset(), sentence)

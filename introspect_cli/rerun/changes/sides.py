@@ -58,8 +58,11 @@ class Sides:
 def sides_of(a: Run, b: Run, output: Path) -> Sides:
     """Collect the texts of two runs and everything that differs between them; `output` is where variants will run.
 
+    A text of a that is kept nowhere is taken from b, if both recorded the same digest. Packages that differ are only
+    named among `unknown`.
+
     Raises:
-        UsageError: a cannot be run again from what it recorded.
+        UsageError: a cannot be run again, recorded no sources, or the text of one is not kept and was changed since.
         StoreError: a run is damaged.
     """
     recipe, recipe_b = recipe_of(a), _recipe_for_texts(b)
@@ -109,7 +112,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
 def _changed_sources(
     texts_a: Mapping[str, str], texts_b: Mapping[str, str], differing: AbstractSet[str]
 ) -> list[Change]:
-    """The changes of the source files named in `differing` whose text both runs have, joined by `join_edits`."""
+    """The changes of the source files in `differing` whose text both runs have, by name, joined by `join_edits`."""
     names = sorted(differing & texts_b.keys() & texts_a.keys())
     one, two = ({name: texts[name] for name in names} for texts in (texts_a, texts_b))
     edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
@@ -143,11 +146,11 @@ def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, s
 
 
 def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tuple[Element, ...], int]:
-    """`elements` sorted by how likely `recorded` finds each the cause, and how many of the first are called likely.
+    """`elements` sorted by how likely `recorded` finds each the cause, and how many at the beginning are likely.
 
     What the comparison names among its settings comes first, in that order; of a source file only the statements that
-    it calls likely. The rest follows, statements in the order of their rank. Likely are those at the beginning whose
-    setting or file explains the divergence.
+    it calls likely. Then all others: statements in the order of their rank, settings last. Likely are those before the
+    first whose setting or file does not explain the divergence.
     """
     settings = {change.name: place for place, change in reversed([*enumerate(recorded.settings)])}
     explaining = {change.name for change in recorded.settings if change.explains}
@@ -167,7 +170,7 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
 
 
 def _setting_name(element: Element) -> str:
-    """The element's name among the comparison's settings: key, file, option or variable."""
+    """The element's name among the comparison's settings: `file:key` of a value, file, option or variable."""
     if isinstance(element, Change):
         return element.place if element.unit == "value" else element.file
     return element.name

@@ -46,7 +46,8 @@ class Texts:
 def source_texts(run: Run, recipe: Recipe) -> Texts:
     """Collect the text of each source file: first from the run, else from disk, where the digest is the recorded one.
 
-    A text without its secrets, which the run kept, is taken last; its name is in `redacted`.
+    A text without its secrets, which the run kept, is taken last; its name is in `redacted`. One that cannot be had or
+    decoded is in `missing`.
 
     Raises:
         StoreError: one that the run keeps is damaged.
@@ -70,10 +71,10 @@ def source_texts(run: Run, recipe: Recipe) -> Texts:
 
 
 def project_root(recipe: Recipe) -> Path:
-    """The directory that source names are relative to: the nearest git root above the script.
+    """The directory that source names are relative to: the nearest directory with a `.git` that holds the script.
 
-    Only a root counts in which the script's path is the name of a recorded source. The script's own directory where
-    there is none.
+    Only one counts in which the script's path is the name of a recorded source. The script's own directory where there
+    is none. For a module, where it ran stands for the script's directory, and any `.git` counts.
     """
     script = Path(os.path.realpath(recipe.directory / recipe.script)) if recipe.script else None
     start = script.parent if script is not None else Path(os.path.realpath(recipe.directory))
@@ -87,7 +88,8 @@ def project_root(recipe: Recipe) -> Path:
 def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
     """Path of a source file: in the project, else where python finds its module, else its place in the project.
 
-    A file from elsewhere is named by its module, a package `pkg` as `pkg.py`.
+    A file from elsewhere is named by its module, a package `pkg` as `pkg.py`. A place that does not exist is
+    `pkg/__init__.py` where another recorded source is in `pkg`.
     """
     path = root / name
     if path.is_file():
@@ -102,7 +104,10 @@ def place_of_source(name: str, recipe: Recipe, root: Path) -> Path:
 
 
 def search_path(recipe: Recipe) -> list[Path]:
-    """Directories in which python looks for modules before it looks for installed packages."""
+    """Directories in which python looks for modules before installed packages: the script's, then PYTHONPATH's.
+
+    For a module, where it ran stands for the script's. The recorded PYTHONPATH wins over that of this process.
+    """
     variables = {**os.environ, **recipe.environment}
     paths = (variables.get("PYTHONPATH") or "").split(os.pathsep)
     first = str(Path(recipe.script).parent) if recipe.script else "."
@@ -110,7 +115,10 @@ def search_path(recipe: Recipe) -> list[Path]:
 
 
 def _package_directory(name: str) -> list[Path]:
-    """The directory where this python finds the package of a source file (`pip install -e`); [] where it finds none."""
+    """The directory in which this python finds the package of a source file, as a list of one; [] where it finds none.
+
+    The package is the name's first part. Namespace packages and builtins are not found.
+    """
     package = name.split("/", maxsplit=1)[0].removesuffix(".py")
     try:
         spec = find_spec(package) if package.isidentifier() else None
@@ -131,7 +139,7 @@ def decode_text(data: bytes) -> str | None:
 
 
 def encode_text(text: str) -> bytes:
-    """The bytes of a source text in the encoding that it declares; UTF-8 where that fails."""
+    """The bytes of a source text in the encoding that it declares; UTF-8 where it declares none or that fails."""
     data = text.encode("utf-8", "surrogateescape")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
@@ -141,7 +149,7 @@ def encode_text(text: str) -> bytes:
 
 
 def read_unchanged(path: Path, digest: str) -> bytes | None:
-    """The bytes of a file; None where it is missing or has another digest."""
+    """The bytes of a file; None where it cannot be read or has another source digest than `digest`."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -178,7 +186,8 @@ def opened_texts(
 ) -> tuple[list[OpenedText], list[str]]:
     """The configuration files that both scripts opened and that differ, and clauses on those that cannot be tried.
 
-    Files that are sources of both runs are left out.
+    Sorted by name. Files that are sources of both runs are left out. Those outside of the project, or whose UTF-8 text
+    is neither kept nor unchanged on disk, cannot be tried.
 
     Args:
         runs: a and b, as in the other pairs.

@@ -26,7 +26,9 @@ _IMPORTS = re.compile(r"(?m)^(?:from\s+\S+\s+)?import\s+(.*)")
 def join_edits(
     edits: Sequence[Change], texts_a: Mapping[str, str], texts_b: Mapping[str, str], computes: Sequence[Change]
 ) -> list[Change]:
-    """Join edits that do not run one without the other to one change with `pieces`, in the order of the first of each.
+    """Join edits with a key in common (see `_keys`) to one change with `pieces`, in the order of the first of each.
+
+    An edit alone is a change without `pieces`; a whole-file edit is never joined.
 
     Args:
         edits: the edits of all differing files.
@@ -48,7 +50,10 @@ def join_edits(
 
 
 def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
-    """One change of the edits `pieces`, placed at the first of `computes` that they hold, else at the first piece."""
+    """One change of the edits `pieces`: as the piece that overlaps the first of `computes` to do so, else the first.
+
+    Its `line` is that statement's where it lies within the piece in b, else 0; `pieces` is () for one edit.
+    """
     computing = [(piece, one) for one in computes for piece in pieces if overlaps(piece, one)]
     head, line = (computing[0][0], computing[0][1].line) if computing else (pieces[0], 0)
     inside = head.b is not None and head.b.first <= line <= head.b.last
@@ -82,7 +87,10 @@ class _Names:
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> _Names:
-        """Collect the identifiers of files; all words of a file that cannot be parsed."""
+        """Collect the identifiers of files (texts by name); all words of a file that cannot be parsed, as words of all.
+
+        Names that are only read count for a file, not for a function or class.
+        """
         names = cls()
         for file, text in texts.items():
             tree = tree_of(text)
@@ -102,9 +110,9 @@ class _Names:
 def _keys(edit: Change, versions: tuple[_Names, _Names]) -> Iterator[Hashable]:
     """Keys of an edit; edits with one in common are joined.
 
-    They are: the text of an edit that adds or removes, since it may have moved; each identifier in it that its
-    function, its file or the project has in one version alone; a name that it defines or imports; a function in it
-    whose parameters differ.
+    They are: the text of an edit that only adds or only removes, since it may have moved; each identifier in it that
+    its function, its file or the project has in one version alone; a name that it defines or imports; the name in it of
+    a function of the same file whose parameters differ.
     """
     if edit.a is None or edit.b is None:
         yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()

@@ -109,7 +109,7 @@ class Appended(Handle):
         Args:
             folder: its directory, on disk.
             name: of the file.
-            locked: whether to hold the exclusive lock on it until it is closed.
+            locked: whether to hold the exclusive lock on it until it is closed, unless another process has it.
         """
         super().__init__(folder.create(name), f"{folder.path}/{name}")
         self.length = 0
@@ -139,7 +139,8 @@ class Appended(Handle):
         """Open the file again, and lock it again, where the script closed its descriptor.
 
         Raises:
-            StoreError: the file was removed.
+            StoreError: the file was removed, and its descriptor is open.
+            FileNotFoundError: nothing or another file is at its path now, and its descriptor was closed.
         """
         status = status_of(self.fd)
         if status is None or (status.st_dev, status.st_ino) != self._file:
@@ -150,7 +151,7 @@ class Appended(Handle):
             raise StoreError("its files were removed")
 
     def shorten(self, length: int) -> None:
-        """Truncate the file to `length` bytes."""
+        """Truncate the file, reopened if need be, to `length` bytes, where the next `append` begins."""
         self.reopen_if_closed()
         os.ftruncate(self.fd, length)
         self.length = length
@@ -236,7 +237,10 @@ class Folder(Descriptor, Directory):
         return cls(os.open(path, _DIRECTORY), path)
 
     def reopen_if_closed(self) -> Folder:
-        """This directory itself, opened again first where the script closed its descriptor."""
+        """This directory itself, opened again first where the script closed its descriptor.
+
+        FileNotFoundError where another directory, or none, is at its path by then.
+        """
         if not self.is_ours():
             self.open_again(os.O_RDONLY | os.O_DIRECTORY)
         return self
@@ -327,7 +331,7 @@ def check_size(size: int) -> None:
 
 
 def write_all(fd: int, pieces: Sequence[Data]) -> int:
-    """Write all of `pieces`, joined, to `fd`; returns bytes written."""
+    """Write all of `pieces`, at least one, joined, to `fd`; returns bytes written. Raises as `check_size` does."""
     data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
     total = len(data)
     check_size(total)
@@ -386,7 +390,7 @@ def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
     Args:
         run: the run's directory.
         name: of the file.
-        length: the most bytes to read.
+        length: the most bytes to read, and never over LARGEST.
         asked_by: path of the log that names the file, for messages.
 
     Raises:
@@ -415,7 +419,7 @@ def checked_shared(data: bytes, name: str, path: str) -> bytes:
 
 
 def any_lock_held(run: Directory) -> bool:
-    """Whether a `rank*` directory, directly in `run` or in one of its `attempt*` directories, is locked by a writer."""
+    """Whether a writer holds a lock in any `rank*` or `attempt*` directory of `run`, or in those in turn."""
     for name in run.names():
         if not name.startswith(("rank", "attempt")):
             continue

@@ -92,11 +92,11 @@ class Source(Closing, ABC):
         return 0.0
 
     def is_locked(self) -> bool:
-        """Whether a writer may still append."""
+        """Whether a writer may still append; False where the kind of source cannot tell."""
         return False
 
     def ranges(self, begin: int, end: int) -> Sequence[Any]:  # noqa: ARG002 - nothing on disk is read beforehand
-        """What of object storage holds the bytes `begin` to `end`, to be given to `remote.pieces.prefetch`."""
+        """What of object storage holds the bytes `begin` to `end`, for `remote.pieces.prefetch`; empty on disk."""
         return ()
 
     def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ class Source(Closing, ABC):
             begin += len(data)
 
     def on_disk(self) -> Handle:
-        """A file with the same bytes that can be mapped into memory: itself, or an unnamed temporary copy."""
+        """A file with the same bytes that can be mapped into memory: itself, or else an unnamed temporary copy."""
         import tempfile
 
         with tempfile.TemporaryFile() as file:
@@ -140,12 +140,18 @@ class Descriptor(Closing):
         return self.fd >= 0 and _identity(self.fd) == self._file
 
     def is_same_file(self, folder: Descriptor, name: str) -> bool:
-        """Whether `name` in `folder` is this file (same device and inode)."""
+        """Whether `name` in `folder`, a link not followed, is this file (same device and inode).
+
+        FileNotFoundError where nothing is there.
+        """
         status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
         return (status.st_dev, status.st_ino) == self._file
 
     def open_again(self, flags: int) -> None:
-        """Open `path` again with `flags`; FileNotFoundError where nothing, or another file, is there by now."""
+        """Open `path` again with `flags`; FileNotFoundError where nothing, or another file, is there by now.
+
+        The number that it had is not closed: it may be the script's.
+        """
         fd = _move_high(os.open(self.path, flags | os.O_CLOEXEC | os.O_NOFOLLOW))
         if _identity(fd) != self._file:
             os.close(fd)
@@ -193,7 +199,10 @@ class Handle(Descriptor, Source):
 
 
 def take_lock(fd: int) -> bool:
-    """Take the exclusive lock until `fd` is closed; waits some 50 ms for another process, then returns False."""
+    """Take the exclusive lock until `fd` is closed; waits some 50 ms for another process, then returns False.
+
+    True, without a lock, where the file system has none.
+    """
     for _ in range(_ATTEMPTS):
         if _try_lock(fd):
             return True

@@ -57,7 +57,7 @@ class GivenColumns:
         return all(not len(numbers) or (int(numbers.min()) >= -1 and int(numbers.max()) < sites) for numbers in every)
 
     def row(self, row: int) -> Given | None:
-        """The inputs of the operator of one record; None where none are known."""
+        """What the operator of the record in `row` was given; None where no input, forward or node is known."""
         start, end = self.inputs.offsets[row : row + 2]
         given = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
         return None if given == _NOTHING else given
@@ -122,7 +122,10 @@ class StepBatch:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
-        """Make the batch of a step that was read: impossible statistics become NaN, texts are bounded and cleaned.
+        """Make the batch of a step that was read.
+
+        Impossible statistics and infinite numbers of sketches become NaN; texts are bounded to LIMIT_TEXT characters
+        and cleaned when read. Columns that this version does not know are left out, unless they are statistics.
 
         Raises:
             Malformed: a record was put together in a way that is not one.
@@ -142,7 +145,10 @@ class StepBatch:
         return cls(**same, counts=counts, floats=floats, sketch=sketch, how=joined, text=text, given=given)
 
     def columns(self, schema: Schema) -> dict[str, ColumnData]:
-        """The columns to write for `schema`; one that the batch lacks is an `absent_column`, and `calls` are 1."""
+        """The columns to write, by name, for those of `schema`; texts are cut to LIMIT_TEXT characters.
+
+        Where the batch lacks one, `calls` is 1 in each row and any other an `absent_column`.
+        """
         rows = len(self)
         columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN} | self.counts | self.floats
         columns |= {"joined": self.how, "text": short_texts(self.text, rows)}
@@ -156,7 +162,10 @@ class StepBatch:
 
 
 def short_texts(values: Sequence[str], rows: int) -> Texts:
-    """A column of texts, each cut to LIMIT_TEXT characters; an empty `values` stands for `rows` empty texts."""
+    """A column of texts, each cut to LIMIT_TEXT characters; an empty `values` stands for `rows` empty texts.
+
+    A `Texts` without a limit that needs no cut is returned itself.
+    """
     if (
         isinstance(values, Texts)
         and not values.limit
@@ -184,8 +193,10 @@ def scale_between(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
 def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
     """Copy some rows of several batches into one batch, without the inputs of operators (`given`).
 
+    A column or statistic that any of the batches lacks is left out.
+
     Args:
-        batches: the blocks.
+        batches: at least one.
         which: for each batch, int64, numbers of its rows.
         order: int64, the chosen rows (one batch's after the other's) in the order in which they come; None for that
             order.
@@ -194,7 +205,7 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
     place = np.arange(ends[-1]) if order is None else np.argsort(order)
 
     def column(values: Sequence[Array | None]) -> Any:
-        """One column of all batches; None where any batch lacks it."""
+        """One column of the chosen rows of all batches, in `order`; None where any batch lacks it."""
         kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
         if len(kept) < len(values):
             return None
@@ -220,7 +231,8 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
 def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], sites: NDArray[np.int64]) -> StepBatch:
     """`batch` with rows of `other` put before its own, under other site numbers and without their inputs (`given`).
 
-    They are recorded first: `sequence` counts them from 0, and goes on with the batch's own.
+    They are recorded first: `sequence` counts them from 0, and goes on with the batch's own. A column or statistic that
+    either batch lacks is left out.
 
     Args:
         batch: records of a step.
@@ -244,8 +256,8 @@ def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], si
 def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
     """Split a step's statistics into counts (integer columns) and floats, both by name.
 
-    Where there is any, every statistic that is always kept is present: one that the store lacks is absent in every row.
-    Infinite or negative values that no capture writes become NaN.
+    Where any of the statistics that are always kept is there, all of them are: one that the store lacks is absent (-1
+    or NaN) in every row. Infinite values, and negative ones of `_NOT_NEGATIVE`, become NaN, in copies of the columns.
     """
     counts: dict[str, NDArray[np.int64]] = {}
     floats: dict[str, Array] = {}

@@ -100,7 +100,7 @@ class Texts(Sequence[str]):
         return bounded(text, self.limit) if self.limit else text
 
     def tolist(self) -> list[str]:
-        """All texts, decoded; with a `limit`, each bounded to it and cleaned."""
+        """All texts, decoded, U+FFFD for bytes that are no UTF-8; with a `limit`, each bounded to it and cleaned."""
         if not len(self.data):
             return [""] * len(self)
         data, offsets = bytes(self.data), self.offsets.tolist()
@@ -193,7 +193,10 @@ def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """One column from several of the same type, at least one, end to end; a single one itself."""
+    """One column from several of the same type, at least one, end to end; a single one itself.
+
+    Joined texts have no limit, whatever limits their parts had.
+    """
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -209,7 +212,7 @@ def concatenated(parts: Sequence[Any]) -> Any:
 def absent_column(column: Column, rows: int) -> Any:
     """A column of `rows` rows that say nothing.
 
-    Texts and lists are empty, signed integers -1, single floats NaN, vectors and unsigned integers 0.
+    Texts and lists are empty, signed integers -1, unsigned integers 0, floats NaN, but 0 in a vector.
     """
     if column.is_variable:
         none = np.zeros(rows + 1, np.int32)
@@ -267,8 +270,7 @@ class Message:
         Args:
             name: of the column.
             data: an array of the column's type and as many rows (`vector`: shape (rows, width)), `Texts` or `Lists`. Do
-                not
-                change `Texts` and `Lists` afterwards: an object that was put before is not encoded again.
+                not change `Texts` and `Lists` afterwards: the object that was put last is not encoded again.
         """
         if name in self.columns:
             self._largest.pop(name, None)
@@ -288,7 +290,7 @@ class Message:
         return self._largest[name]
 
     def pieces(self) -> Pieces:
-        """The bytes of the body, the fixed-size columns as the first piece.
+        """The bytes of the body; the first piece is the memory of the fixed-size columns itself, not a copy.
 
         Raises:
             ValueError: a column was not filled in.
@@ -323,7 +325,7 @@ def decode_rows(schema: Schema, data: memoryview, rows: int) -> dict[str, Column
     """The columns of a body of so many rows, as views of its bytes.
 
     Raises:
-        Malformed: the bytes are not what `encode_rows` would have written.
+        Malformed: the rows need more or fewer bytes, or offsets fall or do not begin at 0.
     """
     columns, at = {}, 0
     for column in schema:

@@ -53,8 +53,9 @@ class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML
 def plain(value: object, depth: int = 0) -> Any:
     """`value` as dicts, lists, texts, numbers, booleans and None; of anything else its `str`.
 
-    Sets become sorted lists, integers of 3000 bits or more hexadecimal texts, and what lies 62 levels deep or more
-    `...`.
+    Tuples become lists, sets sorted lists, integers of 3000 bits or more hexadecimal texts, lone surrogates a backslash
+    and their number, and whatever is no text or number and lies 62 levels deep or more `...`. Of keys that become equal
+    the last wins.
 
     Args:
         value: any object.
@@ -111,7 +112,7 @@ def _check_line(data: bytes, name: str, run_id: str) -> bytes:
 
 
 def sanitized(value: Any) -> Any:
-    """A document's plain data with every text bounded and cleaned, as readers show it; see `texts.bounded`."""
+    """A document's plain data with every text, keys too, bounded to 32768 characters and cleaned by `texts.bounded`."""
     if isinstance(value, str):
         return bounded(value, _LONGEST)
     if isinstance(value, dict):
@@ -123,7 +124,8 @@ def load(data: bytes, path: str) -> Any:
     """The plain data of one YAML document, its size already bounded by the caller; None where it is empty.
 
     Raises:
-        DamageError: it is not valid YAML, or holds something that a store never does.
+        DamageError: it is not valid YAML, or holds what a store never does: anchors, aliases, tags, a repeated key,
+            several documents, over 64 levels or 200,000 values.
     """
     loader = None
     try:
@@ -205,7 +207,10 @@ class _Builder:
 
 
 def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
-    """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`."""
+    """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`.
+
+    Names are in the order in which they first occur, with `GPU` for one without a name; "" without GPUs.
+    """
     counts = Counter(str(gpu.get("name", "GPU")) for gpu in gpus)
     return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counts.items())
 
@@ -240,7 +245,11 @@ def decode_labels(data: bytes, path: str) -> dict[str, Label]:
 
 
 def _label(name: str, value: Any) -> Label | None:
-    """`value` where a capture could have written it as the label `name`; None for anything else."""
+    """`value` where a capture could have written it as the label `name`; None for anything else.
+
+    A label in `NUMBERED` is an integer below 2**62, a pair of these (given as a tuple) or a finite float; any other is
+    a text of 1 to 40 letters, digits and `_.-`.
+    """
     if name not in NUMBERED:
         return value if isinstance(value, str) and _WORD.fullmatch(value) else None
     if isinstance(value, list):

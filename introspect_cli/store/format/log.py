@@ -185,15 +185,16 @@ class Frames:
         """Read the heads.
 
         Args:
-            source: the log.
+            source: the log; where it is None, or shorter than a log's beginning, there are no frames.
             rank: whose it must be.
             path: for messages.
             cached: the file of heads, where there is one.
-            damaged: whether damage ends it instead of being raised.
+            damaged: whether an altered head ends the log, and `damage` says so, instead of being raised. An altered
+                beginning is raised all the same.
 
         Raises:
-            DamageError: it was altered. What a writer has left of its last frame does not count.
-            StoreError: a newer version wrote it.
+            DamageError: it was altered. A last frame that is cut short is ignored.
+            StoreError: a newer version wrote it, or it cannot be read.
         """
         self.path, self.source = path, source
         self.run_id, self.damage = b"", ""
@@ -220,7 +221,7 @@ class Frames:
         """Check the log's first bytes, set `run_id` and return their CRC-32.
 
         Raises:
-            DamageError: it is another file, another rank's log, or altered.
+            DamageError: it is another file, another rank's log, of an older format, or altered.
             StoreError: a newer version wrote it.
         """
         magic, number, rank_of_file, self.run_id, crc = START.unpack(start)
@@ -237,7 +238,7 @@ class Frames:
     def _take_cached(self, cached: bytes, size: int, before: int) -> bool:
         """Take the heads from the file of heads.
 
-        False, with nothing taken, where it is damaged, or of another or longer log.
+        Returns False, with nothing taken, where it is damaged or empty, or of another or longer log.
 
         Args:
             cached: the file of heads.
@@ -265,6 +266,8 @@ class Frames:
 
     def _scan(self, source: Source, size: int, crc: int) -> None:
         """Read the heads after the last known one, up to the last whole frame; sets `heads` also where it raises.
+
+        Bodies are not read.
 
         Args:
             source: the log.
@@ -309,7 +312,11 @@ class Frames:
         self.heads, self.begins = heads, _frame_offsets(heads)
 
     def encoded(self, count: int | None = None) -> bytes:
-        """The bytes of the file of heads, for the first `count` frames; for all where None."""
+        """The bytes of the file of heads for the first `count` frames (None: all): heads, then bodies of small frames.
+
+        Raises:
+            DamageError: a body was altered.
+        """
         heads = self.heads[:count]
         small = np.flatnonzero(_is_small(heads)).tolist()
         rest = heads.tobytes() + b"".join(map(self.body, small))
@@ -320,6 +327,7 @@ class Frames:
 
         Raises:
             DamageError: they were altered.
+            StoreError: the log cannot be read.
         """
         head = self.heads[number]
         length, at = int(head["length"]), int(self.begins[number]) + HEAD.size
@@ -337,14 +345,14 @@ class Frames:
         return data
 
     def numbers_of(self, *kinds: bytes, counting: bool = True) -> list[int]:
-        """Numbers of the frames of these kinds; with `counting`, only of those after the last BACK frame."""
+        """Numbers of the frames of these kinds, rising; with `counting`, only of those after the last BACK frame."""
         first = self.back if counting else 0
         found: list[int] = (np.flatnonzero(np.isin(self.heads["kind"][first:], kinds)) + first).tolist()
         return found
 
     @cached_property
     def back(self) -> int:
-        """Number of the frame after the last BACK frame, which takes back all steps before it; 0 without one."""
+        """Number of the frame after the last BACK frame (which takes back all steps before itself); 0 without one."""
         taken = np.flatnonzero(self.heads["kind"] == BACK)
         return int(taken[-1]) + 1 if len(taken) else 0
 
@@ -355,10 +363,11 @@ class Frames:
 
     @cached_property
     def columns(self) -> Columns:
-        """The columns of the rank's tables; those that every store has where the log does not describe them yet.
+        """The columns of the rank's tables, by the log's first COLUMNS frame; without one, those that every store has.
 
         Raises:
-            DamageError: they were altered.
+            DamageError: the description was altered, or no version writes it.
+            StoreError: a column is needed that this version does not know.
         """
         described = self.numbers_of(COLUMNS, counting=False)
         if not described:
@@ -372,7 +381,9 @@ class Frames:
 
     @cached_property
     def thinned(self) -> tuple[Thinned, ...]:
-        """Steps that were recorded and then dropped, one entry per reason, by the last DROP frame.
+        """Steps that were recorded and then dropped, one entry per reason; empty where none were.
+
+        They are what the last DROP frame says, of those after the last BACK frame.
 
         Raises:
             DamageError: it is not what a writer writes.
@@ -383,10 +394,10 @@ class Frames:
             raise DamageError(self.path, "what it says of dropped steps cannot be") from None
 
     def entries(self) -> Entries:
-        """Steps after the last BACK frame, as an array of `ENTRY`.
+        """Steps after the last BACK frame, as an array of `ENTRY`; sites and layouts are counted from the log's start.
 
         Raises:
-            DamageError: step numbers do not rise.
+            DamageError: step numbers do not rise, or one is negative.
         """
         rows = self.numbers_of(STEP)
         heads = self.heads[rows]
@@ -402,12 +413,12 @@ class Frames:
         return out
 
     def bodies_of(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
-        """(step, body) of each frame of `kind` after the last BACK frame."""
+        """(step, body) of each frame of `kind` after the last BACK frame; each body is read and checked in turn."""
         for number in self.numbers_of(kind):
             yield int(self.heads["step"][number]), self.body(number)
 
     def check_chain(self) -> None:
-        """Compute the chain of step digests again and compare it with each head.
+        """Compute the chain of step digests again, anew after each BACK frame, and compare it with each head.
 
         Raises:
             DamageError: one differs.

@@ -126,7 +126,8 @@ def parse_columns(description: bytes) -> Columns:
     """The columns that a log describes; cached.
 
     Raises:
-        Malformed: it describes none, or not those that every store has.
+        Malformed: it is no description, lacks what every store has, or names a column twice, with a wrong type or
+            without the others of its group.
         StoreError: a column is needed that this version does not know.
     """
     every = vars(Columns((*RECORD_COLUMNS, TEXT)))
@@ -142,6 +143,8 @@ def parse_columns(description: bytes) -> Columns:
 
 def _check_columns(table: str, columns: Schema, every: Schema, of_records: bool) -> None:
     """Raise Malformed unless `columns` has all of `every`, and of each group of optional ones all or none.
+
+    It is raised also for over `_MOST_COLUMNS` columns, a name that is there twice, and a type that no version writes.
 
     Args:
         table: name of the table, for messages.

@@ -44,7 +44,7 @@ def decode(folder: Directory, name: str) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        StoreError: it is damaged.
+        StoreError: it is damaged, or more than LIMIT_FILE and `_ROOM` long.
     """
     packed = folder.read_file(name, LIMIT_FILE + _ROOM)
     path = f"{folder.path}/{name}"
@@ -73,7 +73,7 @@ def kept_in(place: Directory) -> frozenset[str]:
 
 
 def read_from(place: Directory, digest: str) -> bytes | None:
-    """The text of the source file with `digest` in `place`'s directory of sources; None where it is not kept.
+    """The bytes, decompressed, of the source file with `digest` in `place`'s sources; None where it is not kept.
 
     Raises:
         StoreError: it is damaged.

@@ -79,7 +79,8 @@ class _Content(NamedTuple):
 def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header of a tensor file, which is written before `data` (raw bytes, row-major).
 
-    The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and the data's CRC-32.
+    The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and a CRC-32 of all these and
+    the data.
     """
     content = _Content(checksum, dtype, shape, len(data))
     return content._replace(crc=zlib.crc32(data, content.begin_crc())).header()
@@ -106,7 +107,7 @@ def check(handle: Source, checksum: int) -> tuple[_Content, int]:
 def decode(handle: Handle, checksum: int) -> Any:
     """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly, unknown dtypes as flat uint8.
 
-    Mapped rather than read where nothing is widened, so that a large tensor takes no memory of its own.
+    Where nothing is widened it is a read-only view of the mapped file, so that a large tensor takes no memory.
 
     Raises:
         DamageError: it is not what `encode` and the data would be for the tensor with this checksum.
@@ -151,7 +152,12 @@ def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
 
 
 def widened(array: Any, dtype: str) -> Any:
-    """The array with bfloat16 and fp8 as float32 and complex32 as complex64, exactly; any other dtype unchanged."""
+    """The array with bfloat16 and fp8 as float32 and complex32 as complex64, exactly; of any other dtype itself.
+
+    Args:
+        array: what `NUMPY` reads `dtype` as, so of bfloat16 and fp8 the bits.
+        dtype: torch's name.
+    """
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "float8_e4m3fn":
@@ -180,7 +186,7 @@ def read(place: Directory, checksum: int) -> NDArray[Any] | None:
     """The tensor with `checksum` in `place`'s directory of tensors, as `decode` gives it; None where it is not stored.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: it is damaged or cannot be read.
     """
     try:
         name = f"{checksum:016x}.safetensors"

@@ -51,7 +51,7 @@ _SECOND = np.uint64(0xD1B54A32D192ED03)
 
 @lru_cache(maxsize=4096)
 def part_hash(layout: Layout) -> int:
-    """A hash of a layout's dtype, whole shape and part; 0 for a layout without a part."""
+    """A 64-bit hash of a layout's dtype, whole shape and part, never 0; 0 for a layout without a part. Cached."""
     if layout.part is None:
         return 0
     part = layout.part
@@ -132,7 +132,10 @@ class StepTotals:
         return len(totals).to_bytes(8, "little") + last.form + totals.tobytes()
 
     def _arranged(self, site: Array, layout: Array, status: Array, keys: Array, kinds: Array) -> _Arrangement:
-        """Group the rows into shares: by kind and part for state and parts, one for settings, one for the rest."""
+        """Group the rows into shares: by kind and part for state and parts, one for settings, one for the rest.
+
+        Rows of kinds in LEFT_OUT that are no settings are in none.
+        """
         kind, place = kinds[site], self._places[layout]
         counts = ~np.isin(kind, LEFT_OUT)
         adds_up = counts & (np.isin(kind, STATE) | (place > 0))
@@ -180,10 +183,12 @@ class Totals:
 
 
 def decode(frames: Iterable[tuple[int, bytes]], entries: Entries, path: str) -> Totals:
-    """The totals of the steps of a rank, given the frame of each.
+    """The totals of the steps of a rank, given (step, body) of each TOTALS frame.
+
+    Frames of steps that are not in `entries` are ignored; of several for one step the last counts.
 
     Raises:
-        DamageError: they are not what a writer adds up.
+        DamageError: a frame has another length than its shares need.
     """
     row_of = {step: row for row, step in enumerate(entries["step"].tolist())}
     numbers: dict[bytes, int] = {}

@@ -69,14 +69,17 @@ class Combiner:
     _batched: dict[bytes, int] = field(default_factory=dict)
 
     def combine(self, step: StackedStep) -> StepBatch:
-        """Combine a step of all ranks into one batch, one record per site."""
+        """Combine a step of all ranks into one batch, one record per site that is not left out; changes `plan`.
+
+        `sequence` is that of the block, with gaps; see `join_slices`.
+        """
         plan = self.planned(step)
         return CombinedStep(self, step, plan, self._layouts.copy()).combined()
 
     def planned(self, step: StackedStep) -> Plan:
-        """The plan of a step, kept in `plan`.
+        """The plan of a step, kept in `plan`: that of the step before, where both have the same `Rows` object.
 
-        That of the step before, where both have the same `Rows` object, else a new one.
+        A new plan gives numbers to new layouts of wholes.
         """
         if self.plan is None or self.plan.basis is not step.rows:
             self.plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
@@ -196,7 +199,9 @@ class CombinedStep:
             self.out.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
 
     def _set_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
-        """Fill in counts, extrema and moments over all elements of several rows.
+        """Fill in counts, extrema, means and variances over all elements of several rows; other statistics stay.
+
+        A count that any row of a group lacks is -1; extrema and moments are over the rows with a finite element.
 
         Args:
             groups: the groups to fill in.
@@ -246,9 +251,8 @@ class CombinedStep:
         """All members of some groups (numbers), group after group in rising order.
 
         Returns:
-            their positions in the plan's rows, where among them each group begins, and for each member how many groups
-                come
-            before its own.
+            their positions in the plan's rows, where among them each group begins, and for each member how many of the
+            groups come before its own.
         """
         wanted = np.zeros(len(self.row), np.bool_)
         wanted[groups] = True
@@ -289,7 +293,9 @@ class CombinedStep:
     def _add_parts(self) -> Array:
         """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
 
-        What does not fit is unseen.
+        Parts that do not fit together make a group INCOMPLETE, with a hash of their checksums, where all ranks were
+        recorded and it is state of the training; else it is not observed. Nor is one of which ranks have the same part
+        with different values.
 
         Returns:
             bool (groups,), activations and their gradients that differ between ranks with the same part: other samples.
@@ -333,8 +339,9 @@ class CombinedStep:
     def _add_unreduced(self) -> None:
         """Add up the sketches of sums and means that ranks have not reduced yet, and count their NaN and infinities.
 
-        Other statistics stay unknown. Groups that cannot be added (a maximum, more values than ranks, no sketch) are
-        not observed.
+        A mean is the sum divided by the number of ranks; where fewer ranks have a record, the sum is scaled up to all.
+        Other statistics stay unknown, the checksum is a hash of the members' checksums. Groups that cannot be added (a
+        maximum, more values than ranks, no sketch) are not observed.
         """
         plan, groups = self.plan, np.flatnonzero(self.plan.unreduced)
         every, starts, _ = self._members(groups)
@@ -360,7 +367,11 @@ class CombinedStep:
     # --- values without parts
 
     def _combine_partless(self, partless: Array) -> None:
-        """Combine groups without parts: equal copies, unequal copies, or each rank's own values.
+        """Combine groups without parts: equal copies stay, unequal copies and each rank's own values are set.
+
+        Not observed are groups with a value without a known place, random state and first buffers that differ, and
+        values of each rank's own where `lacking` says why some are missing. Of other kinds in `_FIRSTS` the first
+        rank's record stays.
 
         Args:
             partless: bool (groups,), which they are; groups that turn out not to be observed are taken out of it.
@@ -413,7 +424,8 @@ class CombinedStep:
     def _gather(self, groups: Array) -> None:
         """Combine groups whose values differ between ranks or calls: not observed where they are plain values.
 
-        Of tensors the sum where `_are_summed`, else extrema and moments over all elements, and a hash of all checksums.
+        Of tensors the sum where `_are_summed`, else extrema and moments over all elements of the different values, a
+        hash of their checksums, and the layout of all end to end.
         """
         if not len(groups):
             return
@@ -443,7 +455,7 @@ class CombinedStep:
         """Bool for each of `groups` (numbers), whether it is the gradient of a value that is equal on all ranks.
 
         Then the ranks' gradients add up. A value counts as equal only where no output of the same layout differs
-        between ranks.
+        between ranks; of a gradient that has parts also a value that its parts add up to.
         """
         plan, equals = self.plan, self._is_equal()
         here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
@@ -469,7 +481,7 @@ class CombinedStep:
     def _mark_alike(self) -> None:
         """Mark as `ALIKE` what each rank or call may have its own of and all have equal.
 
-        A group with a text is left as it is.
+        Its text says how many ranks or calls that are. A group with a text is left as it is.
         """
         plan = self.plan
         several = plan.flows | np.isin(plan.kind, _OWN)

@@ -51,8 +51,9 @@ def layout_free_digests(
         plans_of: gives the plans of all slices of the step at a position.
 
     Returns:
-        the digest of each step, None where the ranks' totals do not tell; and int64 (steps,), a number for each
-        combination of the ranks' forms, -1 where unknown.
+        the digest of each step, None where the ranks' totals do not tell, and of all but the `_MOST_FORMS` commonest
+        combinations of the ranks' forms; and int64 (steps,), the number of each step's combination, -1 where a rank has
+        no totals.
     """
     out: list[bytes | None] = [None] * rows.shape[1]
     groups = np.full(rows.shape[1], -1, np.int64)
@@ -86,8 +87,8 @@ def layout_free_digests(
 def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
     """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
 
-    The first two numbers are over shares that add up, of copies one each; the others over what each rank has its own
-    of.
+    The first two numbers are over shares that add up, of copies the first rank's; the others over what each rank has
+    its own of. Copies of whole values of kinds in FIRST may differ.
 
     Args:
         shares: of each rank.

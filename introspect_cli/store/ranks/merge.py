@@ -74,8 +74,10 @@ def merge(sources: Sequence[str | Path], out: Path, *, texts: bool = True) -> li
 def whole_or_nothing(out: Path) -> Iterator[Path]:
     """A directory to fill that gets the name `out` once the block ends, and is removed where the block raises.
 
+    It is made beside `out`, whose parents are made too.
+
     Raises:
-        StoreError: it cannot be written.
+        StoreError: an OSError came of it, in the block too.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +104,10 @@ def _job(source: str | Path) -> str:
 
 
 def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
-    """Copy the files of all sources into `fresh`; StoreError where two have the same rank of the same attempt."""
+    """Copy the files of all sources into `fresh`, those of no rank from the first source that has them.
+
+    StoreError where two have the same rank of the same attempt.
+    """
     source_of: dict[tuple[str, str], str | Path] = {}
     with ExitStack() as stack:
         for source in sources:
@@ -157,8 +162,8 @@ def reduce_run(
         how many steps it has.
 
     Raises:
-        StoreError: the source is of one process, is still being written or is damaged; or `out` exists, or cannot be
-            written.
+        StoreError: the source is of one process, put together already, still being written or damaged; or `out`
+            exists, or cannot be written.
     """
     if out.exists():
         raise StoreError(f"{out} exists: choose another directory with -o")

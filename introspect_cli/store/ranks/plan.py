@@ -72,7 +72,7 @@ class Plan:
 
     @cached_property
     def copies(self) -> Array:
-        """Positions in `rows` of parts that an earlier rank also holds."""
+        """Positions in `rows` of records whose part, or whole, an earlier row of the group has too."""
         return np.flatnonzero(self.owner != np.arange(len(self.rows)))
 
     @cached_property
@@ -206,7 +206,10 @@ def _misfits(
 
 
 def _misfit(layouts: Sequence[Layout], ranks: Sequence[int]) -> str | None:
-    """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are, None if unknown."""
+    """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are, None if unknown.
+
+    Equal parts count once. An overlap is told before a gap; how large the whole is, the first layout says.
+    """
     held = [(rank, layout.part) for rank, layout in zip(ranks, layouts, strict=True)]
     holders = {part: rank for rank, part in reversed(held) if part is not None}
     parts = [part for part in dict.fromkeys(part for _, part in held) if part is not None]
@@ -242,7 +245,7 @@ class Covering(NamedTuple):
 
 
 def covering(parts: Sequence[Part]) -> Covering | None:
-    """How many elements of a tensor its distinct parts cover, and whether they overlap.
+    """How many elements of a tensor its distinct parts cover, and whether they overlap; empty parts are ignored.
 
     None where the parts differ in their number of dimensions, or cut the tensor into more than `_MOST_CELLS` cells.
     """
@@ -301,7 +304,7 @@ def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
 def share(of: int, whole: int) -> str:
     """How many elements of a whole, in words: `3/4 of it`, or `1,234 of its 5,678 elements`.
 
-    The fraction is reduced, and written where its denominator is at most `_SIMPLE`.
+    The fraction is reduced, and written where its denominator is at most `_SIMPLE`; `0/1 of it` for an empty whole.
 
     Args:
         of: number of elements.

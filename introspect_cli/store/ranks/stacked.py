@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 
 
 def whole_layout(layout: Layout) -> Layout:
-    """The layout without its part."""
+    """The layout without its part; itself where it has none."""
     return layout if layout.part is None else replace(layout, part=None)
 
 
 def batched_layout(layouts: Sequence[Layout]) -> Layout:
-    """The layout of tensors put end to end: dimension 0 summed, others the largest, dtypes joined by " and "."""
+    """The layout of tensors put end to end: dimension 0 summed, others the largest, dtypes joined by " and ".
+
+    The first layout gives the rest, and also the shape where it is 0-dimensional or another has another number of
+    dimensions; further ones without dimensions are ignored.
+    """
     shape = layouts[0].shape
     shapes = [layout.shape for layout in layouts if layout.shape]
     if shape and all(len(other) == len(shape) for other in shapes):
@@ -112,7 +116,7 @@ class Rows:
 
 
 def _identity(batch: StepBatch) -> tuple[Array, Array, Array]:
-    """The columns by which the rows of two steps are the same."""
+    """The columns by which the rows of two steps are the same: site, layout, status."""
     return batch.site, batch.layout, batch.status
 
 

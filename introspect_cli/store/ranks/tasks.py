@@ -106,7 +106,7 @@ def combine_steps(task: Task) -> tuple[list[StepBatch], list[Layout]]:
 
 
 def forget(but: int = 0) -> None:
-    """Close the runs that tasks left open, all but the last `but`."""
+    """Close the runs that tasks left open in this process, all but the `but` that were opened last."""
     while len(_OPEN) > but:
         _OPEN.pop(0)[1].close()
 
@@ -124,7 +124,7 @@ def combined_elsewhere(
 ) -> Iterator[StepBatch]:
     """Combine steps in tasks; yields each step's batch in order, its layouts numbered as the reader's.
 
-    Runs that tasks left open in this process are closed at the end.
+    The reader is given layouts that it does not have. Runs that tasks left open in this process are closed at the end.
 
     Args:
         reader: of the run.
@@ -146,7 +146,10 @@ def combined_elsewhere(
 
 
 def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Reader:
-    """A reader of all ranks of a run as one; that of the one rank itself where there is nothing to combine.
+    """A reader of all ranks of a run as one.
+
+    It is the rank's own reader where the run was put together already, or has one rank, all recorded, without parts and
+    `fold`.
 
     Args:
         run: the run, which stays open as long as the reader is used.

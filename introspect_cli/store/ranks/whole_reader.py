@@ -142,7 +142,11 @@ class WholeReader(Reader):
         return out
 
     def _layout_free_digests(self) -> list[bytes | None]:
-        """For each step a digest that is equal in any layout; None where the ranks' totals do not tell."""
+        """For each step a digest that is equal in any layout; None where the ranks' totals do not tell.
+
+        None for all of one rank, of stages of a pipeline, with a fold, and where ranks are lacking. Notes the steps'
+        forms for `rows_in`.
+        """
         if self._fold or self.stages or self._lacking or len(self.readers) == 1:
             return [None] * len(self.common_steps)
         totals, tables = [reader.totals for reader in self.readers], self._tables
@@ -159,7 +163,7 @@ class WholeReader(Reader):
 
     @property
     def layout_mark(self) -> str:
-        """16 hex digits over each rank's parts and names of parameters and buffers: equal for runs sharded alike."""
+        """16 hex digits over each rank's parts and names of parameters and optimizer state: equal if sharded alike."""
         digest = blake2b(digest_size=8)
         for reader in self.readers:
             parts = sorted({str((layout.shape, layout.part)) for layout in reader.layouts if layout.part is not None})
@@ -169,7 +173,7 @@ class WholeReader(Reader):
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
-        """Labels by step; where ranks differ, the first rank's."""
+        """Labels by step, of each step all from the first rank that has some."""
         labels: dict[int, Labels] = {}
         for reader in reversed(self.readers):
             labels |= reader.labels
@@ -197,7 +201,8 @@ class WholeReader(Reader):
     def distinct_roots(self) -> frozenset[str]:
         """Root modules whose pipeline stages have parameters of equal name and part that start with different values.
 
-        A parameter that several stages share begins with equal values on all of them.
+        A parameter that several stages share begins with equal values on all of them. Each rank's first step on record
+        is read for it.
         """
         seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
         roots = set()
@@ -231,7 +236,10 @@ class WholeReader(Reader):
 
     @cached_property
     def _numbered(self) -> tuple[SiteTable, list[Array]]:
-        """The common site table and, for each reader, the common number of each site."""
+        """The common site table and, for each reader, the common number of each site.
+
+        Sites are one where they are equal under their names in the whole model, with folded calls.
+        """
         numbers: list[Array] = []
         number_of: dict[int, int] = {}
         by_site: dict[Site, int] = {}
@@ -273,7 +281,7 @@ class WholeReader(Reader):
         return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
 
     def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
-        """A rank's modules under their names in the whole model, without the number of the pipeline stage."""
+        """A rank's modules under their names in the whole model; `modules` itself for a rank without stages."""
         stages = self.stages.get(reader.rank)
         return (
             modules
@@ -351,7 +359,7 @@ class WholeReader(Reader):
     def prefetch(self, rows: Sequence[int]) -> None:
         """Announce the steps (positions) that will be read, in order.
 
-        The next `read_row` then combines several at once.
+        Where `combine` was given, `read_row` then combines several at once; else nothing changes.
         """
         self._announced = list(rows)
 
@@ -360,7 +368,11 @@ class WholeReader(Reader):
         return self._read(row)
 
     def _combined_row(self, row: int) -> StepBatch:
-        """Combine the `row`-th step, with the announced steps after it where `combine` is given."""
+        """Combine the `row`-th step; where `combine` is given and it was announced, with the announced ones after it.
+
+        These are 4 at first, then twice as many each time, at most 64, and are kept until they are asked for or others
+        are combined.
+        """
         if self._combine is None:
             of = self._slices_of(row)
             slices = range(of)

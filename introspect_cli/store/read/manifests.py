@@ -84,7 +84,10 @@ class Settings(Mapping[str, Any]):
         return self._read[name]
 
     def document(self, name: str) -> dict[str, Any]:
-        """The document `name` where it is a mapping; {} where it is missing or anything else."""
+        """The document `name` where it is a mapping; {} where it is missing or anything else.
+
+        StoreError where it is damaged.
+        """
         found = self.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -168,7 +171,7 @@ def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
     """The plain data of a manifest, cleaned, without keys of unexpected types; `run` is the run's path, for messages.
 
     Raises:
-        DamageError: it was altered or names no format.
+        DamageError: it was altered, or names no format or an older one.
         StoreError: a newer version wrote it.
     """
     manifest = documents.load(data, path)
@@ -216,6 +219,8 @@ class Stages:
     def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
         """The name in the whole model of a rank's module, parameter or buffer: `GPT#2.h.0` is `GPT.h.0`.
 
+        A name whose root is not among `roots` is left as it is.
+
         Args:
             fqn: its name in the rank.
             distinct: roots whose stages have different things under equal names; they keep theirs: `GPT[stage 1].h.0`.
@@ -259,7 +264,7 @@ def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def world_size(manifest: Mapping[str, Any]) -> int:
-    """How many ranks were started; 0 where the manifest does not say."""
+    """How many ranks were started; 0 where the manifest does not say, or says over `_MAX_WORLD`."""
     launch = launch_of(manifest)
     size = launch.get("world_size") if launch is not None else None
     return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
@@ -268,9 +273,9 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
 
-    The exit code and exception are those of the rank that failed first; `steps` is the smallest number. The status is
-    the first other than `complete` that a rank has; `interrupted` where a rank is missing, `running` without any; else
-    `complete`.
+    What the launch's manifest says takes the place of what the rank's does. The exit code and exception are those of
+    the rank that failed first; `steps` is the smallest number. The status is the first other than `complete` that a
+    rank has; `interrupted` where a rank is missing, `running` without any; else `complete`.
 
     Args:
         launch_manifest: the run's own, which names the launch.

@@ -125,7 +125,8 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
     """Decode all layouts, by number.
 
     Raises:
-        DamageError: a shape is negative, or too large for a tensor.
+        DamageError: a shape has a negative size, over 1024 dimensions or over 2**63 - 1 elements, or the ranges of a
+            part cannot be.
     """
     shapes = columns["shape"]
     assert isinstance(shapes, Lists)
@@ -162,7 +163,7 @@ def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]
 
 
 def plain_values(column: ColumnData) -> list[Any]:
-    """The values of a column as a list, texts bounded and cleaned."""
+    """The values of a column as a list, lists in it as tuples, texts bounded to LIMIT_NAME characters and cleaned."""
     if isinstance(column, Texts):
         return column.sanitized(LIMIT_NAME).tolist()
     if isinstance(column, Lists) and isinstance(column.values, Texts):
@@ -205,7 +206,7 @@ class SiteTable:
 
     @cached_property
     def path(self) -> list[str]:
-        """Path of each site inside nested values."""
+        """Path of each site inside nested values; see `texts.shallow` for one that is nested too deeply."""
         return [shallow(path) if len(path) > _SHORT else path for path in plain_values(self.columns["path"])]
 
     @cached_property

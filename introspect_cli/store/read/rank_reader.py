@@ -71,9 +71,8 @@ class RankReader(Reader):
         Args:
             run: the run's directory.
             rank: its number.
-            damaged: whether a damaged log is read up to the damage, which `cut` tells, instead of raising; the heads
-                beside
-                the log are then not believed.
+            damaged: whether a damaged log is read up to the damage, which `cut` tells, instead of raising; the file of
+                heads is then not read.
             shared: what it shares with other ranks of the run; None for a reader by itself.
             rank_count: how many ranks were put together in this one.
 
@@ -119,10 +118,11 @@ class RankReader(Reader):
         return self.rank_count > 1
 
     def read_file(self, name: str, limit: int) -> bytes:
-        """The bytes of another file of the rank, at most `limit` of them.
+        """The bytes of another file of the rank.
 
         Raises:
             FileNotFoundError: there is none.
+            StoreError: it has more than `limit` bytes, or cannot be read.
         """
         with self._run.rank(self.rank) as folder:
             return folder.read_file(name, limit)
@@ -156,7 +156,7 @@ class RankReader(Reader):
                 other.close()
 
     def close(self) -> None:
-        """Close the log; batches already read stay valid."""
+        """Close the log; batches already read stay valid, and reading more opens it again."""
         if self.frames.source is not None:
             self.frames.source.close()
             self.frames.source = None
@@ -179,7 +179,7 @@ class RankReader(Reader):
         return found
 
     def documents(self) -> list[str]:
-        """Names of the documents in its log."""
+        """Names of the documents in its log, `manifest` among them."""
         return list(self._documents)
 
     def document(self, name: str) -> bytes:
@@ -300,7 +300,7 @@ def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[St
 
 
 def last_common_step(ranks: Iterable[RankReader]) -> int | None:
-    """The lowest of the ranks' last steps (a rank may lack it); None where a rank has no step."""
+    """The lowest of the ranks' last steps (a rank may lack it); None where a rank has no step, or there is no rank."""
     last = [rank.last_step for rank in ranks]
     recorded = [step for step in last if step is not None]
     return min(recorded) if recorded and len(recorded) == len(last) else None

@@ -175,9 +175,9 @@ class Run(Closing):
 
     @property
     def label(self) -> str:
-        """The user's label of the run (`introspect runs label`), cleaned; "" where there is none.
+        """The user's label of the run (`introspect runs label`), cleaned and cut to LONGEST_LABEL; "" without one.
 
-        Read anew each time.
+        Read anew each time; StoreError for a file of over four bytes a character.
         """
         try:
             data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
@@ -201,7 +201,10 @@ class Run(Closing):
 
     @cached_property
     def lost_ranks(self) -> list[str]:
-        """Sentences on ranks that left nothing or ended before the others; none while the run is being written."""
+        """Sentences on ranks that left nothing or ended before the others.
+
+        None while the run is being written, for a run of one rank, and for one put together from several.
+        """
         if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
             return []
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
@@ -226,7 +229,7 @@ class Run(Closing):
         """A tensor that was stored in full, by its checksum; None where it was not.
 
         bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
-        not know as a flat uint8 array of their bytes.
+        not know as a flat uint8 array of their bytes. Where `load_tensor` is set, it alone is asked.
         """
         if self.load_tensor is not None:
             return self.load_tensor(checksum)
@@ -234,7 +237,7 @@ class Run(Closing):
         return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
 
     def source(self, digest: str) -> bytes | None:
-        """A source file whose text is kept, by its digest; None where it is not.
+        """The bytes of a source file whose text is kept, by its digest; None where it is not.
 
         Raises:
             StoreError: its file is damaged.
@@ -256,7 +259,10 @@ class Run(Closing):
         return [rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place]
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
-        """Directories that may hold whole tensors and sources: the run's, or those of `ranks` (None: all ranks)."""
+        """Directories that may hold whole tensors and sources: of a run of one process the run's own.
+
+        Else those of `ranks` (None: all ranks), each closed when the next is asked for.
+        """
         if not self.manifests:
             yield self._folder
             return
@@ -294,6 +300,8 @@ def run_state(
 ) -> RunState:
     """RUNNING where a writer holds a lock; COMPLETE where the manifest says so and every rank ended; else INTERRUPTED.
 
+    A rank without a described log whose manifest counts no step need not have ended.
+
     Args:
         manifest: the run's.
         manifests: each rank's, by number; empty where one process wrote the run.
@@ -311,10 +319,10 @@ def run_state(
 
 
 def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:
-    """Open the run in the directory `path`.
+    """Open the run at `path`: of a launch its last attempt, of a run without steps the only launch among its children.
 
     Args:
-        path: where it is.
+        path: a directory, a pack or a URL, as `open_store` takes it.
         only: the ranks to open, of a run of so many that a task looks at some; all where it is None.
 
     Raises:

@@ -144,7 +144,7 @@ class Reader(ABC):
         return True
 
     def record(self, batch: StepBatch, row: int, step: int) -> Record:
-        """One row as a record, with derived statistics filled in."""
+        """One row as a record, with derived statistics filled in; the sketch is () where nothing was measured."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
         stats = record_stats(batch, row, self._numels)
@@ -189,7 +189,7 @@ without the others); `uvar` by Bessel's correction."""
 
 
 def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: Array) -> dict[str, Array]:
-    """Derived statistics of n records, float64 (n,) by name, NaN where absent.
+    """Derived statistics of n records, float64 (n,) by name, NaN where absent or infinite; {} without counts.
 
     Args:
         counts: int64 (n,) by name, -1 where absent.

@@ -94,10 +94,11 @@ class VerifyReport:
 
 
 def verify_run(path: str | Path) -> VerifyReport:
-    """Check all of the run in the directory `path`.
+    """Check all of the run at `path` and the runs of its children; further attempts inside it are not looked at.
 
     Raises:
-        StoreError: there is none, it is not a run, or it is newer than this reader. Damage is reported, not raised.
+        StoreError: there is none, it is not a run, it is newer than this reader, or the system is out of resources or
+            refuses permission. Damage is reported, not raised.
     """
     with open_store(path) as folder:
         return _Check(folder).report()
@@ -200,7 +201,7 @@ class _Check:
         return None
 
     def _check_top_level(self) -> list[int]:
-        """Numbers of the ranks, sorted; any entry that is no part of a run is a finding."""
+        """Numbers of the ranks, sorted; any entry that is no part of a run, nor a temporary file, is a finding."""
         names = self._folder.names()
         numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
         known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED, *(f"rank{n}" for n in numbers)}
@@ -212,7 +213,7 @@ class _Check:
     def _check_rank(self, number: int, run_id: object) -> RankReader | None:
         """Check one rank and count its sound steps and records.
 
-        Its reader, closed, or None where its log cannot be opened.
+        Returns its reader, closed, or None where its log cannot be opened.
         """
         reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
         if reader is None:
@@ -238,7 +239,7 @@ class _Check:
     ) -> None:
         """Check the files of a directory; sound ones are counted in `sound[what]`.
 
-        Nothing where there is no such directory.
+        Does nothing where there is no such directory.
 
         Args:
             what: what they are counted as.
@@ -268,7 +269,10 @@ def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
 
 
 def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
-    """Number of records in a step; DamageError where its digest differs from the one computed again."""
+    """Number of records in a step; DamageError where its digest differs from the one computed again.
+
+    Without `keys` (of all sites, by number) the digest is not checked.
+    """
     batch = reader.read_row(row)
     if keys is not None:
         digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
@@ -282,7 +286,10 @@ def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None)
 
 
 def _check_heads(run: Directory, reader: RankReader) -> None:
-    """Raise DamageError unless the file of heads equals the one made from the log."""
+    """Raise DamageError unless the file of heads equals one made from the log's first frames, as many as it has.
+
+    FileNotFoundError where there is no such file.
+    """
     with run.rank(reader.rank) as folder:
         data = folder.read_file(HEADS, LARGEST_HEADS)
     count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0

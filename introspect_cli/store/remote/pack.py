@@ -54,6 +54,8 @@ _MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two 
 def open_store(path: str | Path) -> Directory:
     """Open a run's directory, wherever it lies: on disk, in object storage, or packed (unpacked into the cache).
 
+    Of a directory with a pack named GOLDEN_RUN in it, that pack. A pack at a URL is fetched first (`fetch_pack`).
+
     Raises:
         StoreError: there is nothing, or something that is not a directory with a manifest.
     """
@@ -85,7 +87,7 @@ def open_store(path: str | Path) -> Directory:
 
 @contextmanager
 def local_copy(path: str | Path) -> Iterator[Path]:
-    """A directory on disk with the run's files.
+    """A directory on disk with the run's files; of a pack the one that it was unpacked into.
 
     A run in object storage is fetched into a temporary one for the block.
     """

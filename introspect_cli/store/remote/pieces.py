@@ -102,7 +102,10 @@ class BlockCache:
 
 
 def _failure(wanted: Range, data: bytes | StoreError) -> StoreError:
-    """Why a range could not be read: DamageError where its object is missing, or shorter than when it was put."""
+    """Why a range could not be read: DamageError where its object is missing, or `data` has not as many bytes as asked.
+
+    Any other error in `data` is returned itself.
+    """
     if isinstance(data, NothingThereError):
         return DamageError(wanted.url, "it is missing; publish the run again where it was recorded")
     if isinstance(data, StoreError):

@@ -88,9 +88,9 @@ class RemoteFolder(Directory):
         return RemoteFolder(self._storage, place, self.sent, inside) if isinstance(inside, dict) else inside
 
     def file(self, name: str) -> Source:
-        """The file `name` inside this directory, for reading.
+        """The file `name` inside this directory, for reading; FileNotFoundError for a directory too.
 
-        The lock file is an empty one, whose `is_locked` is the upload's.
+        The lock file is an empty one, whose `is_locked` says whether the upload is not over.
         """
         extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
         if not isinstance(extents, list) or self.sent is None:
@@ -217,7 +217,7 @@ def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> lis
 
 
 def fetch_files(folder: RemoteFolder, target: Path) -> None:
-    """Fetch all files of a run into the directory `target`."""
+    """Fetch all files of a run into the directory `target`; FileExistsError where one is there already."""
     for name, file in folder.files():
         out = target / name
         out.parent.mkdir(parents=True, exist_ok=True)

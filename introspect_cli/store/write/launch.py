@@ -66,12 +66,14 @@ class Launch:
 
 
 def join_launch(path: Path, launch: Launch, *, force: bool) -> Path:
-    """Make or find the directory of a launch, and return the path of this rank's directory in it.
+    """Make or find the directory of a launch, and return the path of this rank's directory in it, which is not made.
+
+    A further attempt has a directory `attemptN` in that of the first.
 
     Args:
         path: the run's directory.
         launch: this process's part.
-        force: whether another run that is there is replaced.
+        force: whether another run that is there, or what this rank has written there, is deleted.
 
     Raises:
         StoreError: another run is there, or this rank has been written already.
@@ -112,7 +114,10 @@ def _join(path: Path, launch: Launch, *, force: bool, first_attempt: bool = Fals
 
 
 def _launch_at(path: Path) -> tuple[str, ...] | None:
-    """(id, job) of the launch at a path; () for any other run or file, None for nothing or an empty directory."""
+    """(id, job) of the launch at a path; () for any other run, directory or file, and for a manifest that is damaged.
+
+    None for nothing, and for a directory that is empty but for a lock file.
+    """
     try:
         folder = Folder.at(str(path))
     except FileNotFoundError:
@@ -182,7 +187,7 @@ def write_label(path: str | Path, text: str) -> None:
 
 
 def refuse_or_remove(path: Path, *, force: bool) -> None:
-    """Delete the run at `path`, where there is one.
+    """Delete the run at `path`, where there is one; what cannot be deleted stays under a temporary name.
 
     Raises:
         StoreError: a run is there (without `force`), is being written, or something else is there.
@@ -195,7 +200,8 @@ def refuse_or_remove(path: Path, *, force: bool) -> None:
 def set_aside(path: Path, *, force: bool) -> Path | None:
     """Move the run at `path` to a temporary name, which is returned; None where nothing is there.
 
-    Its lock is held meanwhile, so that of two captures started at once one is refused.
+    Nothing is also a directory that is empty but for a lock file, and a run that another process has just moved. Its
+    lock is held meanwhile, so that of two captures started at once one is refused.
 
     Raises:
         StoreError: a run is there (without `force`), is being written, or something else is there.
@@ -239,7 +245,7 @@ def is_moved(folder: Folder, path: Path) -> bool:
 
 
 def lock_file(folder: Folder) -> Handle:
-    """Open the run's lock file; create it where there is none."""
+    """Open the run's lock file, not locked yet; create it where there is none."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return Handle(os.open(LOCK, flags, 0o666, dir_fd=folder.fd), f"{folder.path}/{LOCK}")
 

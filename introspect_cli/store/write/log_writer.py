@@ -194,6 +194,8 @@ class LogWriter:
     def document(self, name: str, data: bytes) -> None:
         """Append a document, which replaces an earlier one of the same name.
 
+        Its bytes go into `shared/` where ranks share them (`_put_shared`), but never a manifest's.
+
         Raises:
             OSError: it cannot be written.
             StoreError: too many frames, or a forked child.
@@ -241,8 +243,7 @@ class LogWriter:
     def _write_without(self, dropped: frozenset[int], why: str) -> None:
         """Write a new log without the steps `dropped` beside the old one, and rename it over that.
 
-        Nothing where it has none.
-
+        Steps that were taken back go too, and the file of heads. Nothing is done where the log has none of the steps.
         `undo_uncounted` then goes on with whichever has the log's name.
         """
         folder = self.folder.reopen_if_closed()
@@ -316,7 +317,7 @@ class LogWriter:
             self._ended = True
 
     def close(self) -> None:
-        """Close the file.
+        """Close the file and the rank's directory.
 
         A log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads, if it can be written.
         """

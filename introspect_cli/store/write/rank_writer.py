@@ -190,6 +190,8 @@ class RankWriter:
     def thin(self, steps: Collection[int], why: str) -> None:
         """Drop steps that were written, the last one excepted; `why` is a key of `log.OPTIONS`.
 
+        Does nothing after a failure.
+
         Raises:
             StoreError: the rest could not be written anew; then all steps are still there.
         """
@@ -223,7 +225,7 @@ class RankWriter:
         raise StoreError(self.failure)
 
     def close(self) -> None:
-        """Write the names that are left and mark the end of the rank's records; again is harmless.
+        """Write the names not yet written and an END frame; does nothing after a failure or a second time.
 
         Raises:
             StoreError: they could not be written.

@@ -151,7 +151,7 @@ class StoreWriter(Closing):
         return writer
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Replace the manifest, all at once; `format` and `id` are added.
+        """Replace the manifest, all at once; `format` and `id` come first, and are the run's whatever `manifest` says.
 
         With the status `complete` the ranks are closed first: a manifest never says so of a run that could still be
         cut off.
@@ -229,6 +229,8 @@ class StoreWriter(Closing):
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
         """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already.
 
+        One that could not be written is not tried again.
+
         Args:
             checksum: the tensor's.
             array: its elements, row-major.
@@ -267,7 +269,7 @@ class StoreWriter(Closing):
                     self.tensor_bytes -= size
 
     def rank(self, rank: int, **kept: Any) -> RankWriter:
-        """Make the log of a rank and open its writer, which is closed with the run.
+        """Make the log of a rank (one of several processes has it already) and open its writer, closed with the run.
 
         Args:
             rank: its number.

@@ -69,7 +69,7 @@ class Pending:
     def rows(self) -> Rows:
         """Wait for the rows and return them, shape (len(slots), 32), with floats as float64; give the blocks back.
 
-        Call it once only, and only after `ready` was True.
+        Call it once only, and only after `is_ready` was True.
         """
         self.send()
         if self._copied is not None:
@@ -136,7 +136,7 @@ class DeviceRows:
             self.note_stream(stream.cuda_stream, stream)
 
     def note_stream(self, handle: int, stream: Any = None) -> None:
-        """Have the copy to the host wait for what a stream has been given by then.
+        """Have the next `hand_over` copy only after all that a stream has been given by then; nothing without streams.
 
         Args:
             handle: of the stream.
@@ -154,7 +154,10 @@ class DeviceRows:
             return Block(self._device, pinned=bool(self._cuda.is_available()))
 
     def hand_over(self) -> Pending:
-        """Queue the copy to the host of all rows since the last call, and start again without rows."""
+        """Queue the copy to the host of all rows since the last call, and start again without rows.
+
+        While a CUDA graph is being captured, the copy is left to `Pending.send`.
+        """
         pending = Pending(self, self._blocks, self.slots, list(self._streams.values()))
         self._blocks, self.slots = [], []
         self._streams.clear()
@@ -186,5 +189,5 @@ class DeviceRows:
         return copied
 
     def give_back(self, blocks: list[Block]) -> None:
-        """Keep blocks whose rows were read for later steps to write to."""
+        """Keep blocks whose rows were read, for later steps to write to."""
         self._free.extend(blocks)

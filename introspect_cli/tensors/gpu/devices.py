@@ -96,14 +96,20 @@ class Devices:
             self.rows(values.device).put(slot, fallback.row_of(values, runs))
 
     def hand_over(self) -> list[Pending]:
-        """Queue the copy to the host of all rows since the last call; one `Pending` for each device with rows."""
+        """Queue the copy to the host of all rows since the last call.
+
+        One `Pending` for each device with rows; [] for none.
+        """
         if not self._rows:
             return []
         with unobserved():
             return [rows.hand_over() for rows in self._rows.values() if rows.slots]
 
     def clear(self) -> None:
-        """Drop the rows and kernels of all devices; each is made anew, and checked again, when it is next asked for."""
+        """Drop the rows and kernels of all devices, with rows that were not handed over.
+
+        Each is made anew, and kernels are checked again, when it is next asked for.
+        """
         self._rows.clear()
         self._engines.clear()
 

@@ -172,7 +172,7 @@ class DeviceEngine:
         return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
-        """What is known of a tensor's layout, cached by type, shape and strides.
+        """Kernels, number of elements and extent in memory for tensors of this layout; cached by type, shape, strides.
 
         Returns:
             None for what no kernel reads: complex, empty and vastly expanded tensors, and unknown types.
@@ -384,7 +384,7 @@ class DeviceEngine:
         return table
 
     def _new_lane(self, handle: int) -> _Lane:
-        """Allocate and keep the memory that launches on the current stream share, whose handle is given."""
+        """Allocate and keep the memory that launches on the current stream share; `handle` is that stream's."""
         scratch = torch.empty(TABLE_PROGRAMS * r.WORDS, dtype=torch.int64, device=self.device)
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self.device)
         lane = self._lanes[handle] = _Lane(scratch, counters)

@@ -7,7 +7,10 @@ import sys
 
 
 def _begin() -> None:
-    """Take this directory off `sys.path`, import the project's own `sitecustomize`, then call `child.begin`."""
+    """Take this directory off `sys.path`, import the project's own `sitecustomize` if there is one, call `child.begin`.
+
+    Where introspect is not installed, the call is left out.
+    """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - as sys.path has it; pathlib costs its import
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]  # noqa: PTH100 - as above
     module = sys.modules.pop(__name__, None)
