@@ -17,7 +17,7 @@ _FROM_API = ("compare_transformed", "diff", "open_run", "recording")
 
 
 def __getattr__(name: str) -> Any:
-    """Import one of `_FROM_API` when it is first asked for, so that `import introspect_cli` stays cheap."""
+    """Import a name of `_FROM_API` when it is asked for, so that importing the package stays cheap."""
     if name in _FROM_API:
         return getattr(import_module("introspect_cli.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

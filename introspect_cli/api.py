@@ -48,11 +48,11 @@ def capture(model: Any, path: str | Path, **options: Any) -> AbstractContextMana
             is said on stderr unless `quiet=False`.
 
     Returns:
-        what a `with` takes; it gives the run's directory.
+        what a `with` takes; it gives the run's directory. The checks below are made there.
 
     Raises:
-        UsageError: a name is unknown, or a capture is already running.
-        StoreError: the directory exists, or cannot be made.
+        UsageError: a name is unknown or for the command line alone, or a capture is already running.
+        StoreError: the directory exists and `force` is not given, or cannot be made.
     """
     return capturing(model, path, options)
 
@@ -63,6 +63,8 @@ def capturing(
 ) -> Iterator[Path]:
     """Capture a block as `capture` does, with the options as a mapping; for callbacks of frameworks.
 
+    An exception of the block is noted in the manifest, and comes out.
+
     Args:
         model: the `nn.Module`; None where none exists yet.
         path: directory of the run to be made.
@@ -70,6 +72,10 @@ def capturing(
             children.
         target: the script that this runs in, for the settings; None for a notebook, or a block of one.
         launch: this process's part in a distributed run; None to ask the environment.
+
+    Raises:
+        UsageError: an option is unknown or one of those excepted, or a capture is already running.
+        StoreError: the directory exists and `force` is not given, or cannot be made.
     """
     from introspect_cli.capture.options.parse import options_of
     from introspect_cli.capture.session import Session
@@ -104,7 +110,7 @@ recording = capture
 
 
 def open_run(path: str | Path) -> RunView:
-    """Open a run, or a checkpoint as one, to look at it as tables.
+    """Open a run (a directory, pack or URL), or a checkpoint as one, to look at it as tables; `close` closes it.
 
     Raises:
         StoreError: there is none, it is damaged, or newer than this reader.
@@ -125,7 +131,7 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
             repeated runs.
 
     Raises:
-        UsageError: an option is unknown.
+        UsageError: an option is unknown or cannot be read, or selects nothing in either run.
         StoreError: a run cannot be read.
     """
     from introspect_cli.notebook import compare
@@ -145,7 +151,8 @@ def compare_transformed(
 ) -> DiffResult:
     """Run a model and its transformed self on the same inputs and find where they first diverge.
 
-    Both get copies of the inputs and the same random state; gradients, buffers and random states are left as they were.
+    Each runs once, or twice where one of them has values that the other has not. Both get copies of the inputs and the
+    same random state; gradients, buffers and random states are left as they were.
     What only one of the two has is left out, and a note says so. A transformation that leaves no modules is compared at
     its boundary, unless `introspect_cli.capture.regions.attach.attach` was called on the model before.
 
@@ -183,7 +190,7 @@ def compare_transformed(
     record = CaptureOptions().record
 
     def run(what: Any, path: Path, only: frozenset[Site] | None = None) -> frozenset[Site]:
-        """Capture one pass of a model into a new run at `path`; returns the sites that were observed.
+        """Capture one pass of a model into a new run at `path`; returns the sites that were observed in step 0.
 
         Args:
             what: the model or function to run.
@@ -223,7 +230,10 @@ def compare_transformed(
 
 
 def _lost_note(lost: frozenset[Site]) -> tuple[str, ...]:
-    """One note with the first 6 modules of which only the reference has values, then `and n more`; () without any."""
+    """One note on the sites that only the reference has: their number, and their modules by name; () without any.
+
+    The first `_SHOWN` modules, then how many more.
+    """
     if not lost:
         return ()
     from introspect_cli.compare.terms.words import some

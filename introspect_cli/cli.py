@@ -66,7 +66,7 @@ _REPORTED = ("torch", "numpy", "pyarrow", "click")
 
 
 class _Verbs(click.Group):
-    """Click group of `VERBS`; each command is imported when needed."""
+    """Click group of `VERBS`; each command is imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(VERBS)
@@ -82,7 +82,11 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name, command and arguments of a command line; a UsageError of click names the nearest verb to an unknown."""
+        """(name, command, other words) of a command line that begins with a verb.
+
+        Raises:
+            click.UsageError: the verb is unknown; the nearest one is named, or else all.
+        """
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
             hint = did_you_mean(name, VERBS, cutoff=0.7) or f"; choose from {', '.join(VERBS)}"
@@ -91,7 +95,7 @@ class _Verbs(click.Group):
 
 
 def command_of(verb: str) -> click.Command:
-    """Import and return the click command of a verb of `VERBS`, its line of help set."""
+    """Import and return the click command of a verb of `VERBS`, with its line there as short help."""
     name = f"{verb}_" if keyword.iskeyword(verb) else verb  # `import`
     command = getattr(import_module(f"introspect_cli.commands.{_TOGETHER.get(verb, verb)}"), name)
     assert isinstance(command, click.Command)
@@ -100,7 +104,10 @@ def command_of(verb: str) -> click.Command:
 
 
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    """Print the versions of introspect, python, `_REPORTED` and the platform, and exit; nothing where not `asked`."""
+    """Print the versions of introspect, python, `_REPORTED` and the platform, and exit; does nothing where not `asked`.
+
+    Neither while a shell asks for completions.
+    """
     if not asked or ctx.resilient_parsing:
         return
     import platform
@@ -145,7 +152,7 @@ def introspect() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit with the verb's code, or as of SIGINT after an interrupt."""
+    """Run the command line of this process and exit with the verb's code; after an interrupt, end as by SIGINT."""
     outcome = _exit_code_of(_run_verb)
     if callable(outcome):
         outcome = _exit_code_of(outcome)
@@ -159,8 +166,8 @@ def main() -> NoReturn:
 def _run_verb() -> int | Work:
     """Run the verb named on the command line; returns its exit code, or a function to call once click has returned.
 
-    The function (of `capture`) does the work and returns the exit code. Where a shell asks for completions, print
-    those.
+    The function (of `capture`) does the work and returns the exit code. Without words, the help is shown; where a shell
+    asks for completions, these are printed. Raises what click and the verb raise.
     """
     if _COMPLETE in os.environ:
         from click.shell_completion import shell_complete
@@ -181,9 +188,9 @@ def _run_verb() -> int | Work:
 def _exit_code_of(work: Callable[[], Any]) -> Any:
     """Call `work` and return its result; where it raises, say so on stderr and return an exit code.
 
-    Nothing is said, and the code is -SIGINT, after an interrupt; nothing, and UNDECIDED, where the reader of standard
-    output has gone. Standard output that takes no more becomes `/dev/null`, so that nothing is flushed to it at the
-    end.
+    The code is that of an `IntrospectError`, else UNDECIDED. Nothing is said, and the code is -SIGINT, after an
+    interrupt; nothing, and UNDECIDED, where the reader of standard output has gone. Standard output that takes no more
+    becomes `/dev/null`, so that nothing is flushed to it at the end. A SystemExit comes out.
     """
     try:
         return work()
@@ -228,7 +235,7 @@ def _report_bug(error: Exception) -> int:
 
 
 def _message_of(error: click.ClickException) -> str:
-    """Message of a click error on one line, followed by a hint at the `--help` of the verb where one was named."""
+    """Message of a click error on one line, followed by a hint at the `--help` of its verb where it has one."""
     message = " ".join(map(str.strip, error.format_message().strip().splitlines()))
     context = getattr(error, "ctx", None)
     if context is None or context.command is introspect:

@@ -32,7 +32,7 @@ class Engine:
 
     @property
     def elsewhere(self) -> Callable[..., Iterator[Any]] | None:
-        """The method `run` where work runs in other processes; None where it runs here, where runs are open already."""
+        """The method `run` where work runs in other processes; None where it runs in this one."""
         return None if type(self) is Engine else self.run
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
@@ -44,9 +44,10 @@ class Engine:
         return map(work, tasks)
 
     def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """All results, at least one, made one by `add(result, result)`, which must be associative.
+        """All results made one by `add(result, result)`, from left to right; `add` must be associative.
 
         Raises:
+            TypeError: there is no task.
             StoreError: as `run`.
         """
         return reduce(add, self.run(work, tasks))
@@ -90,7 +91,7 @@ class Processes(Engine):
         return self._results(self._pool.map(work, tasks))
 
     def _results(self, done: Iterator[Any]) -> Iterator[Any]:
-        """Yield what `done` yields; StoreError where a process of the pool was killed."""
+        """Yield what `done` yields; StoreError where a process of the pool ended early."""
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -101,7 +102,7 @@ class Processes(Engine):
             ) from None
 
     def __exit__(self, *_: object) -> None:
-        """End the processes; tasks that did not begin never do."""
+        """Cancel tasks that did not begin, wait for those that did, and end the processes."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -114,7 +115,10 @@ class Dask(Engine):
         self._client: Any = None
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
-        """Submit all tasks to the cluster now; the iterator waits for each result, in the order of the tasks."""
+        """Submit all tasks to the cluster now; the iterator waits for each result, in the order of the tasks.
+
+        Only once, inside of the block of this engine.
+        """
         futures = self._client.map(work, tasks, pure=False)
         return (self._result_of(futures.pop(0)) for _ in tasks)
 

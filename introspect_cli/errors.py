@@ -48,16 +48,19 @@ _LONGEST = 2000
 
 
 def abridged(sentence: str) -> str:
-    """A sentence in which the middle of each word over 300 characters, then of a whole over 2000, gives way to `...`.
+    """A sentence with the middle of each word over 300 characters cut out, then of the whole if that is over 2000.
 
-    The end of a sentence says what to do; behind a hundred thousand characters nobody finds it.
+    `...(N characters)...` stands there instead, beside the lengths given.
     """
     sentence = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda match: _cut(match[0], _LONGEST_WORD), sentence)
     return _cut(sentence, _LONGEST)
 
 
 def _cut(text: str, most: int) -> str:
-    """A text of up to `most` characters as it is; of a longer one both ends, and how many are left out between."""
+    """A text of up to `most` characters as it is; of a longer one both ends, and between them how many are left out.
+
+    Both ends together have `most` characters.
+    """
     left = len(text) - most
     return text if left <= 0 else f"{text[: most // 2]}...({left:,} characters)...{text[-most // 2 :]}"
 
@@ -78,10 +81,7 @@ _SCARCE = {
 
 
 def scarcity(error: BaseException) -> str:
-    """Sentence on exhausted files, memory or threads; "" for any other error.
-
-    A sound run must not be called damaged, nor a bug reported, because a machine is full.
-    """
+    """Sentence on exhausted open files, memory or threads; "" for any other error, a full disk included."""
     if isinstance(error, MemoryError):
         return _SCARCE[errno.ENOMEM]
     if isinstance(error, OSError):

@@ -33,7 +33,7 @@ LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or 
 
 
 def step_words(step: int, labels: Labels) -> str:
-    """A step with its labels, `step 412 (epoch 3, batch 12)`; `step 412` where `label_words` is ""."""
+    """A step with its labels, `step 412 (epoch 3, batch 12)`; `step 412` where no label is worth a word."""
     words = label_words(step, labels)
     return f"step {step} ({words})" if words else f"step {step}"
 
@@ -42,6 +42,7 @@ def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
     """A pair of compared steps in words: `step 412 of a (epoch 3, batch 12; step 0 of b)`, or `step 412 (epoch 3)`.
 
     The number is given once where it is one for both; labels of b (`; in b epoch 4`) only where they differ from a's.
+    Of two steps with one number, where one has no labels the other's are said of both.
     """
     if step != step_b:
         words, words_b = label_words(step, labels), label_words(step_b, labels_b)
@@ -56,7 +57,8 @@ def both_words(step: int, labels: Labels, step_b: int, labels_b: Labels) -> str:
 def label_words(step: int, labels: Labels) -> str:
     """Labels as words, `epoch 3, batch 12`; "" where there is nothing to say.
 
-    The stage is left out where it is `train`, `global_step` where it equals `step`; framework and accumulation always.
+    In the order stage, `global_step`, epoch, batch. The stage is left out where it is `train`, `global_step` where it
+    equals `step`; framework and accumulation always.
     """
     words = []
     if labels.get("stage", "train") != "train":
@@ -97,7 +99,7 @@ class Labelled:
 
     @classmethod
     def parse(cls, text: str) -> Labelled:
-        """Steps by conditions separated by commas, all of which must hold.
+        """Parse conditions separated by commas, all of which must hold: `epoch=3,batch=10:20,stage=train`.
 
         Raises:
             UsageError: a condition is not `name=value`, or its label or number is unknown.
@@ -117,7 +119,7 @@ class Labelled:
         return cls(text, tuple(spans), tuple(named))
 
     def means(self, labels: Labels) -> bool:
-        """Whether a step with these labels fulfils all conditions; a label that is missing fulfils none."""
+        """Whether a step with these labels fulfils all conditions; a missing label does not fulfil its condition."""
         return all(_is_within(labels.get(name), span) for name, span in self.spans) and all(
             labels.get(name) == word for name, word in self.words
         )
@@ -127,7 +129,7 @@ class Labelled:
 
 
 def _is_within(label: Label | None, span: Span) -> bool:
-    """Whether a number (a fraction rounded down), or any number of a range, is in the span.
+    """Whether a number (a fraction rounded down), or any number of an inclusive range, is in the span.
 
     False for a text, for None, and for a range of more than 2**20 numbers.
     """

@@ -21,7 +21,10 @@ _FOLDERS: Final = ("tensors", "capture/probes")
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take: the less of the machine's and the container's; 4 GiB where unknown."""
+    """Bytes of memory that this process may still take, 0 or more; 4 GiB where unknown.
+
+    The less of what is available on the machine (Linux) and what the container's cgroup (version 2) leaves.
+    """
     free = []
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
@@ -37,7 +40,7 @@ def free_memory() -> int:
 
 
 def digest() -> str:
-    """Digest of the C++ sources' names and text, 16 hex digits; "" without sources."""
+    """Digest of the names and text of the C++ sources and headers of the package, 16 hex digits; "" without sources."""
     package = Path(__file__).resolve().parent
     files = sorted(
         path for folder in _FOLDERS for path in (package / folder).glob("*") if path.suffix in {".cpp", ".h"}

@@ -38,7 +38,7 @@ class RunView(Closing):
 
     @property
     def steps(self) -> list[int]:
-        """Numbers of all steps that any rank recorded."""
+        """Numbers of all steps that any rank recorded, rising."""
         return sorted({int(step) for rank in self.run.ranks for step in self.run.rank(rank).entries["step"]})
 
     def to_arrow(
@@ -49,6 +49,8 @@ class RunView(Closing):
         modules: str | Iterable[str] = (),
     ) -> Any:
         """Records as a `pyarrow.Table`, one row a record; columns as `introspect export` has them.
+
+        An empty table without columns where there is no record.
 
         Args:
             steps: a schedule or labels as `--steps` takes them, or numbers; None for all.
@@ -67,7 +69,11 @@ class RunView(Closing):
         return pa.concat_tables(tables) if tables else pa.table({})
 
     def to_pandas(self, **selection: Any) -> Any:
-        """The same as a `pandas.DataFrame`; the arguments are those of `to_arrow`."""
+        """Records as a `pandas.DataFrame`; arguments and errors are those of `to_arrow`.
+
+        Raises:
+            UsageError: pandas is not installed, too.
+        """
         try:
             import pandas  # noqa: F401, ICN001 - pyarrow imports it; asked for here to say what is missing
         except ImportError:
@@ -75,11 +81,11 @@ class RunView(Closing):
         return self.to_arrow(**selection).to_pandas()
 
     def records(self, step: int | str, rank: int = 0) -> Iterator[Record]:
-        """All records of a step in order; the step by number, or as its framework calls it, `epoch=3,batch=12`.
+        """All records of a step in the order of their sequence; the step by number or labels, `epoch=3,batch=12`.
 
         Raises:
             KeyError: there is no such step or rank.
-            UsageError: a framework calls no step, or several steps, so.
+            UsageError: no step, or several, have these labels.
             StoreError: the run is damaged.
         """
         return self.run.rank(rank).records(step if isinstance(step, int) else one_step(step, self.run, rank))
@@ -113,7 +119,7 @@ class _Shown:
     """Base of results that are printed as blocks of text, and shown as the same in HTML."""
 
     def _blocks(self) -> list[Block]:
-        """Lines and tables of the result; each subclass has its own."""
+        """The blocks (lines and tables) of the result; NotImplementedError here, each subclass has its own."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -200,7 +206,10 @@ class Comparison(_Shown):
 
 
 def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
-    """Compare two runs or checkpoints by path; `introspect_cli.api.diff` tells arguments and errors."""
+    """Compare two runs or checkpoints by path; arguments and errors as in `introspect_cli.api.diff`.
+
+    Without a `limit` among the options, the text groups what follows from the first divergence.
+    """
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.terms.options import DiffOptions

@@ -73,7 +73,7 @@ class Kind(str, Enum):
     PRODUCT = "product", "the saved tensor", "what the script saves or keeps"
 
     def __new__(cls, value: str, one: str = "", several: str = "", phase: Phase | None = None) -> Self:
-        """Make a member of its row in the table above."""
+        """Make a member of its row in the table above; a str whose value is the first column."""
         kind = str.__new__(cls, value)
         kind._value_, kind.one, kind.several, kind.phase = value, one, several, phase
         return kind
@@ -149,11 +149,11 @@ class Site:
 
     @property
     def evaluates(self) -> bool:
-        """Whether it is of evaluation: its phase is `eval`, or its root is a copy that is only evaluated (`#eval`)."""
+        """Whether it is of evaluation: its phase is `eval`, or the name of its root ends with `#eval` (`EVALUATED`)."""
         return self.phase is Phase.EVAL or EVALUATED in self.fqn.partition(".")[0]
 
     def key(self) -> int:
-        """A 64-bit hash of the site that is the same in every process."""
+        """An unsigned 64-bit hash of all fields of the site, which is the same in every process."""
         # As JSON, put together here, and `value` is computed: thousands of modules have a hundred thousand sites.
         words = f'"{self.phase._value_}", "{self.kind._value_}", {_quoted(self.fqn)}'
         text = f"[{words}, {int(self.call)}, {_quoted(self.path)}]"
@@ -207,7 +207,7 @@ class Part:
 
     @property
     def numel(self) -> int:
-        """Number of elements of the part."""
+        """Number of elements of the part; 1 without dimensions."""
         return math.prod(sum(length for _, length in ranges) for ranges in self.ranges)
 
 
@@ -239,7 +239,7 @@ class Layout:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether the layout is one of torch's sparse ones."""
+        """Whether the layout is one of torch's sparse ones, as `strides` says."""
         return self.strides.startswith("sparse")
 
 
@@ -286,7 +286,17 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A site and its summary, at one step of one rank; `given` is None where nothing is known of inputs."""
+    """A site and its summary, at one step of one rank.
+
+    Attributes:
+        step: number of the step.
+        rank: number of the rank.
+        sequence: position in the order in which the rank recorded things.
+        site: what is aligned between runs.
+        info: what is known of the site beside its name.
+        summary: what is kept of the value.
+        given: inputs of an operator; None where nothing is known of them.
+    """
 
     step: int
     rank: int
@@ -325,13 +335,13 @@ class ModuleInfo:
 
     @property
     def tied(self) -> dict[str, str]:
-        """FQN of each tied parameter by its name in this module."""
+        """FQN by which each tied parameter is recorded, by its name in this module; {} without any."""
         parts = (alias.partition("=") for alias in self.aliases)
         return {name: target for name, equals, target in parts if equals}
 
 
 def perturbed_by(manifest: Mapping[str, object]) -> int | None:
-    """Seed of a run's `--perturb`; None without it, or where nothing was moved."""
+    """Seed of a run's `--perturb`, by its manifest; None without it, or where it says that no element was moved."""
     options, done = manifest.get("options"), manifest.get("perturbed")
     seed = options.get("perturb") if isinstance(options, dict) else None
     moved = not isinstance(done, dict) or done.get("elements") != 0

@@ -35,7 +35,7 @@ def words(texts: Iterable[str]) -> tuple[str, ...]:
 def choose(
     texts: Iterable[str], names: Sequence[str], what: str, *, default: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Names chosen from a list, in the order of the list; () where no text is given.
+    """Names chosen from a list, in the order of the list, each once; () where no text is given, and for `none`.
 
     Args:
         texts: names, also with commas between; `all` is every one of them.
@@ -62,7 +62,11 @@ def choose(
 
 
 def parse_kinds(texts: Iterable[str]) -> frozenset[Kind]:
-    """Kinds by name, also with commas between, `all` for every kind; UsageError for an unknown one."""
+    """Kinds by name, also with commas between, `all` for every kind; empty where no text is given.
+
+    Raises:
+        UsageError: a kind is unknown, or no text holds a word.
+    """
     return frozenset(Kind(name) for name in choose(texts, [kind.value for kind in Kind], "kind"))
 
 
@@ -71,10 +75,10 @@ ALL_RANKS, ONE_PER_REPLICA = "all", "one-per-replica"
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Ranks from numbers separated by commas, `0,3`, ascending, each once.
+    """Ranks from numbers separated by commas, `0,3`, ascending, each once; not the words `all` and `one-per-replica`.
 
     Raises:
-        UsageError: a word is no number.
+        UsageError: a word is no whole number.
     """
     ranks = set()
     for word in text.split(","):
@@ -89,13 +93,16 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def matches(fqn: str, glob: str) -> bool:
-    """Whether a glob matches all of a name, or all of it after its root (`blocks.*` matches `GPT.blocks.0`)."""
+    """Whether a glob matches all of a name, or all of it after its root (`blocks.*` matches `GPT.blocks.0`).
+
+    Case counts; `*` matches dots, too. A glob equal to the name matches, whatever characters it has.
+    """
     short = fqn.partition(".")[2]
     return fqn == glob or fnmatchcase(fqn, glob) or (bool(short) and fnmatchcase(short, glob))
 
 
 def selects(fqn: str, globs: Sequence[str]) -> bool:
-    """Whether any glob matches a name or a parent of it.
+    """Whether any glob matches a name or a parent of it; False without globs.
 
     `blocks.0`, `GPT.blocks.0` and `*.0` all select `GPT.blocks.0`, its parameters, and every module in it; `=blocks.0`
     selects that name alone.
@@ -111,7 +118,10 @@ def selects(fqn: str, globs: Sequence[str]) -> bool:
 
 
 def near_module(glob: str, names: Iterable[str]) -> str:
-    """`; did you mean x?` for a glob near a name, its part after the root, or (`*.x`) its last part; else ""."""
+    """`; did you mean x?` for a glob near a name, its part after the root, or (`*.x`) its last part; else "".
+
+    A glob that is near nothing is tried again without its first part.
+    """
     candidates = set()
     for name in names:
         _, dot, short = name.partition(".")
@@ -129,7 +139,7 @@ def parse_steps(text: str) -> Schedule | Labelled:
     """A schedule, or labels where the text contains `=`.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text cannot be read as the one or the other.
     """
     if "=" in text:
         return Labelled.parse(text)
@@ -161,15 +171,15 @@ def one_step(text: str, run: Run, rank: int | None = None) -> int:
 
 
 def _labelled_steps(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
-    """Rising numbers of the steps that have these labels, in the first run that has any.
+    """Rising numbers, one or more, of the steps that have these labels, in the first of the runs in which a step does.
 
     Args:
         asked: the labels.
         runs: the opened runs.
-        ranks: whose labels count, rising; where they differ, the first one's.
+        ranks: whose labels count, rising; where they differ, the first one's. Those missing in a run are skipped.
 
     Raises:
-        UsageError: no step of any run has them.
+        UsageError: no step of any run has them; the sentence says which labels there are.
     """
     all_labels: list[Labels] = []
     for run in runs:
@@ -220,7 +230,11 @@ class Selection:
         return bool(self.steps or self.kinds or self.modules or self.ranks)
 
     def wants_step(self, step: int) -> bool:
-        """Whether a step is selected; labels must be numbers by now (`check_selection`)."""
+        """Whether a step is selected.
+
+        Raises:
+            TypeError: `steps` are labels; `check_selection` replaces these by numbers.
+        """
         if isinstance(self.steps, Labelled):
             raise TypeError(f"{self.steps} was not looked up in a run")
         return self.steps is None or self.steps.wants(step)
@@ -242,6 +256,8 @@ def read_selection(
 ) -> Selection:
     """A selection as the options of a verb say it (texts, with commas), or from numbers and names one by one.
 
+    Steps may be labels. Ranks of None, "" or `all` are all of them; `one-per-replica` is refused.
+
     Raises:
         UsageError: a text is no schedule, kind or rank.
     """
@@ -258,7 +274,10 @@ Chosen = TypeVar("Chosen", bound=Selection)
 
 
 def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[str], str] | None = None) -> Chosen:
-    """Check that each part of a selection matches something in at least one run.
+    """Check that each part of a selection (each rank, span of steps, kind, glob) matches something in some run.
+
+    Kinds and globs are looked for in the selected ranks, in all of their steps. In runs without a step, only ranks and
+    labels are checked.
 
     Args:
         selection: what was asked for.
@@ -267,10 +286,10 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
             same.
 
     Returns:
-        the selection, with numbers for steps asked for by label.
+        the selection, with numbers for steps asked for by label: those of the first run that has any.
 
     Raises:
-        UsageError: a glob matches no module, a kind was not recorded, a step or rank is in none of the runs.
+        UsageError: a glob matches no module or tensor, a kind was not recorded, a step or rank is in none of the runs.
     """
     if not selection.narrowed:
         return selection
@@ -310,7 +329,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
 
 
 def _counted(numbers: Sequence[int], what: str) -> str:
-    """How many steps or ranks (`what`) there are: `step 5` for a single one, else `12 steps from 0 to 11`."""
+    """Steps or ranks (`what`), given rising, in words: `step 5` for a single one, else `12 steps from 0 to 11`."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     return f"{len(numbers)} {what}s from {numbers[0]} to {numbers[-1]}"

@@ -24,12 +24,12 @@ _UNMIX_2: Final = pow(MIX_2, -1, 1 << 64)
 
 
 def _wrapped(value: Number) -> Number:
-    """An integer modulo 2**64; numpy arrays wrap by themselves."""
+    """An integer modulo 2**64; a numpy array as it is (the same object), since uint64 wraps by itself."""
     return cast("Number", value & MASK) if isinstance(value, int) else value
 
 
 def mix(raw: Number) -> Number:
-    """Finalise a sum, or each of an array, by a bijection of 64-bit integers (the finaliser of splitmix64)."""
+    """The checksum of a sum, or of each of a new array: the finaliser of splitmix64, a bijection of 64-bit integers."""
     value = _wrapped(raw)
     value = value ^ (value >> 30)
     for factor, shift in ((MIX_1, 27), (MIX_2, 31)):  # in place: of an array, each other one is memory to be asked for
@@ -60,10 +60,10 @@ def header(dtype: str, shape: Sequence[int], extra: bytes = b"") -> int:
 
 
 def source_digest(data: bytes) -> str:
-    """Digest of a source file, 16 hex digits."""
+    """Digest of a source file's bytes (blake2b of 8 bytes), 16 hex digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def content_digest(data: bytes) -> str:
-    """Digest of what a shared file holds, 32 hex digits."""
+    """Digest of a shared file's bytes (blake2b of 16 bytes), 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -20,11 +20,13 @@ _DEEPEST = 64
 
 
 def clean(text: str, limit: int = 0) -> str:
-    """The text on one line, control, format, surrogate, private and combining characters written as escapes.
+    """The text on one line: control, format, surrogate, private and combining characters as escapes.
+
+    So are line ends, tabs and every space but " ".
 
     Args:
         text: any text.
-        limit: the most characters, `...` at the end included; 0 for any number.
+        limit: the most characters after that, `...` at the end included; 0 for any number.
     """
     if not (text.isascii() and text.isprintable()):
         text = "".join(char if _visible(char) else char.encode("unicode_escape").decode() for char in text)
@@ -32,14 +34,14 @@ def clean(text: str, limit: int = 0) -> str:
 
 
 def bounded(text: str, limit: int) -> str:
-    """Text cleaned; of one over `limit` characters the first `limit`, then its length and CRC-32."""
+    """Text cleaned; of one over `limit` characters the first `limit`, and then its length and CRC-32."""
     if len(text) > limit:
         text = f"{text[:limit]}...({len(text)} characters, {_crc32(text)})"
     return clean(text)
 
 
 def shallow(path: str) -> str:
-    """A path with at most 64 `.` and `[` as it is; of a deeper one what is before the 65th, and a CRC-32 of all."""
+    """A path with at most 64 `.` and `[` as it is; of a deeper one what is before the 65th, then `['...CRC-32']`."""
     for level, match in enumerate(_LEVEL.finditer(path)):
         if level == _DEEPEST:
             return f"{path[: match.start()]}['...{_crc32(path)}']"
@@ -65,7 +67,7 @@ def count(number_of: int, word: str, plural: str = "") -> str:
 
 
 def human_size(number: float) -> str:
-    """Bytes as `999 B`, `1.5 kB`, `20.0 MB`."""
+    """Bytes as `999 B`, `1.5 kB`, `20.0 MB`, `200 MB`; units of 1000, up to TB."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
@@ -74,7 +76,7 @@ def human_size(number: float) -> str:
 
 
 def begin_alike(one: Sequence[object], two: Sequence[object]) -> int:
-    """Number of items at the beginning that two sequences or texts have in common."""
+    """Number of equal items at the beginning of two sequences or texts, up to the first that differs."""
     return next((at for at, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
 
 
@@ -84,9 +86,10 @@ _SHOWN = 8
 
 
 def group_label(ranks: list[int]) -> str:
-    """Name of a group of ranks, given rising: `ranks 0-3`, `ranks 0-4094/2`, else the first 8 by number, `ranks 0,2,5`.
+    """Name of a group of ranks, given rising: `ranks 0-3`, with a constant stride `ranks 0-4094/2`, else `ranks 0,2,5`.
 
-    Of more than 8 the number follows: `ranks 0,1,...,... (12)`.
+    Without stride (and of two) the first 8 are listed; of more the number follows: `ranks 0,1,3,4,6,7,9,12,... (12)`.
+    One is `rank 3`, none `no ranks`.
     """
     if not ranks:
         return "no ranks"
@@ -99,6 +102,6 @@ def group_label(ranks: list[int]) -> str:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """Ranks by number, `rank 3`, `ranks 1, 2`: the first 8, then `, ...`."""
+    """Ranks by number, `rank 3`, `ranks 1, 2`: the first 8 as given, then `, ...` if there are more."""
     shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
     return f"rank{'s' * (len(ranks) > 1)} {shown}"

@@ -30,10 +30,10 @@ _SHORT = (
 
 
 class CaptureCommand(click.Command):
-    """A command whose help stands under headings, and which knows what stood before the script."""
+    """A command whose options are grouped under headings in its help, and which keeps the words before the script."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, a section a heading."""
+        """Write the help of the options, a section for each heading, in the order of `HEADINGS`; "Help" comes last."""
         headings: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             line = param.get_help_record(ctx) if isinstance(param, click.Option) else None
@@ -44,7 +44,7 @@ class CaptureCommand(click.Command):
                 formatter.write_dl(headings[heading])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse; `ctx.meta["before script"]` becomes the words before the script, for runs in other processes."""
+        """Parse, and set `ctx.meta["before script"]` to the words before the script, without a `--` at their end."""
         given = tuple(args)
         rest = super().parse_args(ctx, args)
         before = given[: len(given) - len(ctx.params.get("words") or ())]
@@ -53,11 +53,12 @@ class CaptureCommand(click.Command):
 
 
 def _declared(heading: str, text: str, *names: str, **settings: Any) -> Callable[[Any], Any]:
+    """The decorator of an option that is no field of `CaptureOptions`; `settings` are click's."""
     return click.option(*names, cls=GroupedOption, heading=heading, help=text, **settings)
 
 
 def _declarations() -> Iterable[Callable[[Any], Any]]:
-    """All options: those that are fields, and those that steer this command only."""
+    """A decorator for each option, in the order of the help: fields of `CaptureOptions`, then those of this command."""
     annotations = {item.name: str(item.type) for item in fields(CaptureOptions)}
     for name, option in described():
         # without --steps, --first and --last say alone which steps are kept
@@ -81,7 +82,7 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
 
 
 def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare the options on a command."""
+    """Declare all options of `capture` on a command; a decorator."""
     for add in reversed(list(_declarations())):
         command = add(command)
     return command
@@ -164,7 +165,9 @@ def capture(
 
 
 def split_words(line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Capture options and, apart, the script with its arguments (or `-m`, a module and its arguments).
+    """(capture options, the script with its arguments, or `-m`, a module and its arguments) of a command line.
+
+    The options are not run or checked beyond parsing. The second is () where no script is named.
 
     Raises:
         click.UsageError: the options are not those of `capture`.

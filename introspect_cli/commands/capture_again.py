@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def verify_neutral(target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str]) -> int:
-    """Run the script watched and bare, and say on stderr whether both train the same.
+    """Run the script under a capture and without one, and say on stderr whether both train the same.
+
+    The captured run is kept, and its directory named on stderr, if it was made.
 
     Args:
         target: what is run.
@@ -29,7 +31,7 @@ def verify_neutral(target: Target, options: CaptureOptions, before_script: Seque
         exit code: 0 they do, 1 they do not, 2 it cannot be told.
 
     Raises:
-        UsageError: the run's directory exists, and `--force` was not given.
+        UsageError: the run's directory exists and is not empty, and `--force` was not given.
     """
     from introspect_cli.capture import neutrality
     from introspect_cli.capture.ranks.launchers import new_run
@@ -46,7 +48,9 @@ def verify_neutral(target: Target, options: CaptureOptions, before_script: Seque
 def repeat(
     target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str], times: int
 ) -> int:
-    """Capture the script several times, and say on stderr whether all runs are the same.
+    """Capture the script several times, one after the other, and say on stderr whether all runs are the same.
+
+    All runs are kept. Only the first one's output is shown.
 
     Args:
         target: what is run.
@@ -56,11 +60,11 @@ def repeat(
         times: how often; the runs are OUT-1, OUT-2, ...
 
     Returns:
-        exit code: 0 all runs are the same, 1 two differ, 2 it cannot be told.
+        exit code: 0 all runs are the same, 1 two differ, in values or in the exit code, 2 it cannot be told.
 
     Raises:
-        UsageError: a run's directory exists, and `--force` was not given.
-        StoreError: a run recorded nothing.
+        UsageError: a run's directory exists and is not empty, and `--force` was not given.
+        StoreError: a run recorded nothing; further ones are not started.
     """
     from introspect_cli.capture.neutrality import run_child
     from introspect_cli.capture.ranks.launchers import fresh_run
@@ -92,10 +96,10 @@ def repeat(
 
 
 def _refuse_existing(outputs: Sequence[Path], options: CaptureOptions) -> None:
-    """Look before the script runs whether a run's directory has something in it.
+    """Check before the script runs that each directory of a run is missing or empty, unless `--force` is given.
 
     Raises:
-        UsageError: one has, and `--force` was not given.
+        UsageError: one has something in it.
     """
     for output in outputs:
         if not options.force and output.exists() and any(output.iterdir()):

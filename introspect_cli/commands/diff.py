@@ -46,12 +46,12 @@ class Shown(Working):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether the first divergence is shown alone, with how many follow: a table without --all, --limit, -v."""
+        """Whether only the first divergence is shown, with how many follow: a table without --all, --limit and -v."""
         return self.format_ == "table" and self.limit is None and not (self.all_ or self.verbose)
 
     @property
     def most(self) -> int | None:
-        """How many divergences are listed at most; None for all."""
+        """How many divergences are listed at most: 12 unless --limit says; None, with --all, for all."""
         return None if self.all_ else 12 if self.limit is None else self.limit
 
 
@@ -63,12 +63,12 @@ class Again(Linking):
 
 
 class DiffCommand(click.Command):
-    """Takes what follows `--` for a command to capture, where two things to compare stand before it."""
+    """A command that takes the words after `--` for a command to capture, where any word stands before `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse what stands before `--`, and set `ctx.meta["command"]` to what follows it.
+        """Parse the words before the first `--`, and set `ctx.meta["command"]` to those after it.
 
-        A `--` that comes first is none: then all words are runs.
+        Without `--`, or with one only as the first word, it is not set, and all words are parsed.
         """
         if "--" in args[1:]:
             at = args.index("--")
@@ -149,7 +149,7 @@ def diff(
 def _capture_revisions(
     a: str | None, b: str | None, command: tuple[str, ...], compared: Comparing, shown: Shown, again: Again
 ) -> tuple[str, str]:
-    """Capture whichever of a and b is a revision; the paths of both runs.
+    """Capture whichever of a and b is a revision, and return the paths of both runs; progress goes to stderr.
 
     Args:
         a: a revision, `.` or a run; None where it was not named, which is an error, as for b.
@@ -158,6 +158,9 @@ def _capture_revisions(
         compared: what changes the answer; decides whether b may be ended at its first divergence.
         shown: what is shown; as `compared`.
         again: what belongs to revisions.
+
+    Raises:
+        UsageError: a, b or the script is not named, or as `capture_pair`.
     """
     from introspect_cli.commands.capture import split_words
     from introspect_cli.errors import UsageError
@@ -180,7 +183,7 @@ def _capture_revisions(
 
 
 def _revisions(*words: str | None) -> list[str]:
-    """Those of the words that are no path but name a revision; [] outside a repository."""
+    """Those of the words that are no existing path but name a git revision; [] outside a repository."""
     from introspect_cli.rerun.git import Repository
 
     repository = Repository.around(Path.cwd())
@@ -190,7 +193,10 @@ def _revisions(*words: str | None) -> list[str]:
 
 
 def _run_of(word: str) -> str | None:
-    """The run or checkpoint that a path, label or `@1` stands for; None where it stands for none."""
+    """Path of the run or checkpoint that a path, label or `@1` stands for; None where it stands for none.
+
+    A URL, and any file, counts as one without being opened.
+    """
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
     from introspect_cli.store.files.folders import MANIFEST
@@ -203,7 +209,11 @@ def _run_of(word: str) -> str | None:
 
 
 def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Verdict:
-    """Compare more than two runs, write which agree with which, and return the verdict."""
+    """Compare more than two runs, write which agree with which, and return the verdict.
+
+    Raises:
+        UsageError: an option is given that shows two runs.
+    """
     from introspect_cli.compare.groups import group_runs
     from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError

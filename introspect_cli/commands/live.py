@@ -25,10 +25,11 @@ _NICE = 10
 
 
 def main() -> NoReturn:
-    """Compare as the first argument says, answer in lines of JSON, and exit with 0, whatever comes of it.
+    """Compare as the first argument says, answer in lines of JSON on stdout, and exit with 0, whatever comes of it.
 
-    The argument is an object in JSON: `reference`, `run`, `asked` (words as for diff). The process has a low priority
-    and ends when nobody reads its answers.
+    The argument is an object in JSON: `reference`, `run`, `asked` (words as for diff). Answers are `agreed` (a step),
+    once `first`, then `verdict`, or `failed` with a sentence. The process has a low priority and ends when nobody reads
+    its answers.
     """
     from introspect_cli.commands.shared import compared_as
     from introspect_cli.errors import IntrospectError, abridged, scarcity
@@ -40,7 +41,7 @@ def main() -> NoReturn:
     run = Path(asked["run"])
 
     def first(result: DiffResult) -> None:
-        """Answer with the first divergence: its step in b, its place, and the sentence."""
+        """Answer with the first divergence: its step in b, its place (None without one), and the sentence."""
         step = result.first.step_b if result.first is not None else None
         _answer(first=step, place=_place(result), said=result.sentence)
 
@@ -57,13 +58,13 @@ def main() -> NoReturn:
 
 @contextmanager
 def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) -> Iterator[LiveReference]:
-    """Prepare to compare a run with a reference, for the length of a block; the reference is read when asked for.
+    """A `LiveReference` for the length of a block: opens the reference when asked for, and closes it at the end.
 
     Args:
         reference: a run, pack or URL; a golden run is compared by its own tolerance.
         run: the run.
-        compared: options of the comparison.
-        more: further fields of `DiffOptions`.
+        compared: options of the comparison; noise is kept open for the length of the block.
+        more: further fields of `DiffOptions`; not used for a golden run.
 
     Raises:
         StoreError: a golden run cannot be read.
@@ -97,7 +98,7 @@ def reference_of(reference: str, run: Path, compared: Comparing, **more: Any) ->
 
 
 def _place(result: DiffResult) -> list[Any] | None:
-    """[step in a, step in b, rank, key of the site] of the first divergence, to tell it from others; None for none."""
+    """[step in a, step in b, rank, key of the site] of the first divergence, which identify it; None for none."""
     first = result.first
     return None if first is None else [first.step, first.step_b, first.rank, first.site.key()]
 
@@ -108,7 +109,7 @@ def _answer(**facts: Any) -> None:
 
 
 def _end_with_reader() -> None:
-    """Wait until nobody reads standard output any more, and end this process at once."""
+    """Wait until nobody reads standard output any more, then end this process with 0, without cleanup."""
     waits = select.poll()
     waits.register(1, 0)  # an end that was closed is told whatever is asked for
     waits.poll()

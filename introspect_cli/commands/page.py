@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
     """The page about one run, or two that are compared, as HTML.
 
+    Of one rank it draws curves: that of the first divergence, else the first that all runs have. Operators are those of
+    one step: that of the first divergence, else the last.
+
     Args:
         runs: one run, or a and b.
         noise: repeats of a.
-        options: of the comparison.
+        options: of the comparison; curves show all steps whatever it selects.
     """
     result = compare_runs(*as_moments(runs[0], runs[1], written), options, noise) if len(runs) > 1 else None
     first = result.first if result is not None else None
@@ -77,7 +80,10 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
 
 
 def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tuple[Closeup, ...]:
-    """Divergences of the first diverging step that are worth a look, element by element; () where a lacks the step."""
+    """Divergences of the first diverging step that are worth a look, element by element.
+
+    () where nothing diverges, or a does not have the step.
+    """
     first = result.first
     if first is None or first.step not in runs[0].rank(first.rank):
         return ()
@@ -88,7 +94,7 @@ def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tupl
 
 
 def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
-    """The dataflow of a rank's step; None where the step has no operators."""
+    """The dataflow of a rank's step, as `graph_at` gives it; None where the step has no operators or is not there."""
     try:
         return graph_at(runs, step, DiffOptions(ranks=(rank,)), rank)
     except UsageError:  # it has no operators
@@ -96,7 +102,7 @@ def _graph(runs: list[Run], rank: int, step: int) -> Graph | None:
 
 
 def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | None = None) -> Graph:
-    """The dataflow of a step of the first run, pruned; where there is a second run, marked with what diverges.
+    """The dataflow of a step of the first run, pruned; where there is a second run, operators that diverge are marked.
 
     Args:
         runs: one run, or a and b.
@@ -114,7 +120,9 @@ def graph_at(runs: Sequence[Run], step: int, options: DiffOptions, rank: int | N
 
 
 def _ops(runs: list[Run], rank: int, step: int | None, step_b: int | None) -> tuple[OpRow, ...]:
-    """What each operator of a step returned in a and in b: in a's order, then those that only b has.
+    """The records of each operator's results of a step in a and in b: in a's order, then those that only b has.
+
+    None on the side that does not have it. () where neither has the step on that rank.
 
     Args:
         runs: one run, or a and b.

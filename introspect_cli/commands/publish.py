@@ -68,13 +68,13 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
             targets.open[text] = open_place(text, run, name, asked.rank, sources=asked.sources)
 
     def take(reader: Any, step: int) -> None:
-        """Log the numbers of a step at every place; does nothing for a rank other than the first."""
+        """Log the numbers of a step at every open place; does nothing where `--rank` names a rank other than 0."""
         if not asked.rank:  # the first of a launch publishes numbers
             numbers = numbers_of(reader, step, selection if selection.narrowed else None, chosen)
             targets.each(lambda _, place: place.log(step, numbers))
 
     def between() -> None:
-        """Upload what is new to object storage where its interval is over."""
+        """Upload what is new to each open place in object storage whose interval is over."""
         targets.each(lambda _, place: place.send_if_due() if isinstance(place, Remote) else None)
 
     count, state = 0, RunState.RUNNING
@@ -93,7 +93,7 @@ class _Places:
 
     Attributes:
         open: those that did not fail yet.
-        failed: why each other failed.
+        failed: why each of the others failed, on one line.
     """
 
     def __init__(self) -> None:
@@ -102,14 +102,17 @@ class _Places:
         self.failed: dict[str, str] = {}
 
     def each(self, do: Callable[[str, Place], object]) -> None:
-        """Call `do` with the text and the place of each that is still open; one that raises becomes failed."""
+        """Call `do` with the text and the place of each that is still open; where it raises, the place is failed."""
         for text, place in list(self.open.items()):
             with self.giving_up(text):
                 do(text, place)
 
     @contextmanager
     def giving_up(self, text: str) -> Iterator[None]:
-        """If the block raises, move the place `text` from `open` to `failed`, with the reason; the error is dropped."""
+        """A context manager: if its block raises, note why in `failed` under `text`, and drop that place and the error.
+
+        Interrupts come out; of the reason 600 characters are kept.
+        """
         try:
             yield
         except Exception as error:

@@ -103,7 +103,11 @@ def prune(directories: tuple[Path, ...], asked: PruneOptions) -> int:
 
 
 def _places(directories: tuple[Path, ...]) -> list[Path]:
-    """The directories to look in: those named, or `introspect-runs/`."""
+    """The directories to look in: those named (not checked), or `introspect-runs/`.
+
+    Raises:
+        UsageError: none is named, and there is no `introspect-runs/` here.
+    """
     from introspect_cli.errors import UsageError
     from introspect_cli.store.files.folders import RUNS
 

@@ -29,19 +29,20 @@ class RunType(click.Path):
     """A run: its path, or `@1` for the last run, `@2` for the one before it, or a label."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path of the run that a label or `@1` stands for; any other word is taken for a path."""
+        """The path of the run that a label or `@1` stands for; any other word is taken for a path as it is."""
         from introspect_cli.inspect.runs import chosen
 
         return super().convert(os.fspath(chosen(value)), param, ctx)
 
 
 class DefaultGroup(click.Group):
-    """A group whose first command is meant where no command is named, or where a run has the name of that command."""
+    """A group that runs its first command where none is named, or where a run has the name of that command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the first command first where none is named.
 
-        The first command's name counts as a run where such a path exists and no other word but options follows.
+        The first command's name counts as a run where such a path exists and only options follow. `-h` and `--help` in
+        the first place are the group's.
         """
         default = next(iter(self.commands))
         is_run = not any(not word.startswith("-") for word in args[1:]) and Path(default).exists()
@@ -58,13 +59,13 @@ class GroupedOption(click.Option):
     """An option that says under which heading its help stands; "" for none."""
 
     def __init__(self, *args: Any, heading: str = "", **kwargs: Any) -> None:
-        """Declare an option as click does; `heading` is only kept for who writes the help."""
+        """Declare an option as click does; `heading` is only kept, for the code that writes the help."""
         super().__init__(*args, **kwargs)
         self.heading = heading
 
 
 def option(default: object, text: str, *flags: str, **details: Any) -> Any:
-    """A field of a dataclass that `takes` makes an option of.
+    """A field of a dataclass, with an `Option` as its metadata `option`; `takes` declares it.
 
     Args:
         default: value of the field where the option is not given.
@@ -76,7 +77,7 @@ def option(default: object, text: str, *flags: str, **details: Any) -> Any:
 
 
 def declare(name: str, described: Option, default: object, annotation: str = "") -> Callable[[Any], Any]:
-    """Declare a field of a dataclass as an option of a command.
+    """A decorator that declares a field of a dataclass as an option of a command.
 
     Its type follows from the metavar `RUN`, else a `Path` in the annotation, else a float as default, choices, a least
     number, an int in the annotation; without any of these, a metavar or two names (`--a/--b`) it is a flag. A
@@ -108,7 +109,7 @@ def declare(name: str, described: Option, default: object, annotation: str = "")
 
 
 def takes(kind: type[Any], name: str = "asked", only: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Declare the fields of a dataclass as options of a verb.
+    """A decorator that declares the fields of a dataclass as options of a verb.
 
     Args:
         kind: the dataclass.
@@ -118,11 +119,11 @@ def takes(kind: type[Any], name: str = "asked", only: Sequence[str] = ()) -> Cal
     chosen = [item for item in fields(kind) if not only or item.name in only]
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        """The command with these options declared."""
+        """Wrap a command so that it takes these options, in the order of the fields, and gets them as one value."""
 
         @wraps(command)
         def call(*args: Any, **given: Any) -> Any:
-            """Call the command with the values of these options as one."""
+            """Call the command with the values of these options as one dataclass, the keyword `name`."""
             asked = kind(**{item.name: given.pop(item.name) for item in chosen})
             return command(*args, **{name: asked}, **given)
 
@@ -228,7 +229,8 @@ def compared_as(words: Sequence[str]) -> Comparing:
     """Read options of a comparison from words, as they are written for `diff`.
 
     Raises:
-        UsageError: a word is no option that changes the answer of `diff`, or its value cannot be read.
+        UsageError: a word is no option that changes the answer of `diff` (a field of `Comparing`), or its value cannot
+            be read.
     """
     from introspect_cli.errors import UsageError
 
@@ -248,10 +250,10 @@ def compared_as(words: Sequence[str]) -> Comparing:
 
 
 def last_runs(count: int) -> list[str]:
-    """The last `count` (1 or 2) runs below `introspect-runs/`, the older first; writes to stderr which they are.
+    """Paths of the last `count` (1 or 2) runs below `introspect-runs/`, the older first; written to stderr, too.
 
     Raises:
-        UsageError: there are not so many.
+        UsageError: there are fewer.
     """
     from introspect_cli.inspect.runs import latest
 
@@ -261,10 +263,10 @@ def last_runs(count: int) -> list[str]:
 
 
 def pair_of(a: str | None, b: str | None) -> tuple[str, str]:
-    """The two runs to compare: those named; the last two, which are told, where none is named.
+    """The two runs to compare: those named; where `a` is None, the last two, which are written to stderr.
 
     Raises:
-        UsageError: only one is named, or there are not two.
+        UsageError: only one is named, or there are fewer than two.
     """
     from introspect_cli.errors import UsageError
 
@@ -297,9 +299,9 @@ def answer(format_: str, document: Callable[[], Any], blocks: Callable[[], Itera
 
 
 def say(sentence: str, *, err: bool = False) -> None:
-    """Write a sentence to standard output, or with `err` to stderr, with control characters shown as escapes.
+    """Write a sentence to standard output, or with `err` to stderr, with control characters but line ends as escapes.
 
-    It may hold the name of a file, and whoever made that may have put codes for a terminal in it.
+    A file name in it may hold codes for a terminal.
     """
     from introspect_cli.texts import clean
 
@@ -307,7 +309,7 @@ def say(sentence: str, *, err: bool = False) -> None:
 
 
 def tell(line: str) -> None:
-    """Write to stderr, on one line, how far something is that takes a while; control characters as escapes."""
+    """Write a line of progress to stderr; control characters, line ends included, as escapes."""
     from introspect_cli.texts import clean
 
     click.echo(clean(line), err=True)

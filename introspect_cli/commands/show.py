@@ -54,7 +54,7 @@ class OfRank(Written):
 
 
 def _open_in(stack: ExitStack, run: str | None) -> Run:
-    """The run that is named (None: the last one), open until the stack is closed."""
+    """Open the run that is named until the stack is closed; None: the last one, which is written to stderr."""
     from introspect_cli.exchange.checkpoints import open_any
 
     return stack.enter_context(open_any(run or last_runs(1)[0]))
@@ -146,12 +146,12 @@ def history(fqn: str, run: str | None, run_b: str | None, selected: Selecting, a
         series = [histories(each, fqn, asked.stat, kinds, rank=asked.rank) for each in runs]
 
     def document() -> Any:
-        """The histories of the run; of two runs, by `a` and `b`."""
+        """The histories of the run as plain values; of two runs, a dict of these by `a` and `b`."""
         by_run = [history_document(each, asked.stat) for each in series]
         return by_run[0] if len(by_run) == 1 else dict(zip("ab", by_run, strict=True))
 
     def blocks() -> Any:
-        """A line for each history; of two runs, histories of one site side by side."""
+        """Blocks with a line for each history; of two runs, the histories of each site side by side."""
         if len(series) == 1:
             return history_blocks(series[0], asked.stat)
         return pair_blocks(paired(series[0], series[1]), asked.stat)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _output(text: str) -> Callable[[Any], Any]:
-    """The option `-o`, which is required."""
+    """The decorator of the required option `-o`, with the help `text`; its value is the `Path` `output`."""
     return click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help=text)
 
 

@@ -64,7 +64,11 @@ def watch(run: str | None, asked: WatchOptions, compared: Comparing) -> int:
         draw = None if asked.once else stack.enter_context(screen.live())
 
         def show_state(run: Run) -> tuple[Look, DiffResult | None, list[Block]]:
-            """Look at the run and show it: drawn anew in a terminal, elsewhere as a line where steps were added."""
+            """Look at the run and show it: drawn anew in a terminal, else a line if the number of steps changed.
+
+            With `--once`, or once the run is over outside of a terminal, nothing is shown. Returns the look, the
+            comparison (None without a reference, or where nothing can be said yet) and the blocks to draw.
+            """
             seen = summarise(run)
             result = None if reference is None or not run.ranks else reference.result(run)
             blocks = watch_blocks(seen, None if asked.against is None else (asked.against, result))

@@ -184,7 +184,8 @@ class Ranks:
     def adding_up(self) -> dict[str, list[int]]:
         """By FQN of a bias or embedding weight, the numbers of the sites of its module's output gradients.
 
-        The elements of the parameter's gradient add up to those of these output gradients.
+        The elements of the parameter's gradient add up to those of these output gradients. Only parameters with a
+        gradient on record, of modules known to add a bias to all of their output.
         """
         outputs: dict[str, list[int]] = {}
         for number, site in enumerate(self.sites):
@@ -201,7 +202,7 @@ class Ranks:
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
-        """Data-parallel groups of ranks, as the manifest of each rank has its own; one may come several times."""
+        """Data-parallel groups of ranks, one for each rank whose manifest names one; equal ones come several times."""
         groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
         return [
             frozenset(rank for rank in group if type(rank) is int)
@@ -243,7 +244,7 @@ class AlignedStep:
             self._by_kind.setdefault((site.kind, site.phase), []).append(number)
 
     def of(self, kind: Kind, *phases: Phase) -> list[int]:
-        """Sites of a kind, in some phases (all where none is named), in the order in which a rank recorded them."""
+        """Sites of a kind that any rank recorded, in some phases (all for none), sorted by `first_sequence`."""
         numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind.value, phase.value), ())]
         return sorted(numbers, key=self.first_sequence)
 
@@ -297,7 +298,9 @@ class AlignedStep:
         return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
 
     def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
-        """The difference between ranks' records of one site; None where all are equal.
+        """How ranks' records of one site differ from the lowest rank's; None where all are equal, or there are none.
+
+        Distance and scale are those of the first rank that differs.
 
         Args:
             rows: the rank's row, by rank.

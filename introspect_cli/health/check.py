@@ -93,6 +93,8 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
 def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> CheckResult:
     """Check a run by rules about one rank, for every rank, and by rules about all ranks together.
 
+    The latter only of a launch of several ranks with separate records.
+
     Args:
         run: the run.
         rules: the rules; with `work`, tasks look them up in `RULES` by id, so others are not found.
@@ -137,7 +139,7 @@ def _check_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
 
 
 def _gather(run: Run) -> Ranks:
-    """Gather all common steps of all ranks, in order."""
+    """Gather the steps that all recorded ranks have, in order."""
     numbers = [set(run.rank(rank).entries["step"].tolist()) for rank in run.recorded]
     ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
     ranks.gathered += [kind(ranks) for kind in _GATHERED]
@@ -152,7 +154,9 @@ def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
 
 
 def _check_result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
-    """The check's result: findings by rule, and the rules that could not be decided.
+    """The check's result: findings by level, step and rule, and the rules that could not be decided.
+
+    A rule is decided if it is on any rank; otherwise the first rank's need is given.
 
     Args:
         path: of the run.
@@ -198,7 +202,7 @@ def _apply_rule(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
 
 
 def finding_of(rule: Rule, hits: list[Hit]) -> Finding:
-    """One finding of all hits of a rule: the earliest, with the other hits' sites in `also`."""
+    """One finding of all hits of a rule, at least one: the earliest, with the other sites in `also`, each once."""
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
     return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)

@@ -92,7 +92,11 @@ class Equal(Gathered):
                     break  # others follow it
 
     def _unsound_modules(self, now: AlignedStep) -> set[str]:
-        """Modules that hold, directly or inside, a parameter or buffer that differs between ranks, now or last time."""
+        """Modules that hold, directly or inside, a parameter or buffer that is not known to be equal on all ranks.
+
+        Such a parameter or buffer differs in this step; or its last comparison, of a parameter, was unequal or there
+        was none.
+        """
         held = *now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER), *now.of(Kind.BUFFER, Phase.START, Phase.FORWARD)
         names = {now.sites[n].fqn for n in held if len(now.values(n, now.rows[n])) > 1}
         names |= {now.sites[n].fqn for n in now.of(Kind.PARAM)} - self.ledger_of("param").equal
@@ -244,8 +248,8 @@ def _parts(now: AlignedStep, number: int) -> dict[int, Part]:
 def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
     """Rows of ranks whose call got equal inputs, in groups of two or more; what they give must be equal.
 
-    None for modules whose parameters or buffers differ, for parts, and for calls that draw random numbers on ranks that
-    are to draw different ones.
+    No rows for modules whose parameters or buffers differ, without recorded inputs, for parts, and for calls that draw
+    random numbers on ranks that are to draw different ones.
     """
     site, inputs = now.sites[number], equal.of_call(now, number, Kind.INPUT)
     if not inputs or site.fqn in equal.unsound:
@@ -538,7 +542,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
 def _attribute_hits(ranks: Ranks) -> Iterator[Hit]:
     """Hits for plain attributes of torch's own modules, and modes of all, that differ between data-parallel ranks.
 
-    Other attributes of a script's modules may know which rank they are on, such as the one that prints.
+    One for each attribute and rank, at the first step; ranks are compared with the lowest. Other attributes of a
+    script's modules may depend on the rank, such as one that says who prints.
     """
     base = ranks.numbers[0]
     sharing = [rank for rank in ranks.numbers if is_data_parallel(ranks) and get_other_samples(ranks, base, rank)]
@@ -626,7 +631,10 @@ class Parts(Gathered):
         return ""
 
     def _find_ties(self, now: AlignedStep) -> None:
-        """Add to `ties` parameters of different names that start equal on two ranks, of which none has both names."""
+        """Add to `ties` parameters of different names that start equal on two ranks, of which none has both names.
+
+        Only whole parameters of `_LEAST` elements or more that are not all equal.
+        """
         holders: dict[object, list[tuple[int, str]]] = {}
         for number in now.of(Kind.PARAM, Phase.START):
             for rank, row in _held(now, number):

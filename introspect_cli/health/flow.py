@@ -171,7 +171,10 @@ def unbalanced_gradients(table: Table) -> Iterator[Hit]:
 
 
 def _heads(table: Table) -> list[list[str]]:
-    """Groups of modules that get the same input, each with an output that the root returns, in the fullest step."""
+    """Groups of two or more submodules with an equal first input, each with an output that the root returns.
+
+    Equal by the checksums of the step with most records; [] without steps.
+    """
     columns = table.many
     if not len(columns.steps):
         return []

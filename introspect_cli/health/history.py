@@ -158,6 +158,9 @@ def pack(
 ) -> Packed:
     """Pack the histories of runs that are compared: the first is a, then b, then noise runs.
 
+    Of hyper-parameters only learning rates are packed; random states and operators are not. At least one site is,
+    whatever the budget.
+
     Args:
         tables: one rank of each run.
         keep_step: a step that must stay; None for none.
@@ -232,7 +235,7 @@ class Curve:
 def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
     """Curves of a rank: losses, the gradient norm after the first loss, learning rates; of each kind the first `_MOST`.
 
-    `shift` is added to step numbers.
+    Curves without values are left out. `shift` is added to step numbers.
     """
     made = []
     for site in table.pick(Kind.LOSS)[:_MOST]:
@@ -256,7 +259,10 @@ def _curve(table: Table, site: int, kind: str, name: str) -> Curve:
 
 
 def _gradient_norm(table: Table) -> list[Curve]:
-    """L2 norm over the gradients of all recorded parameters, at their last backward pass in each step."""
+    """One curve: the L2 norm over all recorded gradients, at their last backward pass in each step; [] without any.
+
+    NaN in a step with a value that is not finite; steps without gradients are left out.
+    """
     sites = list({table.fqn[n]: n for n in sorted(table.pick(Kind.GRAD), key=lambda n: table.call[n])}.values())
     if not sites:
         return []
@@ -292,7 +298,8 @@ class Depth:
 def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
     """Scales of outputs (`Kind.OUTPUT`) or of the gradients at them (`Kind.GRAD_OUTPUT`), first call of each module.
 
-    Of more than `most` modules every k-th is kept, with the smallest k that leaves no more.
+    Of more than `most` modules every k-th is kept, with the smallest k that leaves no more. Modules without a finite
+    value, of no elements or of another dtype than floating point are left out.
     """
     outputs = [site for site in table.pick(Kind.OUTPUT) if not table.call[site]]
     order = {(table.fqn[site], table.path[site]): place for place, site in enumerate(outputs)}

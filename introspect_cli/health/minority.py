@@ -56,7 +56,10 @@ def shares_of(task: Task) -> Array:
 
 
 def _totals_of(reader: RankReader, last: int) -> Array:
-    """What a rank has, as `_HELD`: per share of copies, one number for its totals in all steps up to `last`."""
+    """What a rank has, as `_HELD`: per share of parameters, gradients or optimizer state, one number.
+
+    It covers the share's totals in all steps up to `last`, that one included.
+    """
     totals = reader.totals
     steps = reader.entries["step"]
     numbers_of: dict[bytes, int] = {}
@@ -81,6 +84,9 @@ def concatenated(*groups: Array) -> Array:
 
 def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     """Find ranks whose copies differ from those of most ranks, by totals of records alone.
+
+    One finding a rank, by step. The rule is undecided with one rank, with a rank without totals, and where a share has
+    no majority and nothing was found.
 
     Args:
         run: the run.
@@ -145,6 +151,8 @@ def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
 
 def _differing_records(run: Run, of: bytes, rank: int, base: int, most: int) -> list[tuple[int, int, Hit]]:
     """Read two ranks: (step, sequence, hit) of the records of a share that differ, in the first step that has any.
+
+    [] if no step that both have has any. Records that one rank alone has do not count.
 
     Args:
         run: the run.

@@ -111,7 +111,7 @@ def _fill(
 
 
 def _nonfinite(step: int, batch: StepBatch, numel: NDArray[np.float64]) -> Iterator[NonFinite]:
-    """Each record of a step with a NaN or infinity."""
+    """Each record of a step with a NaN or infinity; none where no counts were recorded."""
     if batch.counts:
         counts = np.stack([batch.counts[name] for name in _NOT_FINITE], axis=1)
         for row in np.flatnonzero((counts > 0).any(axis=1)).tolist():

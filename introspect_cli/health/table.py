@@ -83,7 +83,7 @@ class Columns:
 
     @classmethod
     def empty(cls, steps: NDArray[np.int64], sites: NDArray[np.int64]) -> Columns:
-        """Columns without any value."""
+        """Columns to be filled: statistics NaN, layouts -1, checksums 0."""
         shape = len(steps), len(sites)
         floats = {name: np.full(shape, np.nan, np.float32) for name in (*STATS, *SHARES)}
         return cls(steps, sites, np.full(shape, -1, np.int32), np.zeros(shape, np.uint64), floats)
@@ -94,7 +94,7 @@ class Columns:
         return {int(site): column for column, site in enumerate(self.sites)}
 
     def column(self, site: int) -> Column:
-        """The column of one site."""
+        """The column of one site, as views of these arrays; KeyError for a site that is not in them."""
         place = self.place[site]
         floats = {name: values[:, place] for name, values in self.floats.items()}
         return Column(self.steps, self.layout[:, place], self.checksum[:, place], floats)
@@ -171,7 +171,7 @@ class Table:
         return self.numbers.get((phase.value, kind.value, fqn, call, path))
 
     def pick(self, *kinds: Kind, phase: Phase | None = None) -> list[int]:
-        """Numbers of all sites of these kinds, in the order they were first seen."""
+        """Numbers of all sites of these kinds, in `phase` (all for None), in the order they were first recorded."""
         wanted = {kind.value for kind in kinds}
         numbers = [
             number
@@ -202,7 +202,7 @@ class Table:
         return Hit(int(step), self.name(site), evidence)
 
     def layout(self, site: int) -> Layout | None:
-        """The layout of a site's first measured step; None where it has none."""
+        """The layout of a site in the first kept step in which it was measured; None where it never was."""
         seen = self.column(site).layout
         seen = seen[seen >= 0]
         return self.layouts[int(seen[0])] if len(seen) else None

@@ -31,7 +31,7 @@ ROUNDING = 1e-5
 
 
 def _layouts(table: Table) -> dict[str, Layout]:
-    """Layout of each parameter by FQN."""
+    """Layout of each parameter by FQN, where it was measured."""
     layouts = {site: table.layout(site) for site in table.pick(Kind.PARAM)}
     return {table.fqn[site]: layout for site, layout in layouts.items() if layout is not None}
 
@@ -48,7 +48,10 @@ def _gradient_sizes(table: Table) -> dict[str, float]:
 
 
 def _seen_parameters(table: Table) -> Iterator[tuple[str, int, int, bool]]:
-    """(name, first step, steps seen, whether it ever changed) of each parameter seen in `LEAST` steps or more."""
+    """(name, first step, number of steps, whether it ever changed) of each parameter seen in `LEAST` steps or more.
+
+    Seen means that its bits were compared with the value before; all of them are trained.
+    """
     for place, name in enumerate(table.moves.names):
         changed = table.moves.changed[:, place]
         seen = np.flatnonzero(changed >= 0)

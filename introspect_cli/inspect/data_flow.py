@@ -82,7 +82,7 @@ class Graph:
 
 
 def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Graph:
-    """The dataflow of a step.
+    """The dataflow of a step, not pruned.
 
     Args:
         run: the run.
@@ -103,7 +103,10 @@ def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Grap
 
 
 def _read(reader: Any, step: int) -> Graph:
-    """The graph of one step: the recorded results of operators, and the edges between them."""
+    """The graph of one step: the recorded results of operators in the order they ran, and the edges between them.
+
+    An edge leads from a recorded earlier result alone: not from parameters, nor from the operator itself.
+    """
     batch = reader.read(step)
     order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
     params: dict[int, Record] = {}
@@ -186,7 +189,10 @@ def _unchanging(graph: Graph) -> set[int]:
 
 
 def _middle(graph: Graph) -> set[int]:
-    """Numbers of nodes in layers that are neither the first nor the last of their list (`h.1` of `h.0` to `h.2`)."""
+    """Numbers of nodes in layers that are neither the first nor the last of their list (`h.1` of `h.0` to `h.2`).
+
+    Any list that a name is in counts.
+    """
     numbers: dict[str, set[int]] = {}
     places: dict[int, list[tuple[str, int]]] = {}
     for node in graph.nodes:
@@ -221,7 +227,7 @@ def without(graph: Graph, gone: Iterable[int]) -> Graph:
 
 
 def backward_of(graph: Graph) -> dict[int, Node]:
-    """For each forward operator's number, its first backward operator."""
+    """By number of a forward operator, the node of its first operator of the backward pass."""
     backward: dict[int, Node] = {}
     for node in graph.nodes:
         if node.forward is not None and node.record.site.phase is Phase.BACKWARD:

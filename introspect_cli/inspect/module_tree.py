@@ -87,7 +87,10 @@ def _key(piece: str) -> str | int:
 
 
 def nested(items: Iterable[tuple[str, Any]]) -> Any:
-    """(path, value) pairs as nested dicts and lists; a level whose keys are 0 to n - 1 is a list."""
+    """(path, value) pairs as nested dicts and lists; a level whose keys are 0 to n - 1 is a list.
+
+    A value beside others that lie inside it has the key ""; one pair without a path is its value.
+    """
     return _nested([(keys(path), value) for path, value in items])
 
 
@@ -104,7 +107,7 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
 
 
 def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False) -> list[tuple[str, Any]]:
-    """(path, leaf) of nested dicts, lists and tuples.
+    """(path, leaf) of nested dicts, lists and tuples; empty ones have no leaf. Each key is added as `[key!r]`.
 
     Args:
         value: what is nested.
@@ -122,9 +125,9 @@ _Tree: TypeAlias = "dict[str, Any]"
 
 
 def _nested_values(sides: Iterable[Record], classes: Any) -> dict[str, tuple[ValueRow, ...]]:
-    """By module, the rows of nested inputs and outputs of its first call in the first step.
+    """By module, the rows of nested inputs and outputs of its first call, inputs first.
 
-    Inputs that are tensors and nothing else are left out.
+    An argument that is one tensor is left out, and so is an output that is.
 
     Args:
         sides: the records of inputs and outputs.
@@ -169,7 +172,8 @@ def _named(document: Any, *keys: str) -> dict[str, str]:
 def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]) -> Iterator[ValueRow]:
     """Rows of a nested value, the outermost first.
 
-    Of three or more numbered neighbours in a row that look equal, only the first and the last are shown.
+    Of three or more numbered neighbours in a row that look equal, only the first and the last are shown, and the first
+    says how many are hidden.
 
     Args:
         node: the value.
@@ -212,7 +216,7 @@ def stretches(looks: Sequence[object], numbered: Sequence[bool]) -> Iterator[tup
 
 
 def _form_of(node: _Tree) -> object:
-    """Layout and content of a nested value: equal for values that may be folded."""
+    """Key of a nested value: shape, dtype and what is inside; values with equal keys may be folded."""
     leaf = node.get("")
     return leaf and (leaf.shape, leaf.dtype), [(piece, _form_of(inner)) for piece, inner in _inside(node).items()]
 
@@ -285,7 +289,7 @@ def module_tree(run: Any, *, fold: bool = True, rank: int | None = None, depth: 
 
 
 def _first_sides(reader: Any) -> Iterator[Record]:
-    """Records of module inputs and outputs in the first step, without recomputation."""
+    """Records of module inputs and outputs in the first recorded step, without recomputation; none without a step."""
     batch, kinds = reader.read_row(0) if len(reader) else None, reader.sites.kind
     for row, number in enumerate(batch.site.tolist() if batch is not None else ()):
         if kinds[number] in _SIDES:
@@ -301,7 +305,11 @@ def _cut_values(row: ModuleRow, depth: int) -> ModuleRow:
 
 
 def _folded(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
-    """Rows without those between the first and last of numbered siblings with equal class, sizes and content."""
+    """Rows without those between the first and last of three or more numbered siblings that look equal.
+
+    Equal are class, parameters, output shape, and all that is inside. What is inside hidden rows is hidden too; the
+    first row says how many siblings are.
+    """
     children: dict[str, list[ModuleRow]] = {}
     for row in rows:
         if row.info.fqn:  # a module without a name would be its own child

@@ -99,7 +99,7 @@ def _steps(reader: Any) -> str:
 
 
 def overview(run: Any) -> Overview:
-    """The overview of a run; reads records of its first step alone."""
+    """The overview of a run; reads records of the first step of the first rank that has any, and file sizes."""
     readers = [run.rank(rank) for rank in run.ranks]
     first = next((reader for reader in readers if len(reader)), None)
     batch, names = (first.read_row(0), first.sites.kind) if first is not None else (None, [])
@@ -152,7 +152,7 @@ def size_on_disk(path: str) -> int:
 
 
 def parameter_sizes(reader: Any) -> dict[str, int]:
-    """Elements of each parameter, as recorded at the first step."""
+    """Elements of each parameter by FQN, as recorded at the first recorded step; {} without a step."""
     if not len(reader):
         return {}
     batch, sites = reader.read_row(0), reader.sites
@@ -196,7 +196,7 @@ class Stored:
 
 
 def step_records(run: Any, step: int, selection: Selection, *, rank: int | None = None) -> list[Record]:
-    """The selected records of a step, in the order they were made.
+    """The selected records of a step, in the order they were made; [] where the step has none and nothing narrows it.
 
     Raises:
         UsageError: the run has no such step or rank, or nothing of the step is selected.
@@ -209,7 +209,7 @@ def step_records(run: Any, step: int, selection: Selection, *, rank: int | None 
 
 
 def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: int | None = None) -> list[History]:
-    """A statistic of all sites whose FQN matches, over all steps.
+    """A statistic of all sites whose FQN matches, over all steps; sites without any record are left out.
 
     Args:
         run: the run.
@@ -254,7 +254,7 @@ def paired(a: list[History], b: list[History]) -> list[tuple[History | None, His
 
 
 def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]]) -> History:
-    """The history of a site from (step, value, text) rows; without texts where all are ""."""
+    """The history of a site from (step, value, text) rows, at least one; without texts where all are ""."""
     site, _ = sites[number]
     call = f" #{site.call}" if site.call else ""
     name = f"{site.phase.value} {site.kind.value} {site.fqn}{site.path and ' ' + site.path}{call}"

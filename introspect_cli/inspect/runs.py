@@ -122,7 +122,10 @@ def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
 
 
 def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(runs, subdirectories to search) of a directory: itself alone where it is a run, else the packs in it."""
+    """(runs, subdirectories to search) of a directory: itself alone where it is a run, else the packs in it.
+
+    Links and names that begin with a dot are no subdirectories. OSError where it may not be read.
+    """
     if (folder / MANIFEST).is_file():
         return [folder], []
     with os.scandir(folder) as scanned:
@@ -133,7 +136,7 @@ def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _row(path: Path) -> RunRow:
-    """The row of the run at `path`, also where it is damaged or unreadable."""
+    """The row of the run at `path`, which is opened and closed; also where it is damaged or unreadable."""
     size = size_on_disk(str(path))
     try:
         with open_run(path) as run:
@@ -158,7 +161,7 @@ def _row_of_open(path: Path, run: Run, size: int) -> RunRow:
 
 
 def _command(manifest: dict[str, Any]) -> str:
-    """The script's file name and arguments."""
+    """The script's file name, without its directory, and arguments; "" where neither is on record."""
     argv = manifest.get("argv")
     words = argv if isinstance(argv, list) else [manifest.get("script") or ""]
     return " ".join([Path(str(words[0])).name, *map(str, words[1:])]) if words else ""
@@ -202,9 +205,9 @@ _NAMED = 3
 
 
 def chosen(word: str | os.PathLike[str]) -> Path | str:
-    """The run that `@1` (the last), `@2`, ... or a label stands for, among those below `introspect-runs/`.
+    """The run that `@1` (the last), `@2`, ... or a label stands for, among those below `introspect-runs/` here.
 
-    A path that exists, a URL, and what is no label are returned as they are.
+    A path that exists, a URL, "", and what is no label are returned as they are.
 
     Raises:
         UsageError: there are not so many runs, or several have that label.

@@ -35,7 +35,7 @@ class Introspect(Callback):  # type: ignore[misc] # the base is untyped where Li
         self._window = Window(path, options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start to record."""
+        """Start to record; UsageError where another capture is running."""
         self._window.begin(pl_module, trainer.global_rank, trainer.world_size)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - Lightning's signature
@@ -43,5 +43,5 @@ class Introspect(Callback):  # type: ignore[misc] # the base is untyped where Li
         self._window.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 - as above
-        """Stop recording, and keep what went wrong in the manifest."""
+        """Stop recording, with the exception as what ended the run in its manifest."""
         self._window.end(exception)

@@ -29,7 +29,7 @@ def pytest_addoption(parser: Any) -> None:
 
 @pytest.fixture
 def introspect(request: Any) -> Checks:
-    """Assertions about training; golden runs are looked for beside the test's file."""
+    """Assertions about training; paths of golden runs are relative to the directory of the test's file."""
     return Checks(Path(request.path).parent, update=request.config.getoption(_UPDATE))
 
 
@@ -51,9 +51,9 @@ class Checks:
     ) -> None:
         """Assert that a function trains as it did when the golden run was saved.
 
-        With `--introspect-update`, the golden run is saved and nothing is compared. Where the golden run took 20
-        seconds or more, the function is ended soon after the first divergence: a SystemExit comes out of the
-        optimizer's step.
+        The test fails where there is no golden run. With `--introspect-update`, it is saved and nothing is compared.
+        Where the golden run took 20 seconds or more, the function is ended soon after the first divergence: a
+        SystemExit comes out of the optimizer's step.
 
         Args:
             path: the golden run, relative to the test's directory.
@@ -63,6 +63,7 @@ class Checks:
 
         Raises:
             AssertionError: the verdict is not SAME; undecided, too.
+            Exception: whatever `train` raises.
         """
         __tracebackhide__ = True
         from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compare_golden, pack_golden, takes_long
@@ -84,7 +85,7 @@ class Checks:
     def assert_same_numbers(
         self, model_a: Any, model_b: Any, inputs: Any, *, rtol: float = 0.0, atol: float = 0.0
     ) -> None:
-        """Assert that two models of the same structure give the same numbers, module by module.
+        """Assert that two models of the same structure give the same numbers in one forward pass, module by module.
 
         Args:
             model_a: the reference.
@@ -107,9 +108,9 @@ class Checks:
 
 
 def _capture_run(path: Path, work: Callable[[], Any], **options: Any) -> Path:
-    """Call `work` under a capture, and return the run's `path`.
+    """Call `work` under a small capture with the given options more, and return the run's `path`.
 
-    A SystemExit by which the comparison stopped it is swallowed.
+    A SystemExit by which the comparison stopped it is swallowed; anything else that `work` raises comes out.
     """
     from introspect_cli.api import capture
     from introspect_cli.store.read.run import open_run

@@ -32,7 +32,7 @@ class Introspect(TrainerCallback):  # type: ignore[misc] # the base is untyped w
         self._window = Window(path, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature
-        """Start to record."""
+        """Start to record; UsageError where another capture is running."""
         self._window.begin(kwargs.get("model"), args.process_index, args.world_size)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002 - Trainer's signature

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """Opens a capture and closes it, once.
+    """A capture of one block of training at a time, opened by `begin` and closed by `end`.
 
     Attributes:
         path: directory of the run.
@@ -43,7 +43,7 @@ class Window:
         """Start the capture, which ends with the process at the latest; nothing if it is open.
 
         Args:
-            model: what is trained.
+            model: what is trained; None where the framework does not say.
             rank: of this process, as the framework numbers it.
             world_size: how many processes train together.
 
@@ -79,7 +79,7 @@ class Window:
 
 
 def _this_script() -> Target | None:
-    """This process's script or module; None in a notebook or interpreter."""
+    """The script or module that this process runs, with its arguments; None in a notebook or interpreter."""
     process = described(sys.orig_argv)
     if process.role is not Role.SCRIPT or (process.script is None and process.module is None):
         return None
@@ -87,7 +87,10 @@ def _this_script() -> Target | None:
 
 
 def _launch(rank: int, world_size: int) -> Launch | None:
-    """The framework's launch, from its rank and world size; None for one process."""
+    """The launch of this process, from the framework's rank and world size and the environment; None for one process.
+
+    The framework's numbers win over RANK and WORLD_SIZE.
+    """
     if world_size < 2:
         return None
     return find_launch({**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size)})

@@ -37,7 +37,7 @@ def follow(
     rank: int | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> tuple[int, RunState]:
-    """Hand on every step of a run's lowest rank, in order, and wait until the run is over.
+    """Hand on every step of a run's lowest rank (or of `rank`), in order, and wait until the run is over.
 
     Args:
         path: the run.
@@ -46,7 +46,7 @@ def follow(
         between: called after each look at the run, whether or not it had new steps.
 
     Returns:
-        how many steps there were, and how the run ended.
+        how many steps were handed on, and the run's state, which is not RUNNING.
 
     Raises:
         StoreError: the run cannot be read.
@@ -79,14 +79,18 @@ def numbers_of(
 ) -> dict[str, float]:
     """The numbers of a step to publish, by name.
 
-    Always losses, the first learning rate, L2 norms of all gradients and parameters, counts of NaN and infinities, and
-    the framework's epoch and step where they are numbers; and what is selected.
+    Where they were recorded: losses, the first learning rate, L2 norms over all gradients and over all parameters (the
+    last record of each), the framework's epoch and `global_step` where they are numbers. Always counts of NaN and
+    infinities over all records. And what is selected, as `kind/fqn.../stat`: the last record of a name wins.
 
     Args:
         reader: of the rank.
         step: its number.
         selection: of which values statistics are published; None for none.
-        stats: which statistics.
+        stats: which statistics; one that a record does not have is left out.
+
+    Raises:
+        KeyError: the rank has no such step.
     """
     batch, sites = reader.read(step), reader.sites
     numbers: dict[str, float] = {}
@@ -137,6 +141,6 @@ def _norm_of(reader: RankReader, batch: StepBatch, rows: list[int]) -> float | N
 
 
 def _value(record: Record) -> float:
-    """The mean of a loss's record; NaN where it holds one, else infinity where it holds one."""
+    """The mean of a loss's record; NaN where the loss holds a NaN, else +inf where it holds an infinity of any sign."""
     stats = record.summary.stats
     return math.nan if stats.get("nans", 0) else math.inf if stats.get("infs", 0) else float(stats["mean"])

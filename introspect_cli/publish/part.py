@@ -76,7 +76,7 @@ class PartSender:
     def __init__(
         self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool, before: Callable[[], None]
     ) -> None:
-        """Read the catalogue that is in the storage, if any, to go on from there; nothing is sent yet.
+        """Read the catalogue of this directory that is in the storage, if any, to go on from it; nothing is sent yet.
 
         Args:
             run: the run's directory.
@@ -105,6 +105,8 @@ class PartSender:
     def _resume(self, place: str) -> None:
         """Take over the pieces of an earlier catalogue that exist, as far as each file has them without a gap.
 
+        Nothing where there is no catalogue or it is damaged. New pieces are numbered after all that exist.
+
         Raises:
             StoreError: the catalogue is another run's.
         """
@@ -132,12 +134,13 @@ class PartSender:
         self._number = max((int(piece[:6]) + 1 for piece in entries if piece[:6].isdecimal()), default=0)
 
     def send(self, every: float) -> None:
-        """Upload what is new as pieces, then the catalogue; sets `waiting` and `over`.
+        """Upload what is new as pieces, call `before`, then upload the catalogue; sets `waiting` and `over`.
 
-        Nothing is uploaded once `over` is set and nothing is new.
+        The catalogue is uploaded even if nothing is new, except where `over` was set before. Pieces that it no longer
+        names are removed.
 
         Args:
-            every: within how many seconds this will be called again.
+            every: within how many seconds this will be called again; said in the catalogue.
 
         Raises:
             StoreError: some of it was not sent.
@@ -157,7 +160,10 @@ class PartSender:
     # --- what there is
 
     def _state(self) -> _State:
-        """The directory's present state: lock, small files, lengths of logs."""
+        """The directory's present state: whether nobody holds its lock, small files, lengths of logs and tensors.
+
+        Without `sources`, the text of source files is left out.
+        """
         with Folder.at(str(self._path)) as folder:
             over = not is_locked(folder)  # asked first: what is then read is all there will be
             inline, lengths = dict[str, bytes](), dict[str, int]()
@@ -203,14 +209,17 @@ class PartSender:
     # --- what is to be sent
 
     def _unsent(self, state: _State) -> Iterator[ByteRange]:
-        """Byte ranges that are in no piece yet, of at most `MAX_PIECE` bytes: sources, then logs, then tensors."""
+        """Byte ranges that are in no piece yet, of at most `MAX_PIECE` bytes: sources, then logs, then tensors.
+
+        Files of one sort by the order of `state.lengths`; the head of a log, which is inline, is not among them.
+        """
         for name in sorted(state.lengths, key=lambda name: name.endswith(LOG) + 2 * name.endswith(_TENSOR)):
             sent = sum(extent.length for _, extent in self._extents.get(name, ()))
             for at in range(len(state.inline.get(name, b"")) + sent, state.lengths[name], MAX_PIECE):
                 yield ByteRange(name, at, min(at + MAX_PIECE, state.lengths[name]))
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
-        """Bytes `begin` to `end` of a file of the directory."""
+        """Bytes `begin` to before `end` of a file of the directory; fewer where the file is shorter."""
         folders, _, last = name.rpartition("/")
         with Folder.at(str(self._path / folders)) as place, place.file(last) as file:
             return file.read(begin, end)
@@ -268,7 +277,7 @@ class PartSender:
 
 
 def _grouped(unsent: list[ByteRange]) -> Iterator[list[ByteRange]]:
-    """Group byte ranges, in order, into lists of at most `MAX_PIECE` bytes."""
+    """Group byte ranges, in order, into lists of at most `MAX_PIECE` bytes together."""
     group: list[ByteRange] = []
     for part in unsent:
         if group and sum(each.end - each.begin for each in group) + part.end - part.begin > MAX_PIECE:

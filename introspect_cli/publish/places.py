@@ -44,7 +44,7 @@ NUMBERS = "metrics.jsonl"
 
 
 def _json_line(step: int, numbers: Mapping[str, float]) -> str:
-    """The numbers of a step as a line of JSON; those not finite as text."""
+    """The numbers of a step, and `step`, as a line of JSON with its line end; those not finite as text (`nan`)."""
     plain = {name: value if abs(value) < float("inf") else str(value) for name, value in numbers.items()}
     return json.dumps({"step": step, **plain}) + "\n"
 
@@ -53,7 +53,7 @@ class Directory:
     """A directory with a subdirectory for each run."""
 
     def __init__(self, path: str, name: str) -> None:
-        """Create the directory `path/name` and an empty file of numbers in it, which stays open."""
+        """Create the directory `path/name` and open an empty `metrics.jsonl` in it; one that is there is emptied."""
         self.path = Path(path) / name
         self.path.mkdir(parents=True, exist_ok=True)
         self._file = (self.path / NUMBERS).open("w", encoding="utf-8")
@@ -64,7 +64,7 @@ class Directory:
         self._file.flush()
 
     def add_file(self, file: Path) -> None:
-        """Copy a file, atomically."""
+        """Copy a file into the directory, atomically; replaces one of that name."""
         fresh = self.path / f".{file.name}"
         shutil.copyfile(file, fresh)
         fresh.replace(self.path / file.name)
@@ -85,7 +85,7 @@ class Remote:
             url: such as `s3://bucket/runs`.
             run: its directory.
             name: of the run.
-            rank: which rank of a launch; None for all. Only the first one's numbers are sent.
+            rank: which rank of a launch; None for all. Numbers are sent only for rank 0 or None.
             sources: whether the text of source files goes with it.
 
         Raises:
@@ -99,7 +99,7 @@ class Remote:
         self._has_sent = False
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Keep the numbers of a step for the next upload."""
+        """Keep the numbers of a step for the next upload; does nothing for a rank other than 0."""
         if NUMBERS in self._files:
             self._files[NUMBERS] += _json_line(step, numbers).encode()
 
@@ -109,10 +109,10 @@ class Remote:
             self._files[file.name] = file.read_bytes()
 
     def send_if_due(self) -> None:
-        """Upload what is new, if the interval is over; a failed upload is repeated with the next.
+        """Upload what is new, if the interval is over; what a failed upload did not send goes with the next.
 
         Raises:
-            RefusedError: storage refuses, and nothing was uploaded before.
+            RefusedError: storage refuses, and no upload succeeded before.
         """
         if self._sender.is_due():
             try:
@@ -125,7 +125,7 @@ class Remote:
                 pass  # it is tried again
 
     def _send(self) -> None:
-        """Upload the run, the file of numbers and kept files."""
+        """Upload what is new of the run, then the file of numbers and kept files as a whole."""
         self._sender.send()
         for name, data in self._files.items():
             self._sender.storage.put(name, bytes(data))
@@ -159,7 +159,7 @@ _MAX_METRICS = 1000
 
 
 class TensorBoard:
-    """A TensorBoard event file; in a logger's directory it joins that logger's run."""
+    """A TensorBoard event file; in the directory of another logger's events it is shown as part of that run."""
 
     def __init__(self, directory: str, name: str) -> None:
         """Create an event file in `directory` now; in `runs/NAME` where that is ""."""
@@ -169,7 +169,7 @@ class TensorBoard:
         self._file = EventFile(self._directory / stem, time.time())
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append the numbers of a step."""
+        """Append the numbers of a step, as `introspect/NAME`."""
         values = [scalar(f"introspect/{name}", value) for name, value in numbers.items()]
         self._file.add(step, values, time.time())
 
@@ -213,7 +213,7 @@ class MLflow:
             self._run = self._client.create_run(number, run_name=name).info.run_id
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
+        """Log the numbers of a step, as `introspect/NAME`; characters that MLflow refuses become `_`."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -235,7 +235,7 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A run beside the script's, which no other process can write; online or offline as `WANDB_MODE` says."""
+    """A run of Weights & Biases beside the script's own; online or offline as `WANDB_MODE` says."""
 
     def __init__(self, project: str, name: str) -> None:
         """Begin a run now.
@@ -261,13 +261,13 @@ class WeightsAndBiases:
         self._run.log({f"introspect/{name}": value for name, value in numbers.items()}, step=step)
 
     def add_file(self, file: Path) -> None:
-        """Log a file as an artifact."""
+        """Log a file as an artifact, `RUN-FILE`."""
         artifact = self._artifact(f"{self._name}-{file.name}".replace("/", "-"), type="introspect")
         artifact.add_file(str(file), name=file.name)
         self._run.log_artifact(artifact)
 
     def close(self) -> str:
-        """Finish the run, which waits until it is uploaded; returns where it is."""
+        """Finish the run, which waits until it is uploaded; returns in words its URL, or offline its directory."""
         place = self._run.url or self._run.dir
         self._run.finish()
         return f"Weights & Biases: {place}"
@@ -292,8 +292,10 @@ def open_place(text: str, run: str, name: str, rank: int | None = None, *, sourc
         sources: whether the text of source files may go to a URL.
 
     Raises:
-        UsageError: its package is not installed, or it looks like a logger and is none.
+        UsageError: its package is not installed, or a word without `/` that is no directory has a `:` or is nearly a
+            logger's name.
         StoreError: the URL cannot be reached.
+        Exception: whatever the package of a logger raises.
     """
     word, colon, rest = text.partition(":")
     if word not in LOGGERS and not is_remote(text) and not Path(text).is_dir() and "/" not in text:

@@ -44,7 +44,7 @@ MAX_CONCURRENT = 8
 
 
 def _job_id(manifest: bytes, path: str) -> object:
-    """The job id of the launch in a manifest; None where it names none."""
+    """The job id of the launch in a manifest (its bytes); None where it names none. `path` is for errors."""
     said = documents.load(manifest, path)
     return (launch_of(said) or {}).get("job") if isinstance(said, dict) else None
 
@@ -77,7 +77,7 @@ class Sender:
 
     @property
     def waiting(self) -> int:
-        """Bytes that the last round saw and did not send."""
+        """Bytes that the last round saw and did not send, over all directories."""
         return sum(part.waiting for part in self._parts.values())
 
     def is_due(self) -> bool:
@@ -87,8 +87,10 @@ class Sender:
     def send(self) -> None:
         """Upload what is new, several directories at once, and wait for it; sets when the next round is due.
 
+        It may be called before that.
+
         Raises:
-            StoreError: some of it was not sent.
+            StoreError: some of it was not sent, a file could not be read, or another run is in the storage.
         """
         now = time.monotonic()
         every = max(ROUND_SECONDS, ROUND_FRACTION * (now - self._began))
@@ -102,7 +104,11 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _new_part(self, place: str) -> PartSender:
-        """Make the `PartSender` of a directory, and keep it for further rounds."""
+        """Make the `PartSender` of a directory, with the run's or the launch's id, and keep it for further rounds.
+
+        Raises:
+            StoreError: what is in the storage cannot be found out, or is another run's.
+        """
         base = place.rpartition("/")[0]
         with Folder.at(str(self._run / base)) as folder:
             run_id = str(read_manifest(folder).get("id"))
@@ -132,9 +138,10 @@ class Sender:
                         there.add(name)
 
     def _directories(self) -> list[str]:
-        """The directories with a catalogue each: "" for a run of one process, else that of each rank that is sent.
+        """The directories with a catalogue each: "" for a run of one process, else `rankN`, `attemptN/rankN`.
 
-        Uploads the manifests of a launch and its attempts, each once.
+        Only those that have a log; with a `rank`, only that one's in the last attempt. Uploads the manifests of a
+        launch and its attempts, each once.
         """
         with Folder.at(str(self._run)) as folder:
             if launch_of(read_manifest(folder)) is None:

@@ -27,7 +27,10 @@ def cut(text: str, length: int, *, front: bool = False) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number in `digits` significant digits; without a fraction and below a million, as an integer; `-` for None."""
+    """A number in `digits` significant digits; `-` for None.
+
+    An int, and a float below a million without a fraction, is written out as an integer.
+    """
     if value is None:
         return "-"
     if isinstance(value, int) or (math.isfinite(value) and value == int(value) and abs(value) < 10**6):
@@ -36,7 +39,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def statistic(summary: Summary | None, name: str, digits: int = 4) -> str:
-    """The statistic `name` of a record in `digits` significant digits; "" where it has none."""
+    """The statistic `name` of a record in `digits` significant digits; "" without a record or statistic."""
     return "" if summary is None or name not in summary.stats else number(summary.stats[name], digits)
 
 
@@ -171,7 +174,7 @@ Block: TypeAlias = "Line | Table | Figure | Fold"
 
 
 def line(text: str = "", style: str = "", indent: int = 0, *, wrap: bool = True) -> Line:
-    """A paragraph of one style."""
+    """A paragraph of one style, with `indent` blanks in front; an empty line for ""."""
     return Line(((text, style),) if text else (), indent, wrap)
 
 
@@ -201,7 +204,7 @@ def table_of(
     style: Callable[[Item], str] = lambda _: "",
     caption: str = "",
 ) -> Table:
-    """A table with a row per item; columns whose texts are all "" are left out.
+    """A table with a row per item; columns whose texts are all "" are left out, so without items there is none.
 
     Args:
         items: what the rows are about.
@@ -217,11 +220,11 @@ def table_of(
 
 
 def fit(table: Table, width: int) -> tuple[Table, list[int]]:
-    """The table fitted to a width, and the width of each column.
+    """The table fitted to a width, and the width of each column, with gaps of 2 from 100 columns on, else of 1.
 
     First, columns are dropped, the one with the lowest `drop_at` first, while their least widths together are too wide.
-    Then texts are cut: again and again the widest column that is above its least width loses a character. It may still
-    be too wide where no column can be dropped or cut.
+    Then the widest column that is above its least width loses a character, again and again. It may still be too wide
+    where no column can be dropped or cut. Texts are cut at their beginning.
     """
     gap = 2 if width >= 100 else 1
     cells = [[column.title, *(row[place] for row in table.rows)] for place, column in enumerate(table.columns)]
@@ -245,7 +248,7 @@ def fit(table: Table, width: int) -> tuple[Table, list[int]]:
 
 
 def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
-    """All blocks as lines of text, tables laid out for `width`."""
+    """All blocks as lines of text, tables laid out for `width` and folds opened; figures are left out."""
     for block in blocks:
         if isinstance(block, Line):
             yield block
@@ -256,7 +259,7 @@ def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
-    """The table as lines of text."""
+    """The table as lines of text: its caption if it has one, headings, rows, fitted to `width`."""
     fitted, widths = fit(table, width)
     gap = " " * (2 if width >= 100 else 1)
     lines = [line(table.caption, "heading")] if table.caption else []

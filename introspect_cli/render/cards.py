@@ -60,7 +60,10 @@ def breakable(name: str) -> str:
 
 
 def _where(result: DiffResult, first: Divergence) -> str:
-    """The card "Where": step, module, kind and source line of the first divergence."""
+    """The card "Where": step, module, kind and source line of the first divergence.
+
+    Also the step of b if it is another one, and the rank if several ranks diverge.
+    """
     site = first.site
     steps = text(step_words(first.step, first.labels))
     if result.counts.steps_compared:
@@ -93,7 +96,10 @@ def roundings(first: Divergence) -> str:
 
 
 def _how_much(result: DiffResult, first: Divergence) -> str:
-    """The card "How much": distance, roundings, noise floor, and both values."""
+    """The card "How much": distance, roundings, noise floor, both values, and what agrees before.
+
+    In place of the distance, the run that alone has the record, or that it was not measured.
+    """
     a, b = first.a, first.b
     how = "from whole tensors" if first.exact else "estimated from sketches"
     big = f"{text(distance(first.rel_l2))} <small>relative L2, {how}</small>"
@@ -109,7 +115,11 @@ def _how_much(result: DiffResult, first: Divergence) -> str:
 
 
 def _why(result: DiffResult, first: Divergence) -> str:
-    """The card "Why": where the cause lies, and the lines that a terminal shows."""
+    """The card "Why": the first finding, or the reason, and the lines that a terminal shows.
+
+    In place of the finding, that the cause is unknown where not all was recorded, or that none is on record where
+    several causes remain.
+    """
     follows = first.role is not Role.ORIGIN and first.reason != "resumed"
     known = result.explains[0].text if result.explains else first.reason
     if [one.certainty for one in result.explains[:2]] == [Certainty.LEFT] * 2:
@@ -130,7 +140,7 @@ def _count_line(result: DiffResult) -> Block:
 
 
 def rests_on(result: DiffResult) -> list[Block]:
-    """Evidence, counts, and notes in a fold."""
+    """Evidence, counts (with a first divergence), and notes in a fold; no fold without notes."""
     blocks: list[Block] = [line(f"- {clause}") for clause in result.evidence]
     blocks += [_count_line(result)] * (result.first is not None)
     notes = tuple(line(f"- {note}") for note in result.notes)
@@ -138,7 +148,7 @@ def rests_on(result: DiffResult) -> list[Block]:
 
 
 def first_table(first: Divergence) -> list[Block]:
-    """A table of both records at the first divergence, and the names of rows that are equal in both."""
+    """A table of the rows in which both records at the first divergence differ, then the names of equal rows."""
 
     def sides(words: Callable[[Summary], str], absent: str = "") -> tuple[str, str]:
         """Both texts of a row; `absent` for a side without a record."""
@@ -160,7 +170,7 @@ def first_table(first: Divergence) -> list[Block]:
 
 
 def strip(result: DiffResult) -> str:
-    """Markup of the first diverging step in order of execution; "" where there is nothing to show."""
+    """Markup of the first diverging step in order of execution; "" without a first divergence or cells."""
     if result.first is None or not result.strip:
         return ""
     each = [(title, [cell for cell in result.strip if cell.row == row]) for row, title in _ROWS.items()]
@@ -183,8 +193,8 @@ def _shade(cell: StripCell) -> str:
 def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str:
     """One row of the strip, of at most `_MOST_CELLS` cells.
 
-    Where there are more, neighbours share one: it shows the first divergence if that is among them, else the one that
-    is furthest from equal.
+    Where there are more records, neighbours share a cell: it shows the first divergence if that is among them, else the
+    one that is furthest from equal by state, then by distance.
     """
     fold = -(-len(cells) // _MOST_CELLS)
     wide = 100 / -(-len(cells) // fold)

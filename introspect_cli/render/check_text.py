@@ -57,7 +57,10 @@ def summary(result: CheckResult) -> str:
 
 
 def _finding(finding: Finding, since: str) -> list[Block]:
-    """A finding: level, rule, site; its evidence; its cause. `since` is put after the rule: " from step 3", or ""."""
+    """A finding: level, rule, site (rank if not 0); its evidence; up to `_SHOWN` further sites; its cause.
+
+    `since` is put after the rule: " from step 3", or "".
+    """
     rank = f", rank {finding.rank}" if finding.rank else ""
     head = Line(
         (
@@ -91,7 +94,7 @@ _MODULES = 8
 
 
 def watch_blocks(look: Look, against: tuple[str, DiffResult | None] | None = None) -> list[Block]:
-    """The screen of a run in progress: curves, distance to another run, and findings.
+    """The screen of a run in progress: curves, distance to another run, the first findings, its map if they diverge.
 
     Args:
         look: the run at this moment.
@@ -122,7 +125,7 @@ def watch_line(look: Look) -> str:
 
 
 def _curve(curve: Curve) -> Line:
-    """A line: a curve's last value and its range, or that all values are equal."""
+    """A line: a curve's last value and the range of its finite values, or that all values are equal."""
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
     said = f"{number(values[-1]) if math.isfinite(values[-1]) else 'not finite'} at step {curve.steps[-1]}"
@@ -134,7 +137,9 @@ def _curve(curve: Curve) -> Line:
 
 
 def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:
-    """How far the run is from another one, in a line.
+    """Two lines, the second empty: how the run compares with another one.
+
+    The comparison's sentence if they diverge or the run is over; else how much agrees so far.
 
     Args:
         look: the run at this moment.

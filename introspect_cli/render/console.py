@@ -68,7 +68,7 @@ class Screen:
         )
 
     def _measure(self) -> int:
-        """Number of columns: `COLUMNS` of the environment, else the terminal's, else 80; `WIDEST` in a pipe."""
+        """Number of columns: `COLUMNS` of the environment, else `WIDEST` in a pipe, else the terminal's, else 80."""
         columns = os.environ.get("COLUMNS", "")
         if columns.isdecimal() and int(columns) > 0:
             return int(columns)
@@ -121,7 +121,7 @@ class Screen:
         return parts
 
     def _encodable(self, content: str) -> str:
-        """The text; where the stream has no unicode, with ASCII in place of other characters."""
+        """The text; where the stream is not UTF, ASCII alone: similar characters or backslash escapes for others."""
         if self.unicode:
             return content
         return "".join(_ASCII.get(char, char) for char in content).encode("ascii", "backslashreplace").decode()

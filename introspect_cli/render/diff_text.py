@@ -80,9 +80,10 @@ _LIKELY = 3
 
 
 def why_lines(result: DiffResult) -> list[Block]:
-    """Labelled lines: what is known to be equal, what explains the first divergence, what likely caused it.
+    """Labelled lines: what was compared that the divergence rests on, what explains it, what likely caused it.
 
-    Then a line on changed statements that are not named, or a command that finds which one it is.
+    Then a line on changed statements where none is among the causes, or, for two or more, a command that finds which
+    one it is; then the sentences of `also`.
     """
     rows: list[tuple[str, str, str]] = []
     for known in _KNOWN:
@@ -117,7 +118,10 @@ def why_lines(result: DiffResult) -> list[Block]:
 
 
 def _followers(result: DiffResult) -> list[Block]:
-    """The first divergence, and how many others its step has, in the same phase and in other phases."""
+    """The first divergence as a table, and how many others its step has, in the same phase and in other phases.
+
+    They are those that the result lists.
+    """
     first, *rest = result.divergences
     blocks: list[Block] = [divergence_table([first])]
     same = [each for each in rest if each.step == first.step]
@@ -140,7 +144,10 @@ def first_blocks(result: DiffResult) -> list[Block]:
 
 
 def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Block]:
-    """A table of differing tensors of two checkpoints: all with `everything`, else the first few of the result."""
+    """A table of differing tensors of two checkpoints: all listed with `everything`, else the first `_SHOWN_TENSORS`.
+
+    With `verbose`, details of all listed ones follow; [] where none differs.
+    """
     shown = result.divergences if everything else result.divergences[:_SHOWN_TENSORS]
     if not shown:
         return []
@@ -176,7 +183,10 @@ def _rest(result: DiffResult, listed: int, how: str) -> list[Block]:
 
 
 def groups_blocks(groups: Groups) -> list[Block]:
-    """A comparison of more than two runs: the sentence, and each group with how it differs from the largest."""
+    """A comparison of more than two runs: the sentence, and each group with its paths.
+
+    Every group but the first has how it differs from the largest, which is the first.
+    """
     blocks: list[Block] = [line(clean(groups.sentence), _VERDICT_STYLE[groups.verdict])]
     for number, group in enumerate(groups.groups):
         blocks += [line(), line(f"Group {number + 1}, {count(len(group), 'run')}:", "heading")]

@@ -78,7 +78,10 @@ def module_of(divergence: Divergence) -> str:
 
 
 def glance(divergence: Divergence) -> tuple[str, str]:
-    """(a, b) in a few characters: shapes, dtypes, values or statistics, whichever differs first."""
+    """(a, b) in a few characters: plain values, else what differs first: shape, dtype, NaN or Inf count, a statistic.
+
+    Random states by the beginning of their checksums; `(none)` for a side without a record.
+    """
     a, b = divergence.a, divergence.b
     if a is None or b is None or Status.VALUE in (a.status, b.status):
         return _one_record(a), _one_record(b)
@@ -114,7 +117,8 @@ def _shape(summary: Summary) -> str:
 def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
     """(a, b) of the statistic that moved most relative to the spread of values; checksums where none moved by 1e-8.
 
-    A statistic later in `_COMPARED` is taken only if it moved half as much again.
+    A statistic later in `_COMPARED` is taken only if it moved half as much again. Of one element, its value; `a` begins
+    with the statistic's name, `b` has none.
     """
     if a.layout.numel == 1 and "mean" in a.stats and "mean" in b.stats:
         return two_numbers(a.stats["mean"], b.stats["mean"])
@@ -135,7 +139,10 @@ def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
 
 
 def detail_blocks(result: DiffResult) -> list[Block]:
-    """For each listed divergence, lines on what differs: layout, statistics, elements."""
+    """For each listed divergence, lines on what differs: elements if compared, layout and statistics, else checksums.
+
+    For a record of one run alone, that record.
+    """
     blocks: list[Block] = []
     for divergence in result.divergences:
         a, b = divergence.a, divergence.b
@@ -207,7 +214,11 @@ _WHY = {
 
 
 def changes_blocks(code: CodeChanges | None) -> list[Block]:
-    """All changed statements, grouped by nearness to the divergence, the most likely cause first."""
+    """All changed statements, grouped by nearness to the divergence, the nearest group first.
+
+    Then files that changed in comments or names alone or were not read. One line where no file differs, or for None: no
+    digests were recorded.
+    """
     if code is None:
         return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]
     blocks: list[Block] = []
@@ -241,7 +252,10 @@ def change_lines(one: Ranked) -> Iterator[Line]:
 
 
 def _side_lines(side: Side | None, sign: str, style: str) -> Iterator[Line]:
-    """The first `_LONGEST` lines of one side, each after `sign`, then how many more there are; nothing for None."""
+    """The first `_LONGEST` lines of one side, each after `sign` and cut at 160 characters, and how many more there are.
+
+    Nothing for None.
+    """
     if side is None:
         return
     lines = side.text.splitlines()

@@ -30,7 +30,7 @@ _LONGEST_CODE = 4000
 
 
 def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = False) -> list[Block]:
-    """Lines of each finding.
+    """Lines of each finding: parts of a checkpoint, independent divergences, structure, settings.
 
     Args:
         result: the comparison.
@@ -68,7 +68,10 @@ def findings_document(result: DiffResult) -> dict[str, Any]:
 
 
 def _resumed_blocks(result: DiffResult, _everything: bool) -> list[Block]:
-    """What a resumed run restored: a line for what was not, for what was, and for what cannot be told."""
+    """What a resumed run restored: a line for what was not, for what was, and for what cannot be told.
+
+    [] where no run resumed.
+    """
     resumed = result.resumed
     if resumed is None:
         return []
@@ -183,7 +186,7 @@ def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
 
 
 def settings_blocks(result: DiffResult) -> list[Block]:
-    """All differing settings, those that can explain the divergence first."""
+    """All differing settings, those that can explain the divergence first; a line where none differs."""
     if not result.settings:
         return [line("No setting that both runs kept differs.")]
     blocks: list[Block] = []

@@ -67,7 +67,10 @@ def mark_ops(graph: Graph, result: DiffResult) -> Graph:
 
 
 def graph_blocks(graph: Graph) -> list[Block]:
-    """A table of all operators with their scales and those of their gradients."""
+    """A line on how many operators are shown, and a table of them with their scales and those of their gradients.
+
+    A gradient is that of the first backward operator; columns without any text are left out.
+    """
     gradients = backward_of(graph)
 
     def gradient_scale(node: Node) -> str:
@@ -95,7 +98,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
 
 
 def _operator_words(site: Site) -> str:
-    """The operator and output of a site, with the number of the call where it is not the first."""
+    """The operator and output of a site, with the number of the call, from 1 on, where it is not the first (0)."""
     return f"{clean(site.path)}{f' ({site.call})' if site.call else ''}"
 
 
@@ -165,10 +168,10 @@ def _box(node: Node, x: float, y: float) -> str:
 
 
 def _colour(node: Node) -> tuple[str, str, str]:
-    """Fill colour, and CSS classes of both lines of text.
+    """(fill colour, CSS class of the first line of text, of the second).
 
     NaN or infinity is red; in a comparison the state decides; else the mean of absolutes, in powers of ten from 1e-6 to
-    100.
+    100, clipped; the background where it is unknown.
     """
     scale = node.scale
     if node.nonfinite:
@@ -197,9 +200,10 @@ def _legend(graph: Graph) -> str:
 
 
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
-    """(left, top) of each node by its number; width and height of the picture.
+    """(left, top) of each node by its number; width, at least 560, and height of the picture.
 
-    A node stands below all that it was given, and what is made early directly above its first use.
+    A node stands below all that it was given, and what is made early directly above its first use. Without inputs,
+    nodes of the loss, backward pass and optimizer stand below the forward pass so far.
     """
     by_number = {node.number: node for node in graph.nodes}
     before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}

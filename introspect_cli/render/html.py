@@ -90,7 +90,7 @@ def page_html(page: Page) -> str:
 
 
 def _summary(page: Page) -> str:
-    """The cards of a single run: what ran, its loss, findings."""
+    """The cards of a single run: what ran, its first loss if it has one, and counts and the first three findings."""
     run, check = page.runs[0], page.checks[0]
     facts = dict(facts_of(run))
     told = [(name, facts[name]) for name in ("ran", "started", "on", "ended") if facts.get(name)]
@@ -126,7 +126,10 @@ def _what_ran(page: Page) -> list[Block]:
 
 
 def _ops(ops: tuple[OpRow, ...], step: int, *, two: bool) -> list[Block]:
-    """A table of the first `_MOST_OPS` operators of a step, in order of execution; `two`: whether there is a run b."""
+    """A table of the first `_MOST_OPS` operators of a step, in order of execution, and how many more there are.
+
+    With `two`, of runs a and b: columns of both, and rows that are not equal are marked.
+    """
 
     def mean(side: Record | None) -> str:
         return number(side.summary.stats.get("mean") if side is not None else None, 6)

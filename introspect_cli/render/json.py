@@ -32,9 +32,9 @@ _UNUSUAL = re.compile(r"[^\n -~]")
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """A document as strict JSON: NaN and infinities, wherever they are, as `plain` writes them.
+    """A document as strict JSON, indented by 2; NaN and infinities become null, "inf" and "-inf".
 
-    Names come from stores and from directories; what a terminal would obey stands as JSON's escape of it.
+    Names come from stores and from directories: characters that a terminal would obey are written as JSON escapes.
     """
     try:
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -124,7 +124,7 @@ def _side(values: Sequence[ValueRow], place: int) -> str:
 
 
 def records_document(records: Sequence[Record], step: int, labels: Labels) -> dict[str, Any]:
-    """The records of one step, and what its framework calls it."""
+    """The records of one step with rank, sequence, site and summary, and what the framework calls the step."""
     rows = [
         {"rank": record.rank, "sequence": record.sequence}
         | site_document(record.site, record.info.module_class)
@@ -135,7 +135,7 @@ def records_document(records: Sequence[Record], step: int, labels: Labels) -> di
 
 
 def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
-    """Sites over all steps."""
+    """Sites over all steps: steps, values of `stat`, and texts (null where there are none)."""
     listed = [{**plain(history), "texts": list(history.texts) or None} for history in histories]
     return {"format": FORMAT, "stat": stat, "histories": listed}
 
@@ -159,12 +159,12 @@ def _plain_array(values: Any) -> Any:
 
 
 def settings_document(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run."""
+    """The settings of a run, by document."""
     return {"format": FORMAT, "settings": dict(settings)}
 
 
 def graph_document(graph: Graph) -> dict[str, Any]:
-    """The operators of a step, and what flows between them."""
+    """The operators of a step, edges as pairs of site numbers, and how many operators there were before pruning."""
     nodes = []
     for node in graph.nodes:
         site, info = node.record.site, node.record.info
@@ -215,7 +215,7 @@ def culprit_document(culprit: Culprit) -> dict[str, Any]:
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:
-    """The smallest set of changes that makes two runs diverge."""
+    """The smallest set of changes that makes two runs diverge: each with kind and place; null for no comparison."""
     from introspect_cli.rerun.changes.elements import kind_of, place_of
 
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]

@@ -32,7 +32,7 @@ def html_of(blocks: Iterable[Block]) -> str:
 
 
 def _block(block: Block) -> str:
-    """One block as markup; an unwrapped line is left as text for a `<pre>`."""
+    """One block as markup; an unwrapped line is left as text for a `<pre>`, an empty line is ""."""
     if isinstance(block, Line):
         said = "".join(map(_span, block.spans))
         return (
@@ -54,7 +54,10 @@ def _span(span: Span) -> str:
 
 
 def _table(table: Table) -> str:
-    """A table as markup that scrolls sideways; the first cell of a row is its heading."""
+    """A table as markup that scrolls sideways; the first cell of a row is its heading.
+
+    Cells are cut at 400 characters.
+    """
     titles = "".join(f'<th scope="col">{text(column.title)}</th>' for column in table.columns)
     styles = (*table.styles, *[""] * len(table.rows))
     body = "".join(
@@ -81,6 +84,6 @@ def fragment(markup: str) -> str:
 
 
 def card(title: str, big: str, rows: Iterable[tuple[str, str]], more: str = "") -> str:
-    """A card as markup; every argument but `title` is markup already."""
+    """A card as markup; rows without a value are left out. Title, `big`, `more` and rows are put in unescaped."""
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows if value)
     return f'<article class="card"><h3>{title}</h3><div class="big">{big}</div>{more}<dl>{listed}</dl></article>'

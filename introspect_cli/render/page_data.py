@@ -73,7 +73,7 @@ class Page:
 
 
 def page_data(page: Page) -> str:
-    """The JSON that the page's script reads, safe inside a script element."""
+    """The JSON that the page's script reads, safe inside a script element; the first `_SHOWN` divergences alone."""
     result, history = page.result, page.history
     document: dict[str, Any] = {
         "two": result is not None,
@@ -105,7 +105,10 @@ def page_data(page: Page) -> str:
 
 
 def packed(array: np.ndarray[Any, Any]) -> str:
-    """An array as base64 of zlib; float32 is transposed to bytes of equal significance, which compresses better."""
+    """An array as base64 of zlib, without shape and dtype.
+
+    Float32 is stored as four planes, of bytes of equal significance, which compresses better.
+    """
     data = np.ascontiguousarray(array)
     if data.dtype == np.float32:
         data = np.ascontiguousarray(data.reshape(-1).view(np.uint8).reshape(-1, 4).T)
@@ -169,7 +172,10 @@ def scale_of(values: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def levels_of(divergence_map: DivergenceMap) -> tuple[np.ndarray[Any, Any], int, int]:
-    """Levels (rows, steps) as uint8 (see `LOWEST`), and the powers of ten (low, high) that they span."""
+    """Levels (rows, steps) as uint8 (see `LOWEST`), and the powers of ten (low, high) that they span.
+
+    Distances outside that span get the nearest level.
+    """
     values, unmeasured, behind = _cells(divergence_map)
     low, high = scale_of(np.where(unmeasured, np.nan, values))
     with np.errstate(all="ignore"):
@@ -188,7 +194,8 @@ def _cells(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, 
 def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
     """The map with its levels, the cell of the first divergence, and the noise at each step.
 
-    Neighbouring rows are joined, with the higher of their levels, where there are more than `MOST_CELLS` cells.
+    Where there are more than `MOST_CELLS` cells, neighbouring rows are joined, with the higher of their levels. The
+    cell is [row, column], in the last step of the map up to that of the divergence; None where its module has no row.
     """
     levels, low, high = levels_of(divergence_map)
     fold = max(1, -(-levels.size // MOST_CELLS))
@@ -213,7 +220,10 @@ def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], r
 
 
 def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> list[float]:
-    """The largest distance of any module in any noise run, per step of the map; [] without noise runs."""
+    """The largest finite distance of any module in any noise run, per step of the map; [] without noise runs.
+
+    0.0 at steps that no noise run has.
+    """
     band = dict.fromkeys(steps, 0.0)
     for found in noise:
         if found is not None:

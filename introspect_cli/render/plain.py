@@ -25,7 +25,11 @@ def finite(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A value as dicts, lists, texts and finite numbers; dataclasses as dicts, members of an Enum as their values."""
+    """A value as dicts, lists, texts and finite numbers; NaN is None, infinities are texts.
+
+    Dataclasses become dicts, members of an Enum their values, times ISO 8601, paths texts; other objects stay as they
+    are.
+    """
     if isinstance(value, Divergence):
         return divergence_document(value)
     if isinstance(value, Summary):
@@ -56,7 +60,10 @@ def site_document(site: Site, module_class: str) -> dict[str, Any]:
 
 
 def divergence_document(divergence: Divergence) -> dict[str, Any]:
-    """A divergence as plain values."""
+    """A divergence as plain values; keys beyond the usual ones only where they have a value.
+
+    `rel_l2` is None, with `rel_l2_below`, where sketches cannot tell the values apart.
+    """
     site = divergence.site
     unresolved = divergence.rel_l2 == 0 and not divergence.exact  # sketches cannot tell values this close apart
     document = {

@@ -28,10 +28,10 @@ _MOST_ROWS = 40
 
 
 def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
-    """The divergence map as a table, the first `most` modules that differ; [] where the result has no map.
+    """The divergence map as a table: the first `most` modules that differ, by step; [] where the result has no map.
 
     Of each module the first step in which its forward or backward pass differs, and the largest distance in the forward
-    pass of any step.
+    pass of any step. Then how many more differ, and how many are equal.
     """
     found = result.map
     if found is None:
@@ -62,7 +62,7 @@ _ENDS = 20
 
 
 def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
-    """For each site a heading and its values: all, or the first and the last `_ENDS`."""
+    """For each site a heading and one paragraph of its values, or texts: all, or the first and the last `_ENDS`."""
     blocks: list[Block] = []
     for history in histories:
         numbers = [value for value in history.values if value is not None]
@@ -78,7 +78,7 @@ def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
 
 
 def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: str) -> list[Block]:
-    """For each site of two runs a table of values that differ, or a line where one run lacks it."""
+    """For each site of two runs a table of values that differ, or a line: equal at all steps, or in one run alone."""
     blocks: list[Block] = []
     for place, (a, b) in enumerate(pairs):
         one = a or b
@@ -94,7 +94,10 @@ def pair_blocks(pairs: Sequence[tuple[History | None, History | None]], stat: st
 
 
 def _table(a: History, b: History) -> list[Block]:
-    """Both runs' values at the first `_ENDS` steps at which they differ, and a line on how many there are."""
+    """Both runs' values at the first `_ENDS` steps at which they differ, and a line on how many there are.
+
+    `-` for a step that one run lacks, which differs; only a line where all values are equal.
+    """
     one, two = dict(zip(a.steps, a.values, strict=True)), dict(zip(b.steps, b.values, strict=True))
     steps = sorted({*one, *two})
     differing = [step for step in steps if not _is_same(one.get(step), two.get(step))]

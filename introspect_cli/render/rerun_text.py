@@ -23,7 +23,10 @@ _SHOWN = 6
 
 
 def culprit_blocks(culprit: Culprit) -> list[Block]:
-    """The first bad commit, its files, and its divergence; candidates where it is undecided."""
+    """The first bad commit, its files, the changes in it that suffice, and its divergence; how many commits were tried.
+
+    Where it is undecided, the commits that it could be.
+    """
     tried = line(
         f"{count(len(culprit.tried), 'commit')} tried; their runs are in {clean(str(culprit.directory))}", "dim"
     )
@@ -81,7 +84,10 @@ def _element_blocks(element: Element) -> list[Block]:
 
 
 def zoom_blocks(zoomed: Zoomed) -> list[Block]:
-    """The whole answer of a zoom."""
+    """The whole answer of a zoom: the sentence, whether runs repeat, closeups, and the new captures.
+
+    The comparison from before alone where that does not diverge. The source lines are with the first closeup.
+    """
     blocks: list[Block] = []
     if zoomed.before.verdict is not Verdict.DIVERGED:
         return diff_blocks(zoomed.before)

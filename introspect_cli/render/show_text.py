@@ -121,7 +121,7 @@ def _where(run: Overview) -> str:
 
 
 def _command(manifest: dict[str, Any]) -> str:
-    """The command line of a run; the script alone where that was not recorded."""
+    """The command line of a run; the script alone where that was not recorded, "" for neither."""
     argv = manifest.get("argv")
     return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
@@ -132,7 +132,10 @@ def _time(manifest: dict[str, Any], name: str) -> str:
 
 
 def _ending(run: Overview) -> str:
-    """How a run ended, in words: when, by what signal or exception, with which exit code."""
+    """How a run ended, in words: when, by what signal or exception, with which exit code.
+
+    Or that it is still being written, or was interrupted.
+    """
     manifest = run.manifest
     if run.state == "running":
         return "still being written"
@@ -162,7 +165,10 @@ def _steps(run: Overview) -> str:
 
 
 def _named(first: Labels, last: Labels) -> list[str]:
-    """Clauses on the framework's names of the first and the last step."""
+    """Clauses on the framework's names of the first and the last step: framework, steps, epochs, batches a step.
+
+    Steps and epochs only if both have them.
+    """
     words = [str(last["framework"])] if "framework" in last else []
     words += [
         f"{name} {label_text(first[name])} to {label_text(last[name])}"
@@ -175,7 +181,10 @@ def _named(first: Labels, last: Labels) -> list[str]:
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
-    """The module tree, nested values below their module."""
+    """The module tree as one table, nested values and counts of folded rows below their module.
+
+    A line where no module was recorded.
+    """
     roots = [row.info.module_class for row in rows if "." not in row.info.fqn]
     lines: list[tuple[str, ...]] = []  # a style, and the cells
     for row in rows:
@@ -209,7 +218,10 @@ def _folded(indent: str, number: int) -> list[tuple[str, ...]]:
 
 
 def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list[Block]:
-    """The records of one step, under what its framework calls it."""
+    """The records of one step as a table, under what its framework calls it; a line where there are none.
+
+    Then up to 5 reasons why some were not observed.
+    """
     if not records:
         return [line(f"Step {step} has no record of what was selected.")]
 

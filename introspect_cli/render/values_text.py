@@ -153,7 +153,7 @@ def _picture_svg(picture: Picture) -> str:
 
 
 def _axes(picture: Picture) -> str:
-    """A clause on which dimensions the picture's rows and columns are."""
+    """A clause on which dimensions the picture's rows and columns are; the number of elements for a single row."""
     if not picture.rows:
         return count(math.prod(picture.sizes[1]), "element")
     axes = ("rows", picture.rows, picture.sizes[0]), ("columns", picture.columns, picture.sizes[1])

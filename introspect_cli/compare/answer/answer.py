@@ -83,9 +83,10 @@ def _with_resumption(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
 
 
 def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges | None, tuple[SettingChange, ...]]:
-    """How the source differs (None as in `code_changes`), and settings that differ, the heaviest first.
+    """How the source differs, and the settings that differ, the heaviest first.
 
-    Also sets `at.settings`; `at` is None where nothing diverges.
+    The first is None where a run has no digests of its files. Also sets `at.settings`; `at` is None where nothing
+    diverges. May run git to read texts.
     """
     a, b = compared.a, compared.b
     code, offset = code_changes(a, b, at, compared.ending), any(outcome.offset for outcome in compared.outcomes)
@@ -130,7 +131,11 @@ def _is_by_chance(at: View) -> bool:
 
 
 def _may_have_stepped(at: View) -> bool:
-    """Whether an optimizer may have stepped before the first divergence, also in a process that was not recorded."""
+    """Whether an optimizer may have stepped before the first divergence, also in a process that was not recorded.
+
+    False only in the first compared step, if that is step 0, for the first call of a record that is a gradient or of a
+    phase other than start, optimizer and evaluation.
+    """
     site = at.site
     after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
     return after or site.call > 0 or not at.is_first_step or at.first.step > 0
@@ -203,7 +208,7 @@ def _diverged_answer(
 def _defined_in(at: View) -> str:
     """`file:line` of the class of the first of these modules on record: the site's, its tensor's owner, the cause's.
 
-    "" where none is.
+    a's module tree is asked before b's; "" where neither has any of them.
     """
     names = at.site.fqn, owner_of(at.site.fqn), at.cause.module
     found = (tree[name] for name in names for tree in at.step.modules if name in tree)
@@ -255,11 +260,11 @@ def _listed_divergences(
 def _place_of_both(at: View, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
     """The place of the first divergence (step and ranks), and a sentence on the other of training and evaluation.
 
-    The sentence is "" where evaluation was not compared alone, or where the place tells it already.
+    The sentence is "" where evaluation was not compared alone, and where only evaluation diverges: the place says that.
 
     Args:
         at: the first divergence.
-        training: the answer for training alone; None where evaluation was not told apart.
+        training: the answer for training alone; None where it was not compared alone.
         evaluation: the answer for evaluation alone; None likewise.
     """
     first = at.first
@@ -280,7 +285,10 @@ def _place_of_both(at: View, training: Separate | None, evaluation: Separate | N
 
 
 def _other_part_words(separate: Separate, name: str) -> str:
-    """Sentence on training or evaluation (`name`), to follow the one on the first divergence."""
+    """Sentence on training or evaluation (`name`), to follow the one on the first divergence.
+
+    That it diverges too, and where; else the sentence of its verdict, after `name:` where that is UNDECIDED.
+    """
     if separate.verdict is Verdict.UNDECIDED:
         return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
     if separate.first is not None:

@@ -118,7 +118,8 @@ class _SourceTexts:
     def __init__(self, run: Run) -> None:
         """Read the names and digests of the run's source files and its git commit.
 
-        Texts are read when they are asked for.
+        `script` is the file with the script's basename, "" unless there is exactly one. Texts are read when they are
+        asked for.
         """
         self._sources = Sources(run)
         self.digests = self._sources.digests
@@ -246,7 +247,11 @@ def clues_of(scene: View) -> Clues:
 
 
 def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
-    """Lines of the user's code that the records of a and of b name."""
+    """Lines of the user's code (`file:line`) on record that may be to blame: of a, of b.
+
+    That of the first divergence (a alone), of an exception that cut the step off, of calls that set a random state,
+    and, in the first step, of the first seeding that differs.
+    """
     lines: tuple[list[str], list[str]] = [scene.first.source if scene.first.a is not None else ""], []
     if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
@@ -274,7 +279,8 @@ def _is_drawn_alike(scene: View) -> bool:
 def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
     """Seedings and draws before the first step that may be what differs: of a, of b.
 
-    [] where a value was drawn alike.
+    For an initial value also its last filling, where function or arguments differ. Both are [] where an initial value
+    was filled alike (`_is_drawn_alike`).
     """
     if _is_drawn_alike(scene):
         return [], []
@@ -316,7 +322,10 @@ def _last_part(name: str) -> str:
 
 
 def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -> set[str]:
-    """Names of attributes of module `name` that differ in both trees, and `train`, `eval` if `training` does."""
+    """Names of attributes of module `name` that differ in both trees, with `train` and `eval` if `training` does.
+
+    set() where a tree has no such module, or no attributes of it.
+    """
     one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
     keys = {key for key, _, _ in unequal(one, two)} if one and two else set()
     return keys | {"train", "eval"} if "training" in keys else keys

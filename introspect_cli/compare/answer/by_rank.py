@@ -80,7 +80,10 @@ class RunPair:
     def compare(
         self, readers: tuple[Reader, Reader], options: DiffOptions, splits: Splits | None = None
     ) -> RankOutcome:
-        """Compare one rank, or all ranks as one, under the step offset and the renamings that are found.
+        """Compare one rank, or all ranks as one, under the renamings that are found and a step offset.
+
+        The offset is that of `options`, else the detected one. Training and evaluation are compared alone too, and the
+        first divergence is the earlier of theirs. The outcome has notes on offset, names and rounding.
 
         Args:
             readers: of the rank in a and in b; of all ranks together with `splits`.
@@ -129,7 +132,7 @@ def compared_runs(a: Run, b: Run, options: DiffOptions, noise: Sequence[Run], wo
     """Compare each rank of a with that of b, or, where layout or batch split differ, all ranks of each run as one.
 
     If losses alone suggest another split, the comparison as one counts where its first divergence has a factor, or
-    where `_is_one_batch`; otherwise ranks are compared.
+    where `_is_one_batch`; otherwise ranks are compared. With `options.ranks` they always are.
 
     Args:
         a: one run.
@@ -185,7 +188,10 @@ def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Comp
 
 
 def compare_group(task: Task) -> list[RankOutcome]:
-    """Compare the ranks of one task, whose runs are opened and closed here; the outcomes can be pickled."""
+    """Outcomes of the ranks of one task, in its order; they can be pickled.
+
+    The task's runs are opened and closed here.
+    """
     manifests, options, pair = task.given
     with task.opened() as runs:
         for run, manifest in zip(runs, manifests, strict=True):
@@ -199,6 +205,10 @@ def compare_ranks(
     pair: RunPair, ranks: Sequence[int], options: DiffOptions, work: Work | None = None
 ) -> list[RankOutcome]:
     """Outcomes of ranks compared one by one, in the order of `ranks`.
+
+    With `work`, or more than MANY ranks, outcomes lack cause, step, structure and origins, except those of the rank
+    that diverges first and of the first whose structure differs: these two are compared a second time. `options.later`
+    is shared out among the ranks.
 
     Args:
         pair: the runs.
@@ -232,7 +242,10 @@ def compare_ranks(
 
 
 def _outcomes_alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
-    """Outcomes of training (key False) and evaluation (key True) alone; {} where they are not told apart."""
+    """Outcomes of training (key False) and evaluation (key True) alone; {} where neither was compared alone.
+
+    Evaluation is left out where no step evaluates in both runs.
+    """
     which = (False, True) if outcome.evaluated else (False,)
     return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
 
@@ -268,10 +281,10 @@ def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
 
 
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
-    """Set an outcome's trailing steps, and, where a run evaluates, its evaluated steps and its parts.
+    """Set an outcome's trailing steps, and, where a run evaluates, its evaluated steps.
 
-    Its first divergence becomes the earlier of those of training and evaluation. Does nothing where ranks are put
-    together.
+    Where it diverges too, training and evaluation are compared alone, and its first divergence becomes the earlier of
+    theirs. Where it does not, at most one evaluated step is listed. Does nothing where all ranks are compared as one.
     """
     options = comparison.options
     if outcome.gathered is not None:
@@ -307,10 +320,11 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
 
 
 def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
-    """How many training steps a run has after the last common one, and the tensor that a last step changed untrained.
+    """Number of training steps of a run after the last common one, and the tensor that a last step changed untrained.
 
-    A single last step that only evaluates, saves or begins, or has no loss, gradient or update while the one before
-    has, counts only if it changes a tensor. The tensor is in words; "" for none.
+    `tail` itself, unless it is 1. A single last step that only evaluates, saves or begins, or has no loss, gradient or
+    update while the one before has, counts only if it changes a tensor: the second result is the first such tensor in
+    words, else "".
 
     Args:
         reader: the rank of the run.
@@ -349,7 +363,8 @@ def _evaluation_steps(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[in
 def _set_earliest(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
     """Make the earliest first divergence of `parts`, by (step, sequence), the outcome's first and the first it lists.
 
-    Its cause, step, tolerance and origins come with it. Does nothing where no part diverges.
+    Its cause, step, tolerance and origins come with it, and the list is cut to `options.limit` (with `whole_step`, to
+    its length before). Does nothing where no part diverges.
     """
     firsts = [(part.first, part) for part in parts if part.first is not None]
     if not firsts:

@@ -95,7 +95,8 @@ def ranked_candidates(
     """Statements that are likely, then settings that explain, in the order given.
 
     Settings with the same values in a and b are one candidate, and so is an argument of one run alone with the setting
-    that has its value.
+    that has its value. Left out are the git commit, nested settings, and source files whose statements were all
+    compared.
     """
     statements = [
         Candidate(
@@ -158,7 +159,10 @@ _SHOWN, _AROUND, _WORDS = 60, 12, 400
 
 
 def candidate_words(one: Candidate) -> str:
-    """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`."""
+    """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`.
+
+    Statements are shortened around what changed; one that a run lacks is `(nothing)`.
+    """
     if one.kind == "statement":
         a, b = (text or "(nothing)" for text in _shortened_pair(one.a or "", one.b or ""))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
@@ -166,9 +170,10 @@ def candidate_words(one: Candidate) -> str:
 
 
 def _shortened_pair(*texts: str) -> list[str]:
-    """Two versions of a statement, one line each; over `_SHOWN` characters, long equal parts become `...`.
+    """Two versions of a statement, one line each; if either is over `_SHOWN` characters, long equal parts become `...`.
 
-    Each has at most `2 * _SHOWN` characters, or `_SHOWN` where one version is empty.
+    Each then has at most `2 * _SHOWN` characters, or `_SHOWN` where one version is empty. Only their first `_WORDS`
+    words and other characters are compared and shown.
     """
     whole = [" ".join(text.split()) for text in texts]
     if max(map(len, whole)) <= _SHOWN:

@@ -112,7 +112,7 @@ class Compared:
 
     @cached_property
     def until(self) -> str:
-        """The last step that was compared on any rank: `up to and including step 12`; "" where none was."""
+        """The last step (in a) that was compared on any rank: `up to and including step 12`; "" where none was."""
         ends = [outcome.paired for outcome in self.outcomes if len(outcome.paired)]
         if not ends:
             return ""
@@ -213,9 +213,8 @@ class Compared:
     def unchanged(self) -> str:
         """Sentence on results that agree in every step although the runs diverge.
 
-        "" for several ranks or without parameters.
-
-        Of results that are NaN throughout it says instead that they prove nothing.
+        "" where nothing diverges, for several ranks, and where parameters do not agree. Of results that are NaN
+        throughout it says instead that they prove nothing.
         """
         outcome = self.outcomes[0]
         first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
@@ -239,7 +238,7 @@ def _kinds_words(kinds: frozenset[Kind]) -> str:
 
 
 def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
-    """Notes for any verdict: what was not compared or not observed, and differing options, each once.
+    """Notes for any verdict: what was not compared or not observed, and differing options; a note may be there twice.
 
     Args:
         compared: both runs and what came of each rank.
@@ -267,7 +266,10 @@ def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
 
 
 def _state_notes(compared: Compared) -> Iterator[str]:
-    """Notes on runs still being written, interrupted, thinned, or with fewer steps than their manifest names."""
+    """Notes on runs still being written or interrupted, on how ranks ended, on thinned records, and on missing steps.
+
+    Missing are steps that the manifest counts and the run lacks; of a thinned run that is not said.
+    """
     for name, run in compared.runs:
         until = told("no-step") if run.last_step is None else told("until", step=f"step {run.last_step}")
         if run.state.value in {"running", "interrupted"}:
@@ -284,7 +286,11 @@ _SAVED = ((Phase.FORWARD, "only-saves-files"), (Phase.OPTIMIZER, "only-keeps-cop
 
 
 def _missing_notes(compared: Compared) -> Iterator[str]:
-    """Notes on ranks, saved files and steps that one run alone has."""
+    """Notes on ranks, saved files, copies kept by the script and steps that one run alone has.
+
+    All but ranks are those of the first outcome. No note on ranks that were compared as one; none on files and copies
+    where the other run was stopped or `options.steps` selects.
+    """
     runs: dict[str, Run] = dict(compared.runs)
     for name, run in runs.items():
         missing = [rank for rank in run.ranks if rank not in runs[OTHER[name]].ranks]
@@ -320,7 +326,7 @@ def _steps_words(steps: Sequence[int]) -> str:
 
 
 def copies_note(first: Divergence) -> list[str]:
-    """Notes where the first divergence is of a tensor whose copies on several ranks of one run differ."""
+    """Notes, one a run, where the first divergence is of a tensor whose copies on that run's ranks differ."""
     return [
         told("copies-differ", run=name, name=what(first.site), text=summary.text)
         for summary, name in ((first.a, "a"), (first.b, "b"))

@@ -80,7 +80,7 @@ def exception_of_one(one: Raised | None, two: Raised | None) -> Raised | None:
 
 
 def cut_short(scene: View) -> Raised | None:
-    """The exception that ended one run within the step of the first divergence.
+    """The exception that ended one run within the step of the first divergence; b's where two different ones did.
 
     None for none, or the same in both runs.
     """

@@ -154,7 +154,11 @@ def _stop_of(flow: Flow) -> Stop | None:
 
 
 def _module_findings(flow: Flow, module: ModulePair) -> Iterator[Finding]:
-    """Findings on parameters of the module without an equal or transposed; without any, on the causes that remain."""
+    """Findings on why a module's output differs.
+
+    Where its inputs differ, code between agreeing values. Else its parameters without an equal in the other run; else
+    those equal only when transposed; without either, the causes that remain.
+    """
     parameters, owners = flow.parameters, (module.a.site.fqn, module.b.site.fqn)
     alone = [
         value.site.fqn
@@ -201,7 +205,10 @@ def _pairing_lines(flow: Flow) -> tuple[str, ...]:
 
 
 def _counts(by_name: Counts, flow: Flow, diverged: int) -> Counts:
-    """Counts of a's forward values in the one compared step; `diverged` is the number of listed divergences."""
+    """Counts of a's forward values in the one compared step; `diverged` is the number of listed divergences.
+
+    Values that were paired count as `equal` where their distance is 0, else as `within`.
+    """
     exact = sum(match.rel_l2 == 0 for match in flow.forward)
     return Counts(
         steps_a=by_name.steps_a,
@@ -252,7 +259,7 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
 
 
 def _structure_changes(flow: Flow) -> tuple[StructureChange, ...]:
-    """Structural changes: modules of other names, each once, and parameters merged or split."""
+    """Structural changes: `renamed` for the first call of each pair of modules, then parameters merged or split."""
     changes = [
         _structure_change(
             "renamed",

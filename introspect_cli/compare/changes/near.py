@@ -74,7 +74,8 @@ class Statement:
     def can_matter(self) -> bool:
         """Whether it can change a number.
 
-        No import, `pass`, assertion, assignment to dunder names alone, or call in `_LOGS`.
+        False for an import, `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
+        statement.
         """
         if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
             return last_name(self.node.value.func) not in _LOGS
@@ -114,7 +115,7 @@ class _Reader:
     """Fills a `Code` with the statements, classes and functions of one file."""
 
     def __init__(self, code: Code, file: str, tree: ast.Module) -> None:
-        """Read the whole file into `code` at once."""
+        """Read the whole file at once and add its statements, classes and functions to `code`."""
         self.code, self.file = code, file
         imports = (node.names for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
         self.imported = {(alias.asname or alias.name).partition(".")[0] for names in imports for alias in names}
@@ -267,7 +268,10 @@ class Code:
         return {statement for name in names for statement in self.callers.get(name, ())}
 
     def methods(self, class_name: str, *names: str) -> set[Definition]:
-        """Places of the methods of a class with any of these names, with inherited ones that are in these files."""
+        """Places of the methods of a class with any of these names, with those of base classes in these files.
+
+        Classes of one simple name in several files are taken together.
+        """
         methods, seen, pending = set[Definition](), set[str](), [class_name]
         while pending:
             name = pending.pop()
@@ -290,11 +294,15 @@ class Code:
         return same_class or same_file or (places if len(places) <= _MOST_MEANT else [])
 
     def callees(self, statements: Iterable[Statement]) -> set[Definition]:
-        """Places of functions that these statements may call (`functions_meant`)."""
+        """Places of functions that these statements may call directly (`functions_meant`)."""
         return {place for s in statements for name in s.calls for place in self.functions_meant(name, s.place)}
 
     def reached_from(self, places: Iterable[Definition], depth: int = 0) -> Depths:
-        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between."""
+        """Statements of these functions and of all that they call or name, each with `depth` plus the calls between.
+
+        Functions nested in them count as called, and so do `forward` and `backward` of a class whose `apply` is. A
+        statement has its smallest depth.
+        """
         depths: Depths = {}
         seen, edge = set[Definition](), {*places}
         while edge:
@@ -339,14 +347,15 @@ class Code:
                 yield from (s for s in self.by_definition[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
 
     def training_loops(self) -> set[Statement]:
-        """Outermost statements around calls of `backward`, with all statements in them."""
+        """Outermost statements around calls of `backward`, with all statements in them; none for a call outside any."""
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
 
     def unmentioned_statements(self, scripts: frozenset[str]) -> set[Statement]:
         """Statements that `scripts` do not run: of functions that nothing names, and `__main__` blocks of other files.
 
-        Functions with a decorator count as named. `scripts` are file names without folders.
+        Nothing that runs, that is: a function named only by functions that nothing runs is among them. Functions with a
+        decorator count as named. `scripts` are file names without folders.
         """
         alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _is_in_main_block(s)}
         decorated = {s.place for s in self.statements if getattr(s.node, "decorator_list", ())}
@@ -464,8 +473,8 @@ class SideReach:
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """(index in `ORDER`, depth) of a statement, the smaller the nearer.
 
-        By the first set that has it: recorded, ran and any of the next, computes, builds, between. ELSEWHERE if it
-        cannot matter.
+        RECORDED for lines on record (depth 0), and for what ran between and is in any of the next sets (1); then
+        COMPUTES, BUILDS, BETWEEN by the first set that has it. ELSEWHERE in none, or if it cannot matter.
         """
         if not statement.can_matter:
             return ORDER.index(Nearness.ELSEWHERE), 0
@@ -481,12 +490,11 @@ class SideReach:
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
     def _ran_between(self, low: SourceLine | None, high: SourceLine | None) -> set[Statement]:
-        """Statements from line `low` (last record that agreed) to `high` (first that did not).
+        """Statements from line `low` (last record that agreed) to `high` (first that did not), both included.
 
-        Empty unless lines tell the cause.
-
-        They do where the reason is in `_BY_LINE`, it is no gap, and `high` is known. Where the two lines are in
-        different functions it is the statement at `high`, or, for an output, the rest of the function of `low`.
+        set() unless the reason is in `_BY_LINE`, it is no gap, and `high` is known. Where `low` is unknown, after
+        `high` or in another function, it is the statement at `high`; for an output in another function, the rest of the
+        function of `low`.
         """
         code, clues = self.code, self.clues
         first, last = (
@@ -564,7 +572,7 @@ class SideReach:
     def _builders(self) -> set[Statement]:
         """Statements that build the modules around the divergence, or call the functions of recorded lines.
 
-        Empty by other reasons.
+        set() for reasons that neither explains.
         """
         code, clues = self.code, self.clues
         building = set[Statement]()
@@ -589,7 +597,9 @@ class SideReach:
 def ranked(
     changes: Sequence[Change], texts: tuple[Mapping[str, str], Mapping[str, str]], clues: Clues | None
 ) -> tuple[Ranked, ...]:
-    """Changes by nearness, then by names hit (most first), then by depth.
+    """Changes by nearness, then by names hit (most first), then by depth (smallest first).
+
+    Files that cannot be parsed count as empty.
 
     Args:
         changes: the changed statements.
@@ -606,8 +616,8 @@ def ranked(
 def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
-    `hits` counts the words of its text that are among the clues, one that changed three times. What
-    nothing runs, or what only defines (`_only_defines`), is `_FAR` deeper and has no hits.
+    `hits` counts the words of its text that are among the clues, one that changed three times. A change that no script
+    runs, or that `_only_defines`, is `_FAR` deeper, has no hits and cannot matter.
     """
     texts = ("" if side is None else side.text for side in (change.a, change.b))
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]

@@ -95,7 +95,7 @@ class Version:
         self.names = Names(self.modules)
 
     def read(self, interned: Interned) -> None:
-        """Fill `effects`, `heads` and `calls` for all functions, classes and files, by the current `names`.
+        """Fill `effects`, `heads` and `calls` anew for all functions, classes and files, by the current `names`.
 
         Args:
             interned: keys of values, the same mapping for both versions; it grows.
@@ -125,7 +125,7 @@ class Version:
         return self.statement_at(value.file, scope, first, last, number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
-        """The function or class at a place as one statement, with decorators and body."""
+        """The function or class at a place of `nodes` as one statement, with decorators and body."""
         node = self.nodes[place]
         first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
         return self.statement_at(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
@@ -136,7 +136,10 @@ class Version:
         return WrittenStatement(file, scope, first, last, dedent("\n".join(lines)), number)
 
     def statements_beside(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
-        """This version's statements of the file and scope of `line`; of `file_b` where it has no such file."""
+        """This version's statements of the file and scope of `line`, `line` itself included if it is there.
+
+        Those of `file_b` where it has no such file; [] where it has neither.
+        """
         file = line.file if line.file in self.texts else file_b
         found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
         return [self.statement_at(file, scope, first, last, first) for first, last, scope in found]
@@ -153,7 +156,7 @@ class Version:
         return left[best] if best is not None and ratios[best] > _ALIKE else None
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
-        """Keys of all values in the effects of a function, or of a class and all that is in it."""
+        """Keys of all values in the effects of a function or class, and of what is nested in it."""
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
         return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
@@ -228,7 +231,10 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
 
 
 def _join_moved(changes: dict[object, Change]) -> None:
-    """Make one change of unit `moved` of each removal and addition of equal text in equal scopes; changes `changes`."""
+    """Join each removal and addition of equal text in scopes of equal name to one change of unit `moved`, in place.
+
+    It stands at the place of the addition.
+    """
     gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
     for key, one in list(changes.items()):
         if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
@@ -292,8 +298,9 @@ def _statements_of(
 ) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
     """Pairs of statements of a difference (None where one has none), each with whether it only moved.
 
-    If both versions have both statements, the value takes another way: then it is the statements of the scope that one
-    version alone has, if they are at most `_MOST_REROUTED`.
+    Moved also where both versions have both statements. Where they are one statement, its value takes another way: then
+    it is the statements of the scope that one version alone has, if they are at most `_MOST_REROUTED`, else that
+    statement.
     """
     one, two = _statements_on_sides(a, b, found)
     if one is None or two is None or found.moved:
@@ -322,7 +329,10 @@ def _statements_of(
 def _add_change(
     changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None, *, moved: bool = False
 ) -> None:
-    """Add a change of the statements `a` and `b` to `changes`, if none of the same file and sides is there."""
+    """Add a change of the statements `a` and `b` to `changes`.
+
+    Nothing if one of the same file and sides is there, or if both are None.
+    """
     side = b or a
     if side is not None:
         file_a = a.file if a is not None and b is not None and a.file != b.file else ""
@@ -377,9 +387,9 @@ def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> st
 def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
-    A name of a file that moved to another file with an equal value is none, nor one that a version alone binds: what
-    reads it differs, unless both versions' functions read it, as where it hides a builtin. Where effects do not differ,
-    calls that are made another number of times are differences.
+    No difference are a definition that moved to another file with an equal value, a name that one version alone binds
+    (what reads it differs, unless functions of both versions read it), and a parameter's added or removed default.
+    Where effects do not differ, calls that are made another number of times are differences.
     """
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]
@@ -434,9 +444,10 @@ def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value])
 
 
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:
-    """Set both versions' `names` by what has been found; whether they are other names than before.
+    """Set both versions' `names` by what was found so far, and return whether they changed.
 
-    Learned are renamings, of paired definitions and of names that differ one to one, and functions to inline.
+    Learned are renamings, of paired definitions and of names that differ one to one, and functions to inline: those of
+    one version alone.
 
     Args:
         a: one version.

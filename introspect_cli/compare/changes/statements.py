@@ -73,7 +73,7 @@ class Change:
     def place(self) -> str:
         """`model.py:41`, the line in b's version, else in a's; `config.yaml: model.dropout` for a value.
 
-        A whole file's name.
+        The file's name alone for a whole file.
         """
         if self.unit == "value":
             return f"{self.file}: {self.scope}"
@@ -82,13 +82,13 @@ class Change:
 
 
 def changed_file(file: str, text_a: str | None, text_b: str | None) -> Change:
-    """A change of a whole file that Python cannot parse or that one version lacks (its text is None)."""
+    """A change of unit `file`: of a file that Python cannot parse, or that one version lacks (its text is None)."""
     a, b = (None if text is None else Side(1, len(text.splitlines()), text) for text in (text_a, text_b))
     return Change(file, "", a, b, "file")
 
 
 def tree_of(text: str) -> ast.Module | None:
-    """The syntax of a file; None where Python cannot parse it."""
+    """The syntax of a file; None where Python cannot parse it, or it is nested too deeply."""
     try:
         return ast.parse(text)
     except UNREADABLE:

@@ -67,7 +67,7 @@ class Difference(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether both versions have an equal value, so that only its place differs."""
+        """Whether both versions have an equal value, at another place or in another order."""
         return self.a is not None and self.b is not None and self.a.key == self.b.key
 
 
@@ -110,7 +110,10 @@ class Reader:
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
     def read_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> None:
-        """Add the effects of a function: decorators, defaults, then its body. `env` is not changed."""
+        """Add the effects of a function: decorators, defaults, then its body; of a lambda, a `return`.
+
+        `env` is not changed.
+        """
         if isinstance(node, FUNCTIONS):
             for decorator in node.decorator_list:
                 self._add_effect("decorator", decorator, self.value(decorator, dict(env)))
@@ -149,7 +152,11 @@ class Reader:
         return self.make("list", node, *(self.value(each, env) for each in nodes if each is not None))
 
     def _on_name(self, node: ast.Name, env: Environment) -> Value:
-        """The value last given to a local name; of a global, a `name` by its name in the other version."""
+        """The value last given to a name in `env`; else a `name`, by its name in the other version.
+
+        A name that a `global` or `nonlocal` declares is a `name` always. Arguments and imports become values written by
+        this node.
+        """
         if node.id in env and node.id not in self._shared:
             value = env[node.id]
             elsewhere = value.kind == "argument" or isinstance(value.node, _IMPORTS)  # told where it is used
@@ -160,7 +167,7 @@ class Reader:
         return self.make("constant", node, repr(node.value))
 
     def _on_attribute(self, node: ast.Attribute, env: Environment) -> Value:
-        """A `name` of an own module, an `import` of another one, else an `attribute` of a value."""
+        """A `name` of one of the version's own modules, an `import` of another one, else an `attribute` of a value."""
         of = self.value(node.value, env)
         if of.kind == "name" and of.parts[0] in self.names.modules:
             return self.make("name", node, self.names.renamed.get(node.attr, node.attr))
@@ -176,7 +183,7 @@ class Reader:
         return self.make("starred", node, self.value(node.value, env))
 
     def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
-        """A `not`, `truth` for `not not`, else a value of the operator's kind."""
+        """A `not`; `truth` for `not` of a `not` (also of `a != b`); else a value of the operator's kind."""
         value = self.value(node.operand, env)
         if isinstance(node.op, ast.Not) and value.kind == "not":
             return self.make("truth", node, value.parts[0])
@@ -189,7 +196,10 @@ class Reader:
         return self.make(type(node.op).__name__, node, self._values(node.values, env, node))
 
     def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
-        """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`."""
+        """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`.
+
+        A chain of several keeps its operators and order.
+        """
         values = [self.value(each, env) for each in (node.left, *node.comparators)]
         if len(node.ops) > 1:
             return self.make("compare", node, " ".join(type(op).__name__ for op in node.ops), *values)
@@ -247,7 +257,8 @@ class Reader:
     def _bind_each(self, target: ast.expr, over: ast.expr, env: Environment) -> Value:
         """Bind a loop's variables in `env` to elements of `over`, and return the iterable's value.
 
-        Through `zip` and `enumerate`, variables are bound to elements of what is inside.
+        Through `zip` and `enumerate` into a tuple of as many variables, they are bound to elements of what is inside;
+        of `enumerate`, the inner iterable is returned.
         """
         called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
         if isinstance(over, ast.Call) and isinstance(target, ast.Tuple) and called not in env:
@@ -297,7 +308,8 @@ class Reader:
     ) -> Value | None:
         """Add the effects of a function's body and return its result; None, and no effects, where it cannot be inlined.
 
-        It cannot where arguments cannot be bound one by one, or where it returns before its last statement.
+        It cannot where arguments cannot be bound one by one, or where it returns before its last statement. The
+        constant None where it returns nothing.
 
         Args:
             defined: the function's file and node.
@@ -336,7 +348,7 @@ class Reader:
         return self.make("constant", node, "None")
 
     def _returns_inside(self, effect: Value) -> bool:
-        """Whether an effect is a `return` or a block that contains one."""
+        """Whether an effect is a `return`, or an `if`, loop, `try` or `with` that contains one."""
         if effect.kind == "return":
             return True
         lists = [part for part in effect.parts if isinstance(part, Value) and part.kind == "list"]
@@ -344,7 +356,7 @@ class Reader:
         return inside and any(self._returns_inside(each) for part in lists for each in part.parts)
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
-        """A value of a node without a method of its own, made of its fields."""
+        """A value of a node whose class has no `_on_` method, made of its fields."""
         parts: list[Any] = []
         for field, child in ast.iter_fields(node):
             if field in {"ctx", "type_comment", "kind"}:
@@ -372,7 +384,10 @@ class Reader:
         return done
 
     def _assign(self, target: ast.AST, value: Value, env: Environment) -> None:
-        """Bind a local name in `env`, unpack a tuple or list, or add an effect `store` for any other target."""
+        """Bind a local name in `env`, unpack a tuple or list, or add an effect `store` for any other target.
+
+        `store` too for a name that a `global` or `nonlocal` declares. A starred target is bound to a value `rest`.
+        """
         if isinstance(target, ast.Name):
             if target.id in self._shared:
                 self._add_effect("store", target, self.make("name", target, target.id), value)
@@ -393,7 +408,7 @@ class Reader:
         """Read the statements of a block in their order; adds effects and binds names in `env`.
 
         An `if` without an `else` whose body ends by a return, raise, continue or break has the rest of the block as its
-        `else`.
+        `else`. Statements without an `_on_` method have no effect, except `match`.
         """
         for place, statement in enumerate(statements):
             rest = statements[place + 1 :]
@@ -439,7 +454,8 @@ class Reader:
     def _read_branches(self, node: ast.If, orelse: Sequence[ast.stmt], env: Environment) -> None:
         """Read both branches of an `if` and bind in `env` what they bind, conditionally where they differ.
 
-        Two returns become one return of a conditional value; any other effects become an effect `if`.
+        A branch that ends by a return, raise, continue or break binds nothing. Two branches that only return become one
+        return of a conditional value; any other effects become an effect `if`, none if there are none.
 
         Args:
             node: the statement.
@@ -500,9 +516,10 @@ class Reader:
         self, node: ast.For | ast.AsyncFor | ast.While, over: Value, carried: Sequence[str], inner: Environment,
         env: Environment,
     ) -> None:  # fmt: skip
-        """Read a loop's body.
+        """Read a loop's body, then its `else`.
 
-        One that only fills a list or dictionary becomes a comprehension, any other an effect `loop`.
+        A loop that only fills an empty list or dictionary becomes a comprehension bound to its name. Any other becomes
+        an effect `loop`, unless it has no effects and rebinds nothing.
 
         Args:
             node: the loop.
@@ -525,11 +542,10 @@ class Reader:
         self.read_block(node.orelse, env)
 
     def _as_comprehension(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
-        """The name and the comprehension, where a loop only fills one list or dictionary that was empty.
+        """A mapping of one name to a comprehension, where a loop only fills a list or dictionary that was empty.
 
-        None otherwise.
-
-        Takes the loop's `append` out of `calls`.
+        None otherwise. Conditions around the filling become the comprehension's. Takes the loop's `append` out of
+        `calls`.
 
         Args:
             node: the loop.
@@ -571,7 +587,10 @@ class Reader:
     _on_asyncwith = _on_with
 
     def _on_try(self, node: ast.Try, env: Environment) -> None:
-        """Add an effect `try` of all blocks; names that a handler binds otherwise become `caught or` values."""
+        """Add an effect `try` of all blocks; names that a handler binds otherwise become `caught or` values in `env`.
+
+        A name that a handler alone binds keeps its value from there.
+        """
         parts = [self._effects_of_block(node.body, env, node)]
         for handler in node.handlers:
             inner = dict(env)
@@ -643,7 +662,7 @@ class Reader:
         self.add_defined_names({name: value for name, value in inner.items() if env.get(name) is not value})
 
     def add_defined_names(self, env: Environment) -> None:
-        """Add an effect `defines` for each name in `env` that is no import."""
+        """Add an effect `defines` for each name in `env` that is no import, under its name in the other version."""
         for name, value in env.items():
             if not isinstance(value.node, _IMPORTS):
                 self.effects.append(self.make("defines", value.node, self.names.renamed.get(name, name), value))
@@ -804,10 +823,8 @@ def _keys_inside(effects: Iterable[Value]) -> frozenset[int]:
 def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
     """Pairs of parts in which two values of equal kind and equal names differ.
 
-    None where they are to be told as a whole.
-
-    That is where kinds, names or numbers of parts differ, and, with several parts that differ, where one value is
-    inside the other or calls call another function.
+    None where they are one difference as a whole: where kinds, names or numbers of parts differ, and, with several
+    parts that differ, where one value is inside the other or calls call another function.
     """
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
@@ -859,8 +876,9 @@ def _parts(value: Value) -> Iterator[Value]:
 def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
     """Pairs of values of two lists, None for what one list alone has.
 
-    If kinds are equal one by one, in order. Else the most alike first (`_likeness` over `_LIKE`), without crossings;
-    what is left pairs up in order if it is equally many.
+    If kinds are equal one by one, in order. Else first values of which one contains the other, then the most alike of
+    equal kind (`_likeness` over `_LIKE`), without crossings. What remains, and is in none of its list's partners, pairs
+    up in order if it is equally many, else with None.
     """
     if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
         yield from zip(one, two, strict=True)

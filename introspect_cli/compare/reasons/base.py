@@ -37,7 +37,7 @@ Applies = Callable[["Step", int], "Cause | None"]
 def anything_before(step: Step, position: int) -> bool:
     """Whether anything differs before a divergence: an earlier record, a tensor or a random state at the step's start.
 
-    Saved files do not count.
+    Saved files do not count; values carried over from earlier steps do.
 
     Args:
         step: the step.

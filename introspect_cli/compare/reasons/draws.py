@@ -277,7 +277,10 @@ def find_random_cause(at: View) -> Iterator[Finding]:
 
 
 def left_in_state(at: View) -> Iterator[str]:
-    """Codes of the remaining causes of a random state that differs: seeds or draws, by when it is recorded."""
+    """Codes of the remaining causes of a random state that differs: seeds or draws, by when it is recorded.
+
+    None for a state at the start of a later step, of a generator that nobody seeded.
+    """
     site, step = at.site, at.step
     if site.phase is Phase.START and at.is_first_step:
         yield from ("not-restored", "drew-before-first") if is_resumed_start(at) else ("seed", "draws-before-state")

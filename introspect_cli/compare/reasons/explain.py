@@ -138,7 +138,11 @@ def lines_before(at: View) -> tuple[str, ...]:
 
 
 def _count_lines(at: View) -> Iterator[str]:
-    """Lines that count gradients or tensors that differ, and on the step before, by the reason."""
+    """Lines that count what differs, by the reason; most reasons have none.
+
+    For `gradient`, the gradients; for `initial` and `outside` (unless one run alone has the record), the tensors at the
+    start; for `gap` after steps that were not recorded, the step before.
+    """
     if at.explained_reason == "gradient":
         differ, recorded = at.gradients
         yield told("gradients", differ=differ, all=recorded)

@@ -34,7 +34,8 @@ _ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, P
 def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
     """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
 
-    In the optimizer phase, gradients come before all else.
+    Phases are those of a step in order, all others (evaluation) last. In the optimizer phase, gradients come before all
+    else.
     """
     site = first.site
     place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
@@ -213,7 +214,10 @@ def _relative_distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> fl
 
 @finds("collective")
 def find_collective(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the collective, or where it is another collective."""
+    """Finding where one run alone has the collective, or where it is another collective.
+
+    Nothing where a value that one collective sent or received differs.
+    """
     a, b = at.first.a, at.first.b
     if side := at.first.only:
         yield found("collective-missing", side=side, other=at.side_without, name=_collective_name(a or b))

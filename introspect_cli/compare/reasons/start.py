@@ -29,8 +29,8 @@ TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 def initial_is_fed(step: Step, position: int) -> bool:
     """Whether a divergence is no initial value, or may follow from something that differs.
 
-    False only for a value at the start, in both runs, of a tensor not recorded before, where no random state and no
-    value carried into the step differs.
+    False only for a value at the start that both runs have, of a tensor not recorded in earlier steps, where no random
+    state and no value carried into the step differs.
     """
     site = step.sites[position]
     if site.phase is not Phase.START or step.is_one_sided(position) or step.is_recorded_before(site.fqn):
@@ -112,7 +112,11 @@ def outside_cause(step: Step, position: int) -> Cause | None:
 
 @finds("outside")
 def find_change_between_steps(at: View) -> Iterator[Finding]:
-    """Findings where one run alone has the record, or where a run updates its parameters without an optimizer."""
+    """Findings where one run alone has the record, or where a run updates its parameters without an optimizer.
+
+    The second only for a value that one run's table took from the end of its previous step; if both runs update so, it
+    names a.
+    """
     if at.first.only:
         yield found("changed-outside", side=at.first.only, step=at.first.step - (not at.site.call))
     hand = [side for side, by_hand in zip("ab", at.step.comparison.by_hand, strict=True) if by_hand]
@@ -123,7 +127,9 @@ def find_change_between_steps(at: View) -> Iterator[Finding]:
 def left_outside(at: View) -> Iterator[str]:
     """Codes of the remaining causes of a change between steps.
 
-    An update not recorded, or loading, averaging, copying.
+    `update-before` where one run's value was taken from the end of its previous step and both have the record. Then
+    `rule-by-hand` alone where a run updates its parameters without an optimizer; else `evaluation-in-train` for a
+    buffer, loading, averaging and copying.
     """
     if at.union in at.table.left and not at.first.only:
         yield "update-before"
@@ -156,7 +162,8 @@ def gap_cause(step: Step, position: int) -> Cause | None:
 def find_attributes_in_gap(at: View) -> Iterator[Finding]:
     """Findings on attributes that differ.
 
-    Of the module if its reason would be `module`; for a loss, of loss modules.
+    Of the module if the reason without the gap is `module`; else, for a loss, of loss modules; nothing for other
+    records.
     """
     if at.cause.instead == "module":
         yield from find_attributes(at)
@@ -165,9 +172,9 @@ def find_attributes_in_gap(at: View) -> Iterator[Finding]:
 
 
 def resumed_cause(step: Step, position: int) -> Cause | None:
-    """Cause `resumed` of anything that differs in a step whose run began with other values than it should.
+    """Cause `resumed` of any divergence in a step whose run resumed with values that the checkpoint did not restore.
 
-    None otherwise.
+    None for other steps.
     """
     del position
     return cause("resumed", role=Role.PROPAGATED) if step.resumed else None
@@ -175,7 +182,10 @@ def resumed_cause(step: Step, position: int) -> Cause | None:
 
 @finds("resumed")
 def find_unrestored(at: View) -> Iterator[Finding]:
-    """Finding that names the first 3 tensors with which the resumed run began otherwise."""
+    """Finding that names the first 3 tensors with which the resumed run began otherwise.
+
+    Parameters and buffers by name, then optimizer state; nothing where only random states differ.
+    """
     carried = at.step.carried
     names = [*sorted(carried.params | carried.buffers), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
     if names:

@@ -75,7 +75,10 @@ def drawn_one_sided_start(step: Step) -> int | None:
 
 @finds("structure")
 def find_why_one_sided(at: View) -> Iterator[Finding]:
-    """Findings of the first function in `_CLAUSES` that gives any; and one that random states differ because of it."""
+    """Findings of the first function in `_CLAUSES` that gives any; and one that random states differ because of it.
+
+    The latter only for the tensor of `drawn_one_sided_start`.
+    """
     for kinds, clause in _CLAUSES:
         if at.site.kind in kinds and (findings := list(clause(at))):
             yield from findings
@@ -101,7 +104,7 @@ def _find_not_optimized(at: View) -> Iterator[Finding]:
 
 
 def _find_tied(at: View) -> Iterator[Finding]:
-    """Finding where the run that lacks the tensor has it tied to another name."""
+    """Finding where the run without the tensor has it tied to another name, and the other run has not that tie."""
     tied = {side: tied_to(tree.values(), at.site.fqn) for side, tree in zip("ab", at.step.modules, strict=True)}
     target = tied[at.side_without]
     if target and target != tied[at.first.only]:
@@ -116,7 +119,7 @@ def _find_loss_counts(at: View) -> Iterator[Finding]:
 
 
 def _find_not_run(at: View) -> Iterator[Finding]:
-    """Finding where the module exists in both runs but did not run in one."""
+    """Finding where the module is in both runs by name, and ran in the forward pass of one alone in this step."""
     alignment, fqn = at.step.alignment, at.site.fqn
     of_forward = (union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD)
     lacking = _side_without(at, of_forward)
@@ -132,7 +135,10 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
 
 
 def _find_merged(at: View) -> Iterator[Finding]:
-    """Findings where several modules of one run are one module in the other, and on the first value that both have."""
+    """Findings where several modules of one run are one module in the other, and on the first value that both have.
+
+    Only for a merge that the cause's subject takes part in and whose name the other run lacks; at most one merge.
+    """
     structure, shared = at.outcome.structure, at.outcome.shared
     for merge in structure.merges if structure is not None else ():
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
@@ -147,7 +153,11 @@ def _find_merged(at: View) -> Iterator[Finding]:
 
 
 def _find_subject(at: View) -> Iterator[Finding]:
-    """Finding where the cause's subject has another class, exists in one run alone, or runs in one run alone."""
+    """Finding where the cause's subject, or the module around it, has another class, or only one run has or runs it.
+
+    For a parameter or buffer of a module that both have, the subject is the tensor. Nothing where both runs have the
+    name and its class.
+    """
     subject, side = at.cause.subject, at.first.only
     if not _is_name_missing(at):
         if classes := at.classes_of(subject):
@@ -179,7 +189,10 @@ def _is_name_missing(at: View, name: str = "") -> bool:
 
 
 def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Findings where a module runs a different number of times in b, or where optimizers step in another order."""
+    """Finding where a module runs a different number of times in b; nothing without such a module.
+
+    A second one where gradients are of entirely different parameters: optimizers step in another order.
+    """
     if not at.calls:
         return
     name, one, two = at.calls
@@ -190,7 +203,10 @@ def _find_call_counts(at: View) -> Iterator[Finding]:
 
 
 def _find_paths(at: View) -> Iterator[Finding]:
-    """Finding where both runs made the call and have values at other paths in it."""
+    """Finding with the first `_PATHS` paths that each run alone has in a call that both made.
+
+    Nothing where a run did not record the call.
+    """
     alignment, site = at.step.alignment, at.site
     given: list[list[str]] = []
     for side in "ab":
@@ -204,7 +220,11 @@ def _find_paths(at: View) -> Iterator[Finding]:
 
 
 def _find_unused_gradient(at: View) -> Iterator[Finding]:
-    """Finding where optimizers step in another order, else where no optimizer takes the gradient that was computed."""
+    """Finding where optimizers step in another order, else where no optimizer takes the gradient that was computed.
+
+    Another order are the same optimizers in another order, or none in common though both runs have all of them. The
+    second only where the backward pass is equal or within tolerance.
+    """
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
         one, two = (setup.holders(side, _parameters_with_gradient(at, side)) for side in "ab")
@@ -239,7 +259,10 @@ def _find_no_gradient(at: View) -> Iterator[Finding]:
 
 
 def _find_not_stepped(at: View) -> Iterator[Finding]:
-    """Finding where no optimizer steps the parameter in one run, or where its model has not run there before."""
+    """Finding where no optimizer steps the parameter in one run, or where its model has not run there before.
+
+    The latter at the start of the first step that has it, the former in the optimizer phase; nothing otherwise.
+    """
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
     sites = at.table.sites_a if at.side_without == "a" else at.table.sites_b
     before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]

@@ -85,7 +85,10 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
 
 @finds("optimizer")
 def find_other_optimizer(at: View) -> Iterator[Finding]:
-    """Finding where optimizers of other names step, else where another of the same optimizers holds the parameter."""
+    """Finding where optimizers of other names, or in another order, step.
+
+    Else where another of the same optimizers holds the parameter.
+    """
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
@@ -109,7 +112,11 @@ def find_partial_sum(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
-    """Finding where one run's optimizer counts 1 step and the other's more, or where a resumed run lost state."""
+    """Finding where one run's optimizer counts 1 step and the other's more or fewer, or where a resumed run lost state.
+
+    The first differing count of the parameter decides. Lost are, in the step of a resume, entries that were there
+    before it and are not afterwards.
+    """
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
     for union in alignment.by_fqn.get(fqn, []):
@@ -136,7 +143,7 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 def find_hyperparameters(at: View) -> Iterator[Finding]:
     """Finding for each hyper-parameter of `hyperparameter_changes_of`.
 
-    One that `applying_hyperparameters` leaves out has the code `hyperparameter-elsewhere`.
+    Code `hyperparameter`, or `hyperparameter-elsewhere` for one that `applying_hyperparameters` leaves out.
     """
     applying = set(applying_hyperparameters(at))
     for change in hyperparameter_changes_of(at):
@@ -160,7 +167,10 @@ def find_amplified(at: View) -> Iterator[Finding]:
 
 
 def left_in_optimizer(at: View) -> Iterator[str]:
-    """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded."""
+    """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded.
+
+    For a state at the start of a step only `optimizer-state-loaded`.
+    """
     if at.site.phase is Phase.START:
         yield "optimizer-state-loaded"
         return
@@ -177,8 +187,9 @@ def left_in_optimizer(at: View) -> Iterator[str]:
 def applying_hyperparameters(at: View) -> list[Difference]:
     """Hyper-parameters that differ and alone explain the update; [] where anything else may.
 
-    That is where evidence was not observed, other optimizers step, gradients were not added up, or the state is fresh.
-    Those that choose a kernel are left out, and those of some groups only.
+    That is where the reason is not `optimizer`, evidence was not observed, other optimizers step, gradients were not
+    added up, or the state is fresh. Left out are those that choose a kernel, those of some groups only, and `lr_`
+    factors.
     """
     if at.explained_reason != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
         return []
@@ -195,8 +206,9 @@ def applying_hyperparameters(at: View) -> list[Difference]:
 def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters of the parameter that differ, from settings and from records of the step.
 
-    Settings describe the first step, so a learning rate recorded for the parameter's group replaces theirs. Under an
-    offset they count only for names that were not recorded, and only if the rate was.
+    Settings describe the first step, so a learning rate recorded for the parameter's group replaces theirs, and none is
+    given where the recorded ones are equal. Under an offset settings count only for names that were not recorded, and
+    only if the rate was.
     """
     settled, recorded = at.setup.changes_for(at.site.fqn), recorded_names(at.table)
     if at.step.comparison.offset:
@@ -222,7 +234,10 @@ _FACTOR = "lr_"
 
 
 def _recorded_rates(at: View) -> tuple[str, str] | None:
-    """Learning rates recorded in the step for the parameter's group, of a and of b; None where either is missing."""
+    """Learning rates recorded in the step for the parameter's group, of a and of b.
+
+    None where either is missing, or where not just one optimizer of both runs holds the parameter.
+    """
     held = at.setup.groups_of(at.site.fqn)
     if held is None:
         return None
@@ -246,7 +261,8 @@ def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
 def by_hand_is_fed(step: Step, position: int) -> bool:
     """Whether something differs before a change by hand, or the record is no such change.
 
-    A change by hand is recorded in the forward pass, or at the optimizer step of a parameter without a gradient.
+    A change by hand is recorded in the forward pass, or at the optimizer step (its first call) of a parameter without a
+    gradient. In the forward pass, before is until the owner's last call ended.
     """
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
@@ -259,14 +275,17 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
 
 @finds("by_hand")
 def find_change_in_one(at: View) -> Iterator[Finding]:
-    """Finding where one run alone changes the tensor in the step."""
+    """Finding where one run alone has the record, or alone changes the tensor in the step."""
     left = at.step.unchanged_side(at.union)
     if side := at.first.only or (OTHER[left] if left else ""):
         yield found("changed-in-one", side=side)
 
 
 def _buffers_overwritten(step: Step) -> tuple[bool, bool]:
-    """Whether DDP overwrites the buffers of the compared rank with those of another one: in a, in b."""
+    """Whether DDP overwrites the buffers of the compared rank with those of another one: in a, in b.
+
+    False where the rank is the first of its data-parallel group, or no group is on record.
+    """
     rank, stored = step.comparison.rank, step.comparison.tensors
     manifests = [run.manifests.get(rank, {}) for run in (stored.a, stored.b)]
     groups = [held if isinstance(held := manifest.get("data_parallel"), list) else [] for manifest in manifests]
@@ -311,9 +330,9 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
 
 @finds("buffer")
 def find_buffer_cause(at: View) -> Iterator[Finding]:
-    """Findings where DDP overwrites the buffer in one run.
+    """Findings where DDP overwrites the buffer in one run alone.
 
-    Else where one run does not update it, or attributes differ.
+    Else where one run alone changes it, and on attributes of its module that differ.
     """
     overwritten = _buffers_overwritten(at.step)
     if overwritten[0] != overwritten[1]:

@@ -40,9 +40,10 @@ class View:
     """
 
     def __init__(self, outcome: RankOutcome, peers: Sequence[RankOutcome]) -> None:
-        """Take the outcome of one rank, which must have a first divergence, and the outcomes of all ranks.
+        """Take the outcome of one rank and those of all ranks; nothing is looked up before it is asked for.
 
-        Nothing is looked up before it is asked for. `settings` stays () until the answer sets it.
+        The one must have a first divergence, its step and its cause (AssertionError). `settings` stays () until the
+        answer sets it.
         """
         self.outcome = outcome
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
@@ -115,7 +116,7 @@ class View:
 
     @cached_property
     def agreeing_before(self) -> dict[int, int]:
-        """Number of records before it in its step by state, `EQUAL` to `DIFFERENT`.
+        """Number of records before it in its step by state: EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT.
 
         Hyper-parameters are not counted.
         """
@@ -126,14 +127,14 @@ class View:
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
-        """How many parameters and buffers at the start differ, and the states (`EQUAL`, ...) of all recorded ones."""
+        """How many parameters and buffers at the start differ or are one-sided, and the states of all recorded ones."""
         differ = sum(site.phase is Phase.START and site.kind in _TENSORS for site in self.step.sites)
         starts = [u for kind in _TENSORS for u in self.step.of(kind, frozenset({Phase.START}))]
         return differ, [int(self.step.state[union]) for union in starts if self.step.state[union]]
 
     @cached_property
     def gradients(self) -> tuple[int, int]:
-        """How many gradients of the step differ, and how many were recorded in the divergence's phase."""
+        """How many parameter gradients of the step differ, and how many were recorded in the divergence's phase."""
         differ = sum(site.kind is Kind.GRAD for site in self.step.sites)
         recorded = [u for u in self.step.of(Kind.GRAD, frozenset({self.site.phase})) if self.step.state[u]]
         return differ, len(recorded)
@@ -153,9 +154,10 @@ class View:
 
     @cached_property
     def calls(self) -> tuple[str, int, int] | None:
-        """(FQN, calls in a, calls in b) of the outermost module that both runs call, a different number of times.
+        """(FQN, calls in a, calls in b) of a module that both runs call, a different number of times; None for none.
 
-        Counted are calls in the step's forward pass; None where there is no such module.
+        The outermost, the first of several. Counted are calls in the step's forward pass, not recomputed or evaluating
+        ones.
         """
         alignment = self.table.alignment
         called: dict[str, tuple[set[int], set[int]]] = {}
@@ -192,7 +194,10 @@ class View:
         return tuple(tree[fqn] for fqn in (self.module, *ancestors(self.module)) if fqn in tree)
 
     def classes_of(self, name: str) -> tuple[str, ...]:
-        """(class in a, class in b) of module `name` where they differ; () otherwise, and for a root."""
+        """(class in a, class in b) of module `name` where they differ; () otherwise.
+
+        () also for a root module, and where one run has no such module.
+        """
         classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
         return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
@@ -213,7 +218,10 @@ class View:
 
     @cached_property
     def parameter_user(self) -> str:
-        """The module that uses the parameter: its owner, or the nearest ancestor with recorded outputs."""
+        """The module that uses the parameter: its owner, or the nearest ancestor with recorded outputs.
+
+        The owner where none has, or where a capture left modules out.
+        """
         owner, step = owner_of(self.site.fqn), self.step
         if step.comparison.leaves_modules_out:  # which of them ran is not on record
             return owner

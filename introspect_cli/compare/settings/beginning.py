@@ -113,9 +113,10 @@ class Parting(NamedTuple):
 
     @property
     def suspects(self) -> tuple[Sequence[Event], Sequence[Event]]:
-        """The events of a and of b that may be what differs: the first that differ.
+        """The events of a and of b that may be what differs: the first of each that is not alike, at most one.
 
-        Where the same draw finds another state, also the one before it, which may have taken another number of draws.
+        Where both are the same draw from another state, also the one before, which may have taken another number of
+        draws.
         """
         one, two = self.first
         same_draw = one is not None and two is not None and one.what == two.what and not one.seed
@@ -132,7 +133,7 @@ def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
 
 
 def partings(runs: tuple[Run, Run], rank: int) -> list[Parting]:
-    """Where the events of a rank part, for each generator of `GENERATORS`."""
+    """Where the events of a rank part, for torch, python and numpy in this order; none on record count as none."""
     generators = dict.fromkeys(GENERATORS.values())
     both = ([events_of(run, rank, generator) or [] for run in runs] for generator in generators)
     return [parting(a, b) for a, b in both]
@@ -241,7 +242,10 @@ def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = Fals
 
 
 def script_seedings(runs: tuple[Run, Run], rank: int) -> Parting:
-    """Where the events part in which the script made its own generators (`default_rng`, `Random`)."""
+    """Where the events part in which the script made its own generators (`default_rng`, `Random`).
+
+    Events not on record count as none.
+    """
     a, b = ([event for event in events_of(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
     return parting(a, b)
 
@@ -263,7 +267,10 @@ def _recorded_generators(run: Run, rank: int) -> list[tuple[str, ...]]:
 
 
 def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | None, Event | None]:
-    """The draw that filled a parameter last, in a and in b; None where none is on record."""
+    """The draw that filled a parameter last, in a and in b; None where none is on record.
+
+    Draws by a module as it was called do not count.
+    """
     last: list[Event | None] = []
     for run in runs:
         drawn = [event for event in events_of(run, rank, "") or [] if event.by not in MODES]
@@ -273,9 +280,10 @@ def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | 
 
 
 def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """Finding on how the runs filled a parameter: by another function, from another state, or with other arguments.
+    """Finding on how the runs filled a parameter: by one run alone, another function, from another state or arguments.
 
-    Where all that is equal, that the script changed the parameter after it; nothing where neither run has it on record.
+    From another state of torch's generator it is the first event that differs. Where all that is equal, that the script
+    changed the parameter after it. Nothing where neither run has it on record, or arguments are not.
     """
     one, two = last_fillings(runs, rank, name)
     if one is None or two is None:
@@ -345,7 +353,7 @@ class SeedingCall:
 
 
 def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
-    """Finding where function `by` got two seeds, or two states (which begin with `#`)."""
+    """Finding where function `by` got two seeds, or, if `two` begins with `#`, two states."""
     if two.startswith("#"):
         return found("set-state", by=by, line=line)
     return found("seeded", by=by, a=one, b=two, line=line)
@@ -354,7 +362,7 @@ def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
 def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[SeedingCall], list[SeedingCall]]:
     """Calls in a, and in b, that set the divergence's generator with a function and seed that the other run's lack.
 
-    Those in the divergence's step; for a state at its start, those since the last recorded step before it began.
+    Those within the divergence's step; for a state at its start, those since the step recorded before it began.
     """
     sides = []
     for run, step in zip(runs, (first.step, first.step_b), strict=True):
@@ -379,7 +387,10 @@ def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Seed
 
 
 def find_differing_call(one: list[SeedingCall], two: list[SeedingCall]) -> Iterator[Finding]:
-    """Finding where the runs set a state by other functions, with another seed, or in one run alone."""
+    """Finding on the first call of each run: another seed or state if by one function.
+
+    Else one for each run that has a call. Nothing for no calls.
+    """
     if one and two and one[0].by == two[0].by:
         yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
     else:

@@ -49,7 +49,10 @@ _AROUND = 20
 
 
 def on_one_line(one: Any, two: Any) -> tuple[str | None, str | None]:
-    """Both values as text of one line; None stays None. Text over `_LONGEST` is cut around the first difference."""
+    """Both values as text; None stays None.
+
+    If either is over `_LONGEST` characters, both begin a little before their first difference and end after `_LONGEST`.
+    """
     a, b = (None if value is None else f"{value:g}" if isinstance(value, float) else str(value) for value in (one, two))
     if a is None or b is None:
         start = 0
@@ -67,14 +70,15 @@ def _shortened(text: str | None, start: int) -> str | None:
 
 
 def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value in a, value in b) of entries that differ, those of a first; None for a missing one."""
+    """(name, value in a, value in b) of entries that differ, those of a first; None where the entry is missing."""
     return ((name, a.get(name), b.get(name)) for name in dict.fromkeys([*a, *b]) if a.get(name) != b.get(name))
 
 
 def unequal_values(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, value in a, value in b) of all that differs in two values; None on the side that lacks it.
 
-    Nested values have dotted names (`model.layers[2]`), and `value` where there is no name.
+    Nested values have dotted names (`model.layers[2]`), and `value` where there is no name. None and empty values count
+    as empty mappings beside a flat one.
     """
     if a == b:
         return
@@ -105,7 +109,10 @@ def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def describe(change: SettingChange) -> str:
-    """A change in words, like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`."""
+    """A change in words, like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`.
+
+    Source files and other files compared by digest have no values in it.
+    """
     a, b, name = change.a, change.b, change.name
     if None not in (a, b):
         if change.source == "sources":

@@ -34,9 +34,10 @@ _OF_A_GPU = frozenset({"cudnn", "nccl"})
 
 
 def differences(a: Run, b: Run) -> Iterator[Difference]:
-    """All settings of two runs that differ; a document that one run alone kept is no difference.
+    """All settings of two runs that differ, noise included; a document that one run alone kept is no difference.
 
-    The files that were read are included, and the options of `capture` that change a training.
+    First the command line, then other documents in the order of a, files that were read if both recorded them, and the
+    options of `capture` that change a training. Seedings, draws and operators' arguments are compared elsewhere.
     """
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)
@@ -56,7 +57,11 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
 
 
 def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
-    """Differences within the settings document `source`, by the rules of that document."""
+    """Differences within the settings document `source`, by the rules of that document.
+
+    A source file of one run alone has the value `imported`. Of `git` only commit (10 characters) and `dirty` count;
+    versions of cuDNN and NCCL only if both runs have them.
+    """
     if source in {"built", OPTIMIZERS}:
         yield from (built_differences if source == "built" else optimizer_differences)(a, b)
         return
@@ -145,7 +150,10 @@ def arguments(argv: Iterable[str]) -> dict[str, Any]:
 
 
 def _set_option(values: dict[str, Any], option: str, value: str) -> str:
-    """Set an option's value in `values` and return its name there, which is `-p lr` where the value is `lr=1`."""
+    """Set an option's value in `values` and return its name there.
+
+    Of a value like `lr=1`, the entry `-p` becomes `-p lr`.
+    """
     if _ASSIGNED.match(value):
         del values[option]
         name, _, value = value.partition("=")
@@ -155,10 +163,10 @@ def _set_option(values: dict[str, Any], option: str, value: str) -> str:
 
 
 def command_options(argv: Iterable[str]) -> dict[str, str]:
-    """A command line to compare: each option with one value, `given` for a flag, and the rest by position.
+    """A command line to compare: each option with its first value, `given` for a flag, then arguments by position.
 
-    What else follows an option is as often a separate argument as a further value, and is never hidden by an
-    option that explains nothing. Of a number that is given again the last counts, as for nearly all parsers.
+    Further words after an option count as arguments. Of a number that is given again the last counts, as for nearly all
+    parsers.
     """
     options = arguments(argv)
     alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
@@ -175,7 +183,10 @@ def command_options(argv: Iterable[str]) -> dict[str, str]:
 
 
 def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """Words of the script's command line, the script first; [] where they are not on record."""
+    """Words of the script's command line, the script first: of the settings, else of the manifest.
+
+    [] where they are not on record.
+    """
     command = settings.get("command")
     argv = command.get("argv") if isinstance(command, Mapping) else None
     if not isinstance(argv, (list, tuple)):
@@ -188,6 +199,8 @@ def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[st
 
 def built_differences(a: Any, b: Any) -> Iterator[Difference]:
     """Differences of objects that both runs built (loaders, schedulers, scalers), named `object (line): attribute`.
+
+    Lines do not count; attributes below one that differs itself are left out.
 
     Args:
         a: the document of a: by kind, by object, attributes by name.

@@ -69,7 +69,7 @@ class ReadFile(NamedTuple):
 
 
 def files_of(run: Run) -> dict[str, ReadFile]:
-    """Files that a run read, by name; entries that stand for many files are left out."""
+    """Files that a run read, by name; entries that stand for many files are left out. {} where none is on record."""
     return {
         str(name): ReadFile(run, str(name), document.get("digest"), document.get("size"))
         for name, document in run.settings.document(FILES).items()
@@ -91,9 +91,9 @@ def holds_tensors(name: str) -> bool:
 
 
 def file_differences(a: Run, b: Run) -> Iterator[Difference]:
-    """Differences of files that were read: values of configuration, else lines, else digests.
+    """Differences of files that were read: values of configuration, else the first line, else digests.
 
-    Or `READ` in one run alone.
+    A file that one run alone read has the value `READ`. Files that both runs imported as sources are left out.
     """
     one, two = files_of(a), files_of(b)
     imported = [run.settings.document("sources") for run in (a, b)]
@@ -155,9 +155,10 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
 
 
 def parsed(text: str, ending: str) -> Any:
-    """JSON, YAML, TOML or INI as nested data.
+    """JSON, YAML, TOML or INI as nested data, by the file's `ending`.
 
-    None for another ending, malformed text, or more than `_MOST_NODES` values.
+    None for another ending, malformed text, more than `_MOST_NODES` values, and what is no list or mapping; for TOML
+    also before Python 3.11.
     """
     try:
         if ending == ".json":
@@ -206,7 +207,7 @@ def _is_small(root: Any) -> bool:
 
 
 def _parsed_yaml(text: str) -> Any:
-    """The data of a YAML text; None where it is empty or too large."""
+    """The data of a YAML text; None where it is empty or too large. yaml.YAMLError where it is malformed."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
     loader = yaml.SafeLoader(text)
@@ -220,9 +221,10 @@ def _parsed_yaml(text: str) -> Any:
 
 
 def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """(line number in b, line of a, line of b) of the first lines that differ; None for a missing one.
+    """(line number, line of a, line of b) of the first lines that differ; None for a missing one.
 
-    Blank lines and indentation count for nothing; nothing where all else is equal.
+    The number is that in b, in a where b has no such line. Lines are cut to `_LONGEST` characters. Blank lines and
+    indentation count for nothing; nothing where all else is equal.
     """
     one, two = ([(n, text.strip()) for n, text in enumerate(whole.splitlines(), 1) if text.strip()] for whole in (a, b))
     at = begin_alike([text for _, text in one], [text for _, text in two])
@@ -232,7 +234,7 @@ def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | 
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:
-    """Basenames of the files that either run alone read."""
+    """Basenames of the files that either run alone read; files of one basename are one."""
     one, two = (set(map(file_name, run.settings.document(FILES))) for run in (a, b))
     return one ^ two
 

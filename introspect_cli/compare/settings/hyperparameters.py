@@ -32,7 +32,7 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
-    recorded in an earlier step.
+    recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always.
 
     Args:
         table: the step.
@@ -75,7 +75,7 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
 
 
 def recorded_names(table: Table) -> set[str]:
-    """Names of hyper-parameters that both runs recorded in this step: `lr`, and new or changed ones."""
+    """Names of hyper-parameters that both runs recorded at one site in this step: `lr`, and new or changed ones."""
     alignment = table.alignment
     return {
         alignment.path[union].partition("]")[2].strip("[]'")
@@ -113,7 +113,7 @@ class Optimizers:
         return None if not names or all(name.startswith("group ") for name in names) else parameter in names
 
     def holders(self, side: str, parameters: set[str]) -> list[str]:
-        """Names of the optimizers of run `side` that hold any of `parameters`."""
+        """Names of the optimizers of run `side` that hold any of `parameters`, in the order of its settings."""
         return [name for name, held in self.named[side].items() if parameters & held.keys()]
 
     def as_in_a(self, names: list[str]) -> list[str]:
@@ -122,7 +122,10 @@ class Optimizers:
         return [held.get(id(self.named["b"].get(name)), name) for name in names]
 
     def changes_for(self, parameter: str) -> list[Difference]:
-        """Hyper-parameters of one parameter that differ, over all optimizers that both runs have."""
+        """Hyper-parameters of one parameter that differ, over all optimizers that hold it in both runs, values as text.
+
+        Where several optimizers differ in one hyper-parameter, one of them is given.
+        """
         changes: dict[str, Difference] = {}
         for name in self.paired[0].keys() & self.paired[1].keys():
             one, two = (side[name].get(parameter) for side in self.paired)
@@ -157,7 +160,10 @@ class Optimizers:
 
 
 def learning_rates(settings: Any) -> Iterator[float]:
-    """`lr` and `initial_lr` of all parameters in a settings document; more than 1e6 is given as 1e6."""
+    """`lr` and `initial_lr` of all parameters in a settings document; more than 1e6 is given as 1e6.
+
+    Values that are no number are skipped.
+    """
     for held in _optimizers_by_name(settings).values():
         for values in held.values():
             rates = (values.get(name) for name in ("lr", "initial_lr"))
@@ -165,7 +171,10 @@ def learning_rates(settings: Any) -> Iterator[float]:
 
 
 def _optimizers_by_name(settings: Any, rename: Callable[[str], str] = str) -> dict[str, _Hyperparameters]:
-    """Hyper-parameters by optimizer, then by parameter; `rename` maps the parameters' names."""
+    """Hyper-parameters by optimizer, then by parameter; `rename` maps the parameters' names.
+
+    An optimizer without a name has its number; malformed ones are left out.
+    """
     optimizers = {}
     for place, optimizer in enumerate(settings if isinstance(settings, (list, tuple)) else ()):
         if isinstance(optimizer, dict):
@@ -203,7 +212,8 @@ def _value_text(value: Any) -> str | None:
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
     """All differences of the optimizers of two runs, from their settings documents.
 
-    An equal change of several parameters is one; it names the first, and how many, if not all have it.
+    An equal change of several parameters is one; it names the first, and how many, if not all have it. Where each run
+    has one optimizer, of other classes, that is the only difference.
     """
     one, two = Optimizers(a, b).paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():
@@ -225,7 +235,11 @@ def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameter
 
 
 def _folded_differences(prefix: str, a: _Hyperparameters, b: _Hyperparameters) -> Iterator[Difference]:
-    """Differences of two optimizers, an equal change of several parameters as one; `prefix` begins their names."""
+    """Differences of two optimizers: of hyper-parameters, then parameters that one alone holds; `prefix` begins names.
+
+    An equal change of several parameters is one. Names count as equal where they differ only in the modules that all
+    begin with.
+    """
     (_, one), (before, two) = _without_common_prefix(a), _without_common_prefix(b)
     if one.keys() == two.keys():  # a model that something was put around
         a = {before + name: values for name, values in one.items()}

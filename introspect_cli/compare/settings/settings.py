@@ -104,7 +104,7 @@ _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nest
 
 
 def _is_of_optimizer(change: Difference) -> bool:
-    """Whether a change is of an optimizer, or of an argument or a file's value that is named so (`lr`, `betas`)."""
+    """Whether a change is of an optimizer, or of an argument or file value named like its option (`lr`, `betas`)."""
     named = {"command": change.name, FILES: change.about}.get(change.source, "")
     steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
     return change.source in _OF_OPTIMIZERS or bool(steps_with)
@@ -121,7 +121,11 @@ def chooses_kernel(name: str) -> bool:
 
 
 def rounds_differently(change: SettingChange) -> bool:
-    """Whether a setting changes rounding and nothing else: hardware, flags, numeric packages, options of kernels."""
+    """Whether a setting changes rounding and nothing else.
+
+    That is hardware but for which device it is, flags, packages and variables of numerics, `--deterministic`,
+    `--compile`, options of an optimizer that choose a kernel.
+    """
     if change.source in _OF_OPTIMIZERS:
         return chooses_kernel(change.name)
     if change.source == "options":
@@ -160,7 +164,10 @@ class Blame:
     more: bool = False
 
     def weight(self, change: Difference) -> float:
-        """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence."""
+        """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
+
+        Without a divergence, what is no noise mostly weighs 0.5.
+        """
         if change.source in _BUILT:
             return self._weight_of_built(change)
         if (not self.stepped and _is_of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
@@ -243,6 +250,9 @@ class Blame:
 
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
     """Settings that differ, the heaviest first; from weight 0.5 on a change explains the divergence, if there is one.
+
+    Noise is left out. Where the distance is rounding, what rounds otherwise is raised to 0.9; where nothing else weighs
+    0.6, up to three variables of the environment are raised to 0.8.
 
     Args:
         a: one run.

@@ -115,7 +115,7 @@ class Comparison(Sides):
 
     @cached_property
     def chosen(self) -> Mask:
-        """Mask of `compared` sites that the options select by kind, module and evaluation."""
+        """Mask of `compared` sites that the options select by kind, module and evaluation; all if none is given."""
         alignment, options = self.alignment, self.options
         mask = self.compared & alignment.mask(options.kinds, options.modules)
         return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
@@ -129,7 +129,8 @@ class Comparison(Sides):
     def covered(self) -> tuple[Mask, Mask]:
         """Masks of sites that are divergences if only a, and if only b, has them.
 
-        As `watched.covered`; if the other run updates by hand (`by_hand`), not those of the optimizer phase.
+        By what the captures were told to record (`watched.covered`): all False if either capture failed or either run
+        is a list. Sites of the optimizer phase are left out if the other run updates by hand (`by_hand`).
         """
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
         one, two = covered(self.alignment, *self.manifests, same_start=same_start)
@@ -167,9 +168,8 @@ class Comparison(Sides):
     def causes(self) -> tuple[Mask, Mask] | None:
         """Masks of sites that can be causes but no divergences: (random states, others that are if one-sided).
 
-        None if `strict`.
-
-        The others are activations and evaluation, and sites whose name one run lacks among its sites and modules.
+        None if `strict`. The others are activations and evaluation, and sites whose name is not that of a site, module
+        or tensor of one run, nor an ancestor of such a name. Computed once.
         """
         if self.options.strict:
             return None
@@ -335,9 +335,10 @@ class NoiseFloor:
         self.unmeasured: Mask = np.zeros(len(alignment.a), dtype=np.bool_)
 
     def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
-        """Raise the floor by one step, to at least float32's epsilon for each differing site.
+        """Raise `floor` in place by one step, to at least float32's epsilon for each differing site.
 
-        Sets `is_perturbed` to False if the parameters at the start are too far apart for a run perturbed by a rounding.
+        Marks sites in `unmeasured` whose distance is unknown, or that a alone has. Sets `is_perturbed` to False if the
+        parameters at the start are too far apart for a run perturbed by a rounding.
 
         Args:
             table: the step of a and of the noise run.
@@ -353,7 +354,7 @@ class NoiseFloor:
         self.unmeasured[table.sites_a[table.only_a]] = True
 
     def of(self, table: Table, layouts_a: Layouts) -> Floats:
-        """Floor of each DIFFERENT row of a step of a and b, float64 (rows,).
+        """Floor of each DIFFERENT row of a step of a and b, float64 (rows,); 0 where the noise run never differed.
 
         For a perturbed run at least one rounding of a's dtype; of losses, gradients and states, that of a sum of 256
         terms.
@@ -390,6 +391,8 @@ def _rounding_units(table: Table, layouts: Layouts) -> Floats:
 
 def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
     """Whether every differing parameter at the start is at most `_MAX_BEGIN` roundings away from a's.
+
+    True if none differs, False if a distance is unknown.
 
     Args:
         table: a step of a and the noise run.

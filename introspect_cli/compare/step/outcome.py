@@ -133,11 +133,10 @@ def watches_results(*manifests: dict[str, Any]) -> bool:
 
 
 def results_agree(table: Table) -> bool:
-    """Whether any result of the step is EQUAL or WITHIN.
+    """Whether any result (`_is_result`) of the step is EQUAL or WITHIN; results that differ are not looked at.
 
-    Losses alone do not suffice if either run recorded other results.
-
-    Results are those of `_is_result`. Results that differ are not looked at.
+    Losses alone do not suffice if either run recorded other results. If no agreeing record is of `RESULTS`, an agreeing
+    output of a root module suffices.
     """
     alignment, sites = table.alignment, agreeing_sites(table)
     results = sites[_is_result(alignment, sites)]
@@ -152,7 +151,7 @@ def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
 
 
 def records_results(table: Table) -> bool:
-    """Whether either run recorded a result (`_is_result`) in the step."""
+    """Whether either run recorded in the step a result after its start, or else an output of a root module."""
     return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
 
 
@@ -163,9 +162,9 @@ def has_updates(table: Table) -> bool:
 
 
 def _is_result(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of union numbers of `RESULTS` outside of the phase `start`.
+    """Mask of those of `unions` that are of a kind in `RESULTS` and not of the phase `start`.
 
-    Where that is empty, of outputs of root modules.
+    If none is, mask of those that are outputs of root modules, in any phase.
     """
     result = of_kinds(alignment.kind[unions], RESULTS)
     result &= alignment.phase[unions] != phase_code(Phase.START)

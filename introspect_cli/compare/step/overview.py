@@ -35,6 +35,8 @@ class Heat:
     def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
         """Lay out an empty map: a row per module or generator in forward order, a column per `fold` steps.
 
+        A column is named by its first step. Tensors and gradients are in the row of their module; settings have no row.
+
         Args:
             alignment: both runs' sites.
             steps: numbers of all compared steps in a, in order.
@@ -66,7 +68,9 @@ class Heat:
         self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
 
     def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Raise the cells of a diverging step's column; records of one run alone count as infinitely far.
+        """Raise the cells of a diverging step's column, in place.
+
+        Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown.
 
         Args:
             place: index of the step among the compared ones.
@@ -83,16 +87,19 @@ class Heat:
         self._raise_cells(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
 
     def _raise_cells(self, unions: Ids, rel: Floats, column: int) -> None:
-        """Raise the cells of these sites in one column to their distances, where they are lower.
+        """Raise the cells of these sites in one column to their distances, where the cells are lower.
 
-        Sites without a row are skipped.
+        Forward records are put into `forward` too. Sites without a row are skipped.
         """
         rows = self.row_of[unions]
         for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
             np.maximum.at(values[:, column], rows[chosen], rel[chosen])
 
     def result(self) -> DivergenceMap:
-        """The finished map; rows of generators that never differ are left out."""
+        """The finished map; rows of generators that never differ are left out.
+
+        A module whose forward pass differs in any step has the distances of its forward pass alone in every column.
+        """
         shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
         in_forward = self.forward.any(axis=1, keepdims=True)
         values = np.where(in_forward, self.forward, self.values)
@@ -121,7 +128,7 @@ _STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and always that of `first`.
+    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a DIFFERENT one at `first`.
 
     Records that count for nothing (ABSENT, and not in one run alone) and those without a place in a's order are left
     out.

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:
-    """Modules inside `fqn` whose outputs were not recorded in this step, and none of whose ancestors' were.
+    """Modules inside `fqn` without recorded outputs in this step, nor any module between them and `fqn` with some.
 
-    Recorded means: at least one output of it has a value in both runs, and none is NOT_SEEN.
+    Of either run's module tree, a's order first. Recorded means: at least one output has a value in both runs, and none
+    is NOT_SEEN.
     """
     prefix = fqn + "."
     inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
@@ -40,7 +41,7 @@ def unseen_inside(step: Step, fqn: str) -> list[str]:
 
 
 def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
-    """FQNs of the parameters (or buffers) that these modules themselves hold, in either run.
+    """FQNs of the parameters (or buffers) that these modules themselves hold, by either run's module tree or records.
 
     A tied tensor is under the name that it is recorded by.
 
@@ -148,6 +149,8 @@ def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
 def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
     """Edge: one fact on `thing`, the joint state of all records of these kinds and phases before `place.order`.
 
+    DIFFERS if any differs; records that were not seen are left out, and it is UNSEEN where no others are there.
+
     Args:
         thing: what the fact is about.
         kinds: kinds of the records.
@@ -239,7 +242,7 @@ def passed_over(step: Step, _place: Place) -> list[Evidence]:
 
 
 def inputs(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the inputs of the call, UNSEEN if any is.
+    """Edge: the inputs of the call together: DIFFERS if any differs, else UNSEEN if any was not seen.
 
     Nothing where both captures record all inputs but this call has none.
     """
@@ -253,9 +256,8 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
 def inside(step: Step, place: Place) -> list[Evidence]:
     """Edge: outputs of other modules recorded from the call's start to before the place.
 
-    Nothing where the start is unknown.
-
-    With ranks put together only those of submodules, by name. One that was not seen makes it UNSEEN.
+    Nothing where `place.start` is -1. With ranks put together only those of submodules, by name. One that was not seen
+    makes it UNSEEN, unless another differs.
     """
     if place.start < 0:
         return []
@@ -272,11 +274,9 @@ def inside(step: Step, place: Place) -> list[Evidence]:
 def tensors(step: Step, place: Place) -> list[Evidence]:
     """Edge: parameters and buffers of the module and of submodules without recorded outputs.
 
-    REWRITTEN where those may change.
-
-    One fact per kind of tensor that there is, the worst state of its tensors. It is REWRITTEN and UNSEEN where the
-    forward pass changes one after the place. Where no module tree and no parameters are on record, PARAMETERS is
-    UNSEEN.
+    One fact per kind of tensor that there is, the worst state of its tensors; in the phase `forward`, REWRITTEN as
+    UNSEEN instead where the forward pass changes one after the place. Where no module tree and no parameters are on
+    record, PARAMETERS is UNSEEN.
     """
     fqn = place.site.fqn
     owners = [fqn, *unseen_inside(step, fqn)]
@@ -294,9 +294,9 @@ def tensors(step: Step, place: Place) -> list[Evidence]:
 
 
 def outputs(step: Step, place: Place) -> list[Evidence]:
-    """Edge: all module outputs before the place.
+    """Edge: one fact, the joint state of all module outputs recorded before the place.
 
-    `LEFT_OUT` instead where what was recorded agrees, but a capture was told to leave modules out.
+    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
     """
     state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
     return [_unless_left_out(step, Evidence(Thing.OUTPUTS, state, needed=True))]
@@ -312,7 +312,10 @@ def unseen(step: Step, place: Place) -> list[Evidence]:
 
 
 def forward(step: Step, place: Place) -> list[Evidence]:
-    """Edge: module inputs and outputs before the place; `LEFT_OUT` instead under the condition of `outputs`."""
+    """Edge: one fact, the joint state of all module inputs and outputs recorded before the place.
+
+    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
+    """
     return [_unless_left_out(step, flow) for flow in _flow(step, place)]
 
 
@@ -330,7 +333,7 @@ def _unless_left_out(step: Step, fact: Evidence) -> Evidence:
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the joint state of all records before the place."""
+    """Edge: one fact, the joint state of all records before the place, those that one run alone has included."""
     earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
     return [Evidence(Thing.EVERYTHING, step.known(earlier))]
 
@@ -344,7 +347,10 @@ def what_is_equal(step: Step, place: Place) -> list[Evidence]:
 
 
 def loss(step: Step, place: Place) -> list[Evidence]:
-    """Edge: losses before the place; nothing where both runs record losses but neither has one in this step."""
+    """Edge: one fact, the joint state of losses before the place.
+
+    Nothing where both runs record losses but no loss of this step was compared.
+    """
     sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
     none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
     return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
@@ -399,7 +405,7 @@ gradients_in_step = _all_before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
 
 
 def value_before(step: Step, place: Place) -> list[Evidence]:
-    """Edge: the tensor's last value before the record."""
+    """Edge: the tensor's last value before the record, as `tensor_known` has it: in this step, else before it."""
     return [Evidence(Thing.VALUE_BEFORE, tensor_known(step, place.site.fqn, place.site.kind, place.order))]
 
 

@@ -51,10 +51,11 @@ _PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
 def size_of(
     a: Summary | None, b: Summary | None, rel: float | None, terms: int = 0, scale: float | None = None
 ) -> Size | None:
-    """The size class of a divergence: STRUCTURAL, MORE or ROUNDING; None where the records do not tell.
+    """The size class of a divergence: STRUCTURAL, MORE or ROUNDING.
 
-    STRUCTURAL: one run lacks it, or status, shape or dtype differ. MORE: beyond the bound of the module's docstring, in
-    distance or in a statistic; of a dtype without rounding, always.
+    STRUCTURAL: one run has no record, or status, shape or dtype differ, or two texts are not both numbers. MORE: beyond
+    4 sqrt(max(terms, 256)) roundings (at most 0.05) in distance, minimum, maximum or mean, or NaN or infinite; of a
+    dtype without rounding, always. None: the distance is unknown and nothing is infinite, or a statistic is not known.
 
     Args:
         a: what run a recorded; None where it has no record.
@@ -112,7 +113,7 @@ def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
 
 
 def _fan_in(step: Step, name: str) -> int:
-    """Product of a parameter's dimensions but the first, in run a.
+    """Product of a parameter's dimensions but the first, by run a's record of it or of its gradient in the step.
 
     0 for fewer than two dimensions, or without a record.
     """
@@ -126,7 +127,7 @@ def _fan_in(step: Step, name: str) -> int:
 
 
 def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
-    """Whether minimum, maximum and mean are on record, finite and as close as `tolerance`.
+    """Whether minimum, maximum and mean are on record and as close as `tolerance`, and neither tensor has NaN or inf.
 
     Minima and maxima are compared relative to the larger absolute value of the two, means relative to the larger mean
     absolute value.
@@ -147,18 +148,18 @@ _UNMEASURED = frozenset({Kind.RNG})
 
 
 def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
-    """(c, rest) where b is c times a by least squares over two sketches; the rest is relative to b's norm.
+    """(c, residual) where b is c times a by least squares over two sketches; the residual is relative to b's norm.
 
-    None where the rest is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
+    None where the residual is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
     """
     factor, rest = scale_between(sketch_a, sketch_b)
     return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
 def _plain_relative(a: Summary, b: Summary) -> float | None:
-    """Difference of two numbers in texts over the larger absolute value, 0 for two zeros.
+    """Absolute difference of the numbers in the texts of two records over the larger absolute value, 0 for two zeros.
 
-    None if one is not finite or no number.
+    None if either is not finite or no number.
     """
     try:
         x, y = float(a.text), float(b.text)
@@ -179,7 +180,8 @@ def has_nonfinite(stats: Mapping[str, float]) -> bool:
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position of `step.divergences`, with role and reason of `cause`, distance, size and factor.
 
-    Reads the whole tensors from disk, where both runs stored them; then the distance is exact.
+    Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Random states and
+    one-sided records have no distance. `floor` is the largest of all noise runs.
     """
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts

@@ -41,7 +41,8 @@ class Calls:
     def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
         """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
 
-        None for none, and always with ranks put together.
+        A call that begins or ends at exactly `order` does not run then. None for none, and always with ranks put
+        together.
         """
         if self._is_gathered:
             return None
@@ -52,7 +53,7 @@ class Calls:
         return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
 
     def spans_of(self, fqn: str) -> list[tuple[float, float]]:
-        """(order of the first input, order of the last output) of each call of a module.
+        """(order of the first input, order of the last output) of each call of a module; calls without either left out.
 
         With ranks put together one infinite span.
         """
@@ -118,7 +119,7 @@ class Step:
     ) -> None:
         """Go through the divergences once and build the lookups; no step is read here.
 
-        Args: as the attributes.
+        Arguments are as the attributes; `learned` is empty where none is given.
         """
         self.comparison, self.of = comparison, comparison.of
         self.table, self.number, self.divergences = table, table.step, table.divergences
@@ -180,9 +181,9 @@ class Step:
 
     @cached_property
     def has_no_modules(self) -> bool:
-        """Whether no module is seen at all: none in either tree or among the sites, though modules were recorded.
+        """Whether no module is on record, in either tree or among the sites, though both runs record module outputs.
 
-        False where operators were recorded.
+        False where both record operators.
         """
         kinds = self.comparison.kinds
         if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
@@ -191,7 +192,9 @@ class Step:
         return not np.isin(self.alignment.kind, calls).any()
 
     def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
-        """What is known of these sites in this step together, by `joint_known`.
+        """What is known of these sites in this step together: the first of DIFFERS, FORM, WITHIN, EQUAL that any has.
+
+        UNSEEN where none has any of these; with `every`, UNSEEN comes second.
 
         Args:
             sites: their union numbers.
@@ -226,7 +229,7 @@ class Step:
         return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
 
     def rng_differs(self) -> bool:
-        """Whether any random state differs at the start of the step."""
+        """Whether any random state at the start of the step differs or is one-sided."""
         return (Phase.START, Kind.RNG) in self._first
 
     def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
@@ -318,7 +321,7 @@ class Step:
     # --- tensors, and calls
 
     def is_recorded_before(self, fqn: str) -> bool:
-        """Whether both runs have a record of the tensor in the previous step."""
+        """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
         recorded = (self.before.sites_a, self.before.sites_b) if self.before is not None else ((), ())
         return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in recorded)
 
@@ -333,7 +336,10 @@ class Step:
         return Calls(self.table, self.comparison)
 
     def tensors_differ(self, fqn: str, order: float) -> bool:
-        """Whether a parameter or buffer at or below the module differs before `order`, or as the step begins."""
+        """Whether a parameter or buffer at or below the module differs before `order`, or as the step begins.
+
+        Only records of the phases `start` and `optimizer` count, not those within the forward pass.
+        """
         return self._tensors_from.get(fqn, np.inf) < order
 
     @cached_property

@@ -95,7 +95,11 @@ class Structure:
         return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 
     def _sort_one_sided_modules(self, half: Half) -> None:
-        """Add one-sided modules to `giving` where a forward call gives its inputs back, else to `changing`."""
+        """Add one-sided modules to `giving` where a forward call gives its inputs back, else to `changing`.
+
+        It does where the checksums of its inputs and outputs are the same list, not empty; per call, so that a module
+        may come into both.
+        """
         calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
         for row in half.only.tolist():
             site = self.alignment.site(int(half.sites[row]))
@@ -238,7 +242,8 @@ def _merge_changes(structure: Structure) -> list[StructureChange]:
 def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureChange]:
     """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
 
-    Inside a module that only one run has, only that outermost module is told; what is part of a merge is not.
+    Inside a module that only one run has, only that outermost module is named; modules and tensors of a merge are left
+    out, and equal changes are one.
     """
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}

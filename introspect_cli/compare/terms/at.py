@@ -67,7 +67,7 @@ class At:
         return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
 
     def to(self, step: int) -> At:
-        """The same rank at step `step`, as the run numbers it."""
+        """The same rank at step `step`, as the run numbers it, on record or not; nothing is read."""
         return replace(self, step=step)
 
     @property
@@ -81,7 +81,7 @@ class At:
         return self.reader.read(self.step)
 
     def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
-        """(row in `batch`, number of the site) of records of these kinds, in order of recording.
+        """(row in `batch`, number of the site) of records of these kinds, in order of recording; [] without the step.
 
         Args:
             kinds: kinds that are wanted.
@@ -110,9 +110,9 @@ class At:
         return {tensor_of(self.sites, number): row for row, number in ordered}
 
     def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
-        """Checksum of each parameter, buffer and optimizer state, by the records of `tensor_rows`.
+        """Checksum of each parameter, buffer and optimizer state in this step; NOT_OBSERVED ones are left out.
 
-        NOT_OBSERVED ones left out.
+        Of several records of one, the first where `phase` is START, else the last. Empty without the step.
         """
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
@@ -165,14 +165,17 @@ class At:
         return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
 
     def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
-        """Checksum of each value of a parameter's optimizer state in a phase of this step, by path."""
+        """Checksum of each value of a parameter's optimizer state in a phase of this step, by path: `['exp_avg']`."""
         state = kind_code(Kind.OPTIMIZER_STATE)
         return {
             path: value for (kind, name, path), value in self.tensors(phase).items() if (kind, name) == (state, fqn)
         }
 
     def batches(self) -> dict[str, list[BatchValues]]:
-        """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path."""
+        """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
+
+        Values that were NOT_OBSERVED are left out.
+        """
         sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
         for row, number in self.rows([Kind.BATCH], Phase.DATA):
             if self.batch.status[row] != Status.NOT_OBSERVED:
@@ -198,7 +201,7 @@ class At:
         return states
 
     def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
-        """Records of a kind and phase in this step as numbers (`Number`), in order of recording."""
+        """Records of a kind and phase in this step as numbers (text, else a tensor's mean), in order of recording."""
         sites, rows = self.sites, self.rows([kind], phase)
         return [
             Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _is_nonzero(self.batch, row))

@@ -106,7 +106,10 @@ def has_norms(batch: StepBatch) -> bool:
 
 
 def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
-    """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted."""
+    """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted.
+
+    False for tensors without elements.
+    """
     if "nans" not in batch.counts:
         return np.zeros(len(batch), np.bool_)
     sizes = layouts.numel[batch.layout]
@@ -157,7 +160,7 @@ def distances(
 
 
 def _least_distances(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
-    """Lower bound of each pair's L2 distance, from norms, extrema and means, as far as they are on record.
+    """Lower bound of each pair's L2 distance, from the norms, extrema and means on record; NaN where none is.
 
     Args:
         a: records of run a.
@@ -223,8 +226,8 @@ def _widened(values: Any) -> npt.NDArray[Any] | None:
 def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
     """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
 
-    Elements that are not finite in either are left out; None where these are not the same in both (NaN equals NaN), or
-    a dtype is not numeric.
+    Elements that are not finite in one or both are left out; None where these are not the same in both (NaN equals
+    NaN), or a dtype is not numeric.
     """
     one, two = _widened(a), _widened(b)
     if one is None or two is None:
@@ -264,7 +267,11 @@ Held = tuple[int, int]
 
 
 def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two records cannot be of one tensor, by their shapes (`other_shapes`)."""
+    """Whether two records cannot be of one tensor, by their shapes.
+
+    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
+    the other (`other_shapes`).
+    """
     return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
 
 

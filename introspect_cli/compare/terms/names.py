@@ -38,7 +38,7 @@ def ancestors(fqn: str) -> list[str]:
 
 
 def with_ancestors(names: Iterable[str]) -> set[str]:
-    """A new set of the names and all their prefixes at dots; "" is left out."""
+    """A new set of the names themselves and all their prefixes at dots; "" is left out."""
     all_names = set(names)
     level = all_names
     while level:  # a level at once: of a million names that is twice as fast as name by name
@@ -199,7 +199,7 @@ THEN = ", then "
 
 
 def _joined_attributes(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
-    """The module `after`, where attributes that it changed have both values, joined by `THEN`."""
+    """A copy of `after`, where attributes with another value in `before` have both, joined by `THEN`, the old first."""
     held, texts = dict(before.attributes), dict(after.attributes)
     for name, text in after.attributes:
         if name in held and held[name].split(THEN)[-1] != text:

@@ -451,14 +451,11 @@ class DiffResult:
     subject: str = "runs"
 
     def every(self, kind: type[F]) -> tuple[F, ...]:
-        """Those of `findings` that are of type `kind`, in order."""
+        """Those of `findings` that are instances of `kind`, in order; () for none."""
         return tuple(one for one in self.findings if isinstance(one, kind))
 
     def unexplained(self) -> DiffResult:
-        """A copy without what explains the first divergence.
-
-        That is head, `also`, `rests_on`, `explains`, `causes` and `defined_in`.
-        """
+        """A copy without `head`, `also`, `rests_on`, `explains`, `causes` and `defined_in`; `first` is kept."""
         return replace(self, head="", also=(), rests_on=(), explains=(), causes=(), defined_in="")
 
     @property

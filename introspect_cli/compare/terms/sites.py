@@ -263,7 +263,10 @@ def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
 
 
 def align(a: Columns, b: Columns) -> Alignment:
-    """Put the sites of a and b under one numbering; equal keys are one site."""
+    """Put the sites of a and b under one numbering: a's numbers, then b's other sites; equal keys are one site.
+
+    Of a site of both, the columns have what a has.
+    """
     ids, extra = _union_numbers(a, b)
     columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
     for name, column in columns.items() if len(extra) else ():

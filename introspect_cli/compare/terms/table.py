@@ -128,7 +128,7 @@ class Table:
         return replace(self, state=states, because=reasons)
 
     def of(self, rows: Ids | Mask) -> Table:
-        """A copy with only these rows, in this order; batches and steps stay whole."""
+        """A copy with only these rows, in this order; batches, steps and `left` stay whole."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
 
@@ -181,9 +181,9 @@ class Table:
         return np.asarray(self.site[self.differing])
 
     def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
-        """(estimated L2 distance, larger L2 norm) of each DIFFERENT row, as the function `distances`.
+        """(estimated L2 distance, larger of the two L2 norms) of each DIFFERENT row, both float64, as `distances`.
 
-        NaN where unknown.
+        The distance is NaN where it is unknown.
         """
         return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
 
@@ -218,7 +218,7 @@ class Table:
     def order(self) -> npt.NDArray[np.float64]:
         """Place of each row in a's sequence, float64 (n,).
 
-        A row of b alone comes just before the next record that both runs have, behind what a alone has there.
+        A row of b alone comes just before the next record that a has and that is not ONLY_A, so behind what is.
         """
         sequence_a = self.a.sequence.astype(np.float64)
         order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
@@ -247,7 +247,7 @@ class Table:
 
     @cached_property
     def divergences(self) -> Table:
-        """The diverging rows as a table, in that order; computed once."""
+        """The diverging rows as a table, in the order of `in_order`; computed once."""
         return self.of(self.in_order)
 
     # --- by site

@@ -45,7 +45,7 @@ def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
 
 
 def chooses_modules(manifest: dict[str, Any]) -> bool:
-    """Whether a capture was told to leave modules out, by `modules`, `exclude` or `max_depth`."""
+    """Whether a capture may have left modules out: it was given any of `modules`, `exclude` and `max_depth`."""
     options = manifest.get("options", {})
     return any(options.get(name) not in (None, []) for name in _FILTERS)
 
@@ -170,9 +170,7 @@ def _hidden_by(alignment: Alignment, option: str) -> Mask:
 
 
 def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
-    """Mask of random states within a step if the captures looked at the generators at different moments.
-
-    Else all False.
+    """Mask of random states within a step if the captures looked at generators at different moments, else all False.
 
     They did if an option that chooses modules, or `compile`, or, with evaluation on record, `eval` was given
     differently, or if only one recorded any of the kinds of an entry of `_LOOKS`. Then states of one site were recorded
@@ -211,7 +209,10 @@ def _accelerator_rng(alignment: Alignment) -> Mask:
 
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on what options of the captures leave uncompared; where a run is a list, on that alone."""
+    """Notes on what options of the captures leave uncompared: kinds, other options, statistics; [] for nothing.
+
+    Where a run is a list of values, notes on that alone.
+    """
     listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if is_list(manifest)]
     if listing:
         text = "lists values that were written elsewhere: what it does not list is not compared."

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def far(divergence: Divergence) -> str:
     """How far a and b are apart, without brackets; "" where one run lacks the site or nothing is known.
 
-    Where shapes differ these alone; else dtypes, numbers of NaNs and infinities, and relative L2.
+    Where shapes differ these alone; else dtypes, numbers of NaNs and infinities, and relative L2, as far as they
+    differ, and whether b seems to have a's values in another order. Plain values have no distance.
     """
     rel, a, b = divergence.rel_l2, divergence.a, divergence.b
     if a is None or b is None:
@@ -47,7 +48,7 @@ def same_values(divergence: Divergence) -> bool:
     """Whether b seems to hold the values of a in another order.
 
     By equal layout, extrema and counts of zeros, NaNs and infinities, moments that agree to rounding, and a relative L2
-    of at least `_PERMUTED`; False for constants and single numbers.
+    of at least `_PERMUTED`; False for constants and single numbers, and where distance or statistics are unknown.
     """
     a, b, rel = divergence.a, divergence.b, divergence.rel_l2
     if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout or a.layout.numel < 2:
@@ -197,9 +198,9 @@ def named(site: Site, module_class: str) -> str:
 
 
 def both_values(divergence: Divergence) -> str:
-    """` (1 in a, 2 in b)` where both runs have one number each.
+    """` (1 in a, 2 in b)` where both runs have one number each: its text, else a tensor's mean, to six digits.
 
-    "" for other tensors, where one lacks it, or for equal texts.
+    "" for other tensors, where one run has none, or for equal texts.
     """
     a, b = divergence.a, divergence.b
     if a is None or b is None or a.layout.numel != 1 or b.layout.numel != 1:
@@ -220,7 +221,7 @@ def _value(summary: Summary) -> str:
 
 
 def thing(fact: Evidence) -> str:
-    """What a fact is about, in words: `its inputs`, `the parameters of GPT.head`."""
+    """What a fact is about, in words, not what is known of it: `its inputs`, `the parameters of GPT.head`."""
     words, is_held = fact.thing.value
     unseen = fact.known is Known.UNSEEN
     if fact.thing is Thing.RAN_UNSEEN:
@@ -246,6 +247,6 @@ def listed(names: Sequence[str]) -> str:
 
 
 def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """The first `most` names joined by `between`, then the number of others: `a, b, c and 2 more`."""
+    """The first `most` names joined by `between`, then the number of others, if any: `a, b, c and 2 more`."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{between.join(names[:most])}{rest}"
