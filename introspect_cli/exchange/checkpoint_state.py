@@ -152,7 +152,7 @@ def _is_optimizer(part: Any) -> bool:
 
 
 def _dotted_leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of each leaf of nested dicts and lists, none of an empty one; a plain value is one itself."""
+    """(dotted name, value) of each leaf of nested dicts and lists, none of an empty one; a plain value is its own."""
     if isinstance(part, (dict, list)):
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             yield from _dotted_leaves(value, f"{name}.{key}" if name else str(key))
