@@ -125,7 +125,7 @@ class Publishers:
     """Processes that publish one run: to named places, and to the loggers of the script's framework."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
-        """Start to publish to all places but `logger`, which is known only after the first step.
+        """Start to publish to all places but `logger`, which has to wait for the first step (`publish_to_loggers`).
 
         Args:
             path: the run's directory.

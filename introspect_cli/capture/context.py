@@ -125,7 +125,10 @@ class Context:
         return [] if is_cut else self.data_parallel.copies
 
     def line(self) -> str:
-        """`file:line` of the innermost frame in the user's files, among callers of this; "" where there is none."""
+        """`file:line` of the innermost frame in the user's files, among callers of this.
+
+        "" where none is among the first 200, and in what a backward pass runs.
+        """
         return self._places.line(inspect.currentframe())
 
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:

@@ -79,7 +79,7 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The function without its module."""
+        """Name of the function without its module and class, such as `backward`."""
         return self.function.rpartition(".")[2]
 
     @property
@@ -286,8 +286,8 @@ class Patches:
     def remove(self) -> None:
         """Restore the attributes, the last replaced first, and remove the hooks.
 
-        An attribute that the script has replaced since stays: its replacement may call ours, which does only what the
-        original does once its probe is off.
+        An attribute that the script has replaced since stays: its replacement may call introspect's function, which
+        does only what the original does once its probe is off.
         """
         while self._hooks:
             self._hooks[-1].remove()

@@ -236,7 +236,7 @@ class Places:
     """Cached answers by code object: in which file of the user's it is."""
 
     def __init__(self) -> None:
-        """Start with nothing judged."""
+        """Start with an empty cache."""
         self._files: dict[CodeType, str | None] = {}
 
     def line(self, frame: FrameType | None, *, through: bool = False) -> str:

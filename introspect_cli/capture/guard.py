@@ -82,8 +82,10 @@ class Guard:
     def failure(self, probe: str, lost: str, error: BaseException) -> None:
         """Note a probe's first failure: sentence, traceback and warning; later ones of the same probe are ignored.
 
+        Of the traceback the last 4000 characters are kept.
+
         Raises:
-            BaseException: the error itself, where it is the script's (`passes`).
+            BaseException: the error itself, where it is the script's (`is_scripts`).
         """
         if self.is_scripts(error):
             raise error
@@ -126,7 +128,7 @@ class Guarded:
         self.on = False
 
     def __enter__(self) -> None:
-        """Begin a section: signal handlers of the script wait, and Dynamo looks at no frame."""
+        """Begin a section: Dynamo looks at no frame, and, in the main thread, signal handlers of the script wait."""
         guard = self._guard
         if get_ident() == guard.main:
             guard.depth += 1

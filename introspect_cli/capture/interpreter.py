@@ -47,7 +47,7 @@ class _Waiting:
     """Signal handler of the script, called at once, or at the end of the guarded section that it would interrupt."""
 
     def __init__(self, handler: Any, guard: Guard) -> None:
-        """Wrap a handler of the script's; nothing is set."""
+        """Wrap a handler of the script's; it is not installed here."""
         self.handler = handler
         self._guard = guard
         self._waiting: functools.partial[None] | None = None
@@ -138,7 +138,7 @@ class Interpreter:
         """
 
         def walked(tb: Any) -> Iterator[tuple[FrameType, Any]]:
-            """Frames and lines of a traceback without introspect's."""
+            """Frames and lines of a traceback without introspect's; all of them where a bug in introspect raised."""
             entries = list(walk(tb))
             if entries and is_introspects(entries[-1][0]) and not is_stand_in(entries[-1][0]):
                 return iter(entries)
@@ -151,7 +151,10 @@ class Interpreter:
         """A replacement of a stack walker without introspect's frames and the callers of the script's first frame."""
 
         def walked(f: FrameType | None) -> Iterator[tuple[FrameType, int]]:
-            """Frames and lines of a stack without introspect's."""
+            """Frames and lines of a stack without introspect's, as far as the script's first frame.
+
+            For None, those of the calling thread as `walk` gives them, introspect's among them.
+            """
             if f is None:
                 return walk(None)  # it counts frames to find its caller
             entries = itertools.takewhile(lambda entry: entry[0].f_code.co_filename != _RUNNER, walk(f))

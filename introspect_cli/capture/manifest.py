@@ -227,6 +227,9 @@ class Documents:
     def write(self) -> None:
         """Write the documents in `facts`, taking each out, and texts of files that the script has read since.
 
+        A document that cannot be made, or is too large, is left out with a note. Documents with values of the script's
+        are redacted. Where there are facts, source files imported since are read, too.
+
         Raises:
             StoreError: the store can no longer be written.
         """
@@ -290,10 +293,7 @@ class Documents:
         return None
 
     def _write_document(self, name: str, value: Any) -> None:
-        """Write one document.
-
-        One that is too large is left out with a note, `optimizers` first without parameters' names.
-        """
+        """Write one document; one that is larger than a store allows is left out, with a note."""
         try:
             self._store.write_settings(name, value)
         except DocumentTooLargeError:

@@ -213,7 +213,7 @@ def _keep_optimizers(kept: list[Any]) -> None:
 
     @functools.wraps(built)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - stands in for Optimizer.__init__
-        """Build the optimizer as torch would, and keep it."""
+        """Build the optimizer as torch would, and append it to `kept`, of which the last 64 stay."""
         built(self, *args, **kwargs)
         kept.append(self)
         del kept[:-MAX_KEPT]

@@ -53,7 +53,7 @@ FAKE_TENSOR: Any = _class_named("torch._subclasses.fake_tensor", "FakeTensor")
 
 
 def scale_of(scaler: Any) -> torch.Tensor | None:
-    """The scale of a gradient scaler, not waited for; None before its first use."""
+    """The scale tensor of a gradient scaler, whose value is not read; None before its first use."""
     scale = getattr(scaler, "_scale", None)
     return scale if isinstance(scale, torch.Tensor) else None
 
@@ -112,7 +112,7 @@ next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambd
 
 
 def node_number(node: Any) -> tuple[int, int] | None:
-    """Thread and sequence number of an autograd node, which tell it from others; None where torch lacks the number.
+    """Thread and sequence number of an autograd node, which identify it; None where torch lacks the number.
 
     Then a tensor that two modules share gets two hooks.
     """

@@ -143,7 +143,7 @@ class ReadFiles:
         self._patches.remove()
 
     def opener(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The replacement of `open`, the same for both modules that have it."""
+        """The replacement of `open`, the same for both modules that have it; it calls `original`."""
         uncounted(ReadFiles._open)
         self._original = original
         return self._opener
@@ -170,7 +170,7 @@ class ReadFiles:
         named = next((call.kwargs[name] for name in _READ_FROM if name in call.kwargs), "")
 
         def opened(_: object) -> None:
-            """Note each file that was given."""
+            """Note each file given by path, alone or in a list or tuple; of a directory the first 64 files by name."""
             given = call.args[at] if len(call.args) > at else named
             for path in given if type(given) in {list, tuple} else [given]:
                 if type(path) is str or isinstance(path, Path):

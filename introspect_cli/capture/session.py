@@ -203,7 +203,8 @@ class Session:
         The first step also writes all documents and starts publishing to the framework's loggers.
 
         Raises:
-            SystemExit: because of `--stop`, `--until-nan` or `--until-step`.
+            SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
+                that was not followed, else with 0.
         """
         if (probes := self.probes) is None:
             return
@@ -317,7 +318,10 @@ class Session:
         self._store.abandon()
 
     def _note_lost(self, error: StoreError) -> None:
-        """Note, the first time only, that the store can no longer be written."""
+        """Note that the store can no longer be written, and keep the reason; nothing at later calls.
+
+        The run's status will be `interrupted`.
+        """
         if not self._store_lost:
             self._store_lost = str(error)
             self._guard.note(f"{error}; the script goes on, the run ends here")

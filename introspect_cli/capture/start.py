@@ -49,9 +49,10 @@ def numpy_state() -> bytes | None:
 
 
 def prepare_torch(seed: int | None, *, deterministic: bool) -> None:
-    """Seed torch (`seed` None leaves it alone) and, if `deterministic`, set its global flags.
+    """Seed torch, unless `seed` is None, and, if `deterministic`, set its global flags; for after the script's import.
 
-    For after the script's import.
+    The flags ask for deterministic algorithms, with a warning where there is none, and switch off TF32 and cuDNN's
+    benchmark.
     """
     import torch
 
@@ -96,7 +97,10 @@ class Start:
         self._imports = ImportWatch({"numpy": self._numpy_imported, "torch": torch_imported})
 
     def install(self) -> None:
-        """Note python's state, then seed python and set cuBLAS's variable if asked, then watch imports."""
+        """Note python's state, then seed python and set cuBLAS's variable if asked, then watch imports.
+
+        The variable stays as it is where it is set already.
+        """
         self.states["python"] = python_state()
         if self._seed is not None:
             random.seed(self._seed)

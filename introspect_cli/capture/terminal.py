@@ -55,7 +55,7 @@ def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[st
         launch: this process's part in a distributed run; None for a run of one process.
         probes: what has recorded; asked for their counts.
         manifest: as written at the end; its `steps` and `remainder` are read.
-        lost: whether the store could not be written to the end; then only what can be read of it is told.
+        lost: whether the store could not be written to the end; then the sentence says up to which step it can be read.
     """
     if lost:
         written, last = probes.recorder.steps_written, probes.rank.last_step

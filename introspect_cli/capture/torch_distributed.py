@@ -93,7 +93,7 @@ def reduction_asked(given: Iterable[Any]) -> str:
 def on_its_way(value: Any) -> bool:
     """Whether a tensor is a result of a functional collective that nobody has waited for, and so must not be read.
 
-    Where torch lacks this, what goes on into another collective may be recorded before it is there.
+    Reading it would wait. Where torch lacks this, what goes into another collective may be recorded before it is there.
     """
     functions = sys.modules.get("torch.distributed._functional_collectives")
     return isinstance(value, getattr(functions, "AsyncCollectiveTensor", ()))
@@ -139,8 +139,8 @@ def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]
 def styles_of_outputs(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
     """Path, mesh and placements of each plain output that a module's tensor parallel style describes; [] without one.
 
-    Only its last hook is asked: what another made of them afterwards, no style knows. Where torch lacks this, outputs
-    without gradients are compared by extrema and means.
+    Only the module's last forward hook is looked at, since another one may change the outputs after the style's. Where
+    torch lacks this, outputs without gradients are compared by extrema and means.
     """
     held = _style_in(next(reversed(module._forward_hooks.values()), None))  # noqa: SLF001 - as above
     if held is None:
@@ -176,7 +176,7 @@ def _style_in(hook: Any) -> dict[str, Any] | None:
 def is_cut(module: Any) -> bool:
     """Whether `fully_shard` was called on a module.
 
-    Where torch lacks this, the answers below are those for no shard.
+    Where torch lacks this, False: then the other functions here find no shards either.
     """
     return hasattr(type(module), "_get_fsdp_state")
 
@@ -195,10 +195,11 @@ def _cut_together(module: Any) -> list[Any]:
 
 
 def fsdp_groups(module: Any) -> tuple[list[Any], list[Any]]:
-    """Process groups over which `fully_shard` shards and replicates a module; both empty where it was not called.
+    """Process groups over which `fully_shard` shards and replicates a module; [] twice where it was not called.
 
-    First those of both sorts, then for each set of parameters that is sharded together its replicate group, or None
-    without one.
+    Returns:
+        all shard groups and replicate groups; and for each set of parameters that is sharded together its replicate
+        group, None where it has none.
     """
     meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
     replicas = [getattr(mesh, "replicate_process_group", None) for mesh in meshes]

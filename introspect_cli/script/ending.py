@@ -205,7 +205,7 @@ def report(error: BaseException, ending: Ending) -> int | None:
 
 
 def _report_exit(error: SystemExit) -> int:
-    """Print the message of a `SystemExit`, if any, and return its exit code."""
+    """Print the message of a `SystemExit`, if any, on stderr, and return its exit code."""
     code, message = _exit_status(error)
     if message is not None:
         with contextlib.suppress(BaseException):

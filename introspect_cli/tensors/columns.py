@@ -60,7 +60,7 @@ class Columns:
 
         Args:
             arena: the rows.
-            facts: what is known of them before their numbers are.
+            facts: layout and status of all rows.
             slots: the slot of each record, in the records' order.
             fixed: checksums that are not sums, by slot.
             texts: texts by slot, of all slots with a status.

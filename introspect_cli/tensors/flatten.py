@@ -64,8 +64,8 @@ def _children(value: Any, objects: int) -> list[tuple[str, Any]] | None:
 
     Args:
         value: any value.
-        objects: how many of the containers around it are known by torch's registry or by their attributes only; from 4
-            on, an object that only its attributes tell of is a leaf.
+        objects: how many of the containers around it are neither tuple, list, dict nor dataclass; from 4 on, an object
+            that torch's registry does not have is a leaf.
     """
     cls = type(value)
     if cls in _ATOMS or issubclass(cls, (torch.Tensor, type)):
@@ -142,7 +142,7 @@ def _own_dict(value: Any) -> dict[str, Any] | None:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute stored in `__dict__` or a slot, read without the class's methods; None for any other."""
+    """An attribute stored in `__dict__` or a set slot, read without the class's methods; None for any other."""
     held = _own_dict(value)
     if held is not None and name in held:
         return held[name]
@@ -193,13 +193,15 @@ def _collect(
 ) -> None:
     """Append the leaves, and path and class name of each container, of a nested value.
 
+    A container that is inside itself, or below 16 levels, is left out.
+
     Args:
         value: the value.
         path: where it is.
         leaves: takes path and value of each leaf, at most 100,000.
         holders: takes path and class name of each container, at most 100,000.
         above: the ids of the containers around it, outermost first.
-        objects: how many of these are known by torch's registry or by their attributes only.
+        objects: how many of these are neither tuple, list, dict nor dataclass.
     """
     if len(leaves) >= MAX_LEAVES or len(holders) >= MAX_LEAVES:
         return

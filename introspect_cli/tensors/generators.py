@@ -137,8 +137,8 @@ class Generators:
 def _find_torch() -> Place | None:
     """Place of torch's default CPU generator; None if it is not found.
 
-    Found in the memory of a generator made for this, by the words that its state tells; the default one is not drawn
-    from. Spare and flag are 0 where only they are not found.
+    It is searched for in the memory of another generator, made for this, by the words of that one's state; the default
+    one is not drawn from. Spare and flag are 0 where only they are not found.
     """
     sample: Any = torch.Generator()
     sample.manual_seed(1)

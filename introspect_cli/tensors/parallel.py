@@ -123,7 +123,7 @@ def _runtime_path() -> str | None:
         None where there is none, or several and not exactly one beside torch's.
 
     Raises:
-        OSError: the system does not tell what is loaded.
+        OSError: /proc/self/maps cannot be read, as outside Linux.
     """
     with Path("/proc/self/maps").open(encoding="utf-8") as maps:
         mapped = {line.split(maxsplit=5)[-1].strip() for line in maps}

@@ -234,7 +234,7 @@ def _with_offsets(values: torch.Tensor, indices: Sequence[torch.Tensor]) -> Sequ
 
 
 def _digest(indices: Sequence[torch.Tensor]) -> str:
-    """16 hex digits that tell index tensors of a sparse or nested tensor apart; they are copied to the host."""
+    """BLAKE2b digest, 16 hex digits, of the index tensors of a sparse or nested tensor; they are copied to the host."""
     stands = blake2b(digest_size=8)
     for index in indices:
         stands.update(index.detach().cpu().contiguous().numpy().tobytes())

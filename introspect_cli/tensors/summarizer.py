@@ -442,7 +442,7 @@ class Summarizer:
 def _fingerprint(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Version counter and address of a tensor; where either differs later, it was written to or moved.
 
-    None where torch refuses to tell one of them, as for inference tensors and subclasses without storage.
+    None where torch refuses to give one of them, as for inference tensors and subclasses without storage.
     """
     try:
         return tensor._version, address_of(tensor)  # noqa: SLF001 - documented by use; there is no public counter

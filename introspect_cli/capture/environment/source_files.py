@@ -200,7 +200,10 @@ def _is_as_compiled(path: str, status: os.stat_result) -> bool:
 
 
 def _unseen_imports(seen: set[str]) -> Iterator[tuple[str, str]]:
-    """Name and path of each imported source file of the user's that is not in `seen`; all imported are added to it."""
+    """Name and path of each imported source file of the user's that is not in `seen`; not those of compilers' caches.
+
+    The paths of all imported modules are added to `seen`.
+    """
     for module, thing in list(sys.modules.items()):
         path = sources.file_of(thing)
         if path in seen:

@@ -82,7 +82,10 @@ _NAME_OR_VERSION = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t\r]*$", re.MULTIL
 
 
 def packages() -> dict[str, str]:
-    """Versions of all installed distributions by name, sorted; the first one found where a name comes twice."""
+    """Versions of all installed distributions by name, sorted without regard to case.
+
+    Of a name that comes twice the first one; "" for one without a version.
+    """
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""

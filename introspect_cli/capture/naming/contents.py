@@ -36,7 +36,7 @@ WRAPPED_BY = {
 
 
 def modules_in(root: nn.Module) -> Iterator[nn.Module]:
-    """A module and all below it, each once, parents before children."""
+    """A module and all below it, each once: depth first, parents before children."""
     seen: set[int] = set()
     pending = [root]
     while pending:

@@ -67,7 +67,7 @@ class ById(Generic[Value]):
         return value
 
     def discard(self, thing: object) -> None:
-        """Forget the object."""
+        """Forget the object; nothing where it has no value."""
         if self.get(thing) is not None:
             del self.entries[id(thing)]
 

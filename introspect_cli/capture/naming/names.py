@@ -199,7 +199,7 @@ class Names:
             state.step = 0 if state.step == kept else -1
 
     def roots(self) -> list[nn.Module]:
-        """The live roots, in the order in which they were first called."""
+        """The live roots, in the order in which they were first named."""
         return [root for reference in self._roots if (root := reference()) is not None]
 
     def root_of(self, module: nn.Module) -> nn.Module:
@@ -302,7 +302,7 @@ class Names:
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
     def _name_below(self, root: nn.Module, fqn: str) -> None:
-        """Name each module, parameter and buffer of a tree that has no name; new modules get a row.
+        """Name each module, parameter and buffer of a tree that has no name; new modules get a row, but wrappers none.
 
         Args:
             root: of the tree.
@@ -337,7 +337,7 @@ class Names:
         states = self.states
 
         def forget(reference: Keyed[nn.Module]) -> None:
-            """Drop what is known of a module that is gone, unless another has come to its address."""
+            """Drop the state of a module that is gone, unless another module has its `id` by now."""
             state = states.get(reference.key)
             if state is not None and state.reference is reference:
                 del states[reference.key]

@@ -88,7 +88,7 @@ class ModuleState(Named):
             self.calls.clear()
 
     def called(self, step: int) -> bool:
-        """Whether the module was called in that step."""
+        """Whether the last step in which calls were counted is this one, and has any."""
         return self.step == step and bool(self.calls)
 
 
@@ -166,7 +166,10 @@ class Holder:
         return self._owner() is other._owner()
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the owner has this very tensor at the place."""
+        """Whether the owner has this very tensor at the place; False once the owner is gone.
+
+        The place is a module's parameter or buffer, or a position in an optimizer's group.
+        """
         owner: Any = self._owner()
         if owner is None:
             return False
@@ -210,7 +213,7 @@ class ParameterNames(dict[int, ParameterName]):
     """
 
     def __init__(self, wanted: Callable[[str], bool]) -> None:
-        """Start empty; `wanted(fqn)` tells whether a name is to be recorded."""
+        """Start empty; `wanted(fqn)` says whether a name is to be recorded."""
         super().__init__()
         self.changes = 0
         self.replaced = 0

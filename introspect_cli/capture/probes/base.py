@@ -43,7 +43,7 @@ class GuardedProbe:
         self._listening: list[tuple[list[Any], Any]] = []
 
     def install(self) -> None:
-        """Put the probe's rows in place, listen to its moments, and switch its guard on.
+        """Put the probe's rows of the table in place, listen to its moments, and switch its guard on.
 
         Where its kind is not recorded, only the guard is switched on.
         """
@@ -65,6 +65,7 @@ class GuardedProbe:
         guarded = self._guarded
 
         def heard(*given: Any) -> None:
+            """Call the method inside the guard; nothing while the guard is off, unless `always`."""
             if guarded.on or always:
                 with guarded:
                     method(*given)

@@ -219,7 +219,7 @@ class BeginningProbe(GuardedProbe):
         before = state_of(call.kwargs.get("generator"))
 
         def filled(_: object) -> None:
-            """Note each generator that the call drew from."""
+            """Note each default generator that the call drew from, and `own` if it was given a generator."""
             drawn = self._take_moved() + ([("own", before)] if before else [])
             if drawn:
                 tensor = tensor_key(call.first)
@@ -252,7 +252,7 @@ class BeginningProbe(GuardedProbe):
 
 
 def seed_word(seed: object) -> object:
-    """The number that a generator was seeded with; `none` for None, else the class of the object."""
+    """The number that a generator was seeded with; `none` for None, and of any other object the name of its class."""
     return seed if isinstance(seed, int) else "none" if seed is None else type(seed).__name__
 
 
@@ -280,7 +280,7 @@ def _line(event: RandomEvent, names: dict[tuple[int, tuple[int, ...]], str]) -> 
 
 
 def tensor_key(value: object) -> TensorKey | None:
-    """Key of a plain tensor or parameter; None for anything else."""
+    """Key of a plain tensor or parameter, with address 0 where it is not on the CPU; None for anything else."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return None
     assert isinstance(value, torch.Tensor)

@@ -70,7 +70,10 @@ class ChildrenProbe(GuardedProbe):
         return started
 
     def _watch_spawn(self, call: Call) -> Callable[[object], None]:
-        """Called before `start_processes`: keeps the number of its processes until it has returned, for their ranks."""
+        """Called before `start_processes`: keeps the number of its processes until it has returned, for their ranks.
+
+        Only for the start method `spawn`, and if the number is an int.
+        """
         before, start = self._spawning, sys.modules[_SPAWN].start_processes
         given = inspect.signature(start).bind(*call.args, **call.kwargs).arguments
         number = given.get("nprocs", 1)
@@ -78,6 +81,7 @@ class ChildrenProbe(GuardedProbe):
             self._spawning = number, uuid.uuid4().hex
 
         def started(_: object) -> None:
+            """Drop the ranks' variables from the environment, and restore the number that was kept before."""
             if self._spawning is not None:
                 forget_spawned()  # also of one that could not be started
             self._spawning = before

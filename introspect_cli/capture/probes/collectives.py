@@ -267,7 +267,8 @@ class CollectiveProbe(GuardedProbe):
     ) -> list[int]:
         """Record what a collective is and its inputs, and note it as in flight; returns a site for each of its results.
 
-        An input that is the result of a collective not waited for is a gap.
+        An input that is the result of a collective not waited for is a gap. A call from another line of the script than
+        the first one in its place (phase, group, number) has `~1`, `~2`, ... in its path.
 
         Args:
             word: what it does.
@@ -340,6 +341,7 @@ class CollectiveProbe(GuardedProbe):
                     self._recorder.gap(result.site, "it was written to before the script waited for it")
 
         def waited(_: object) -> None:
+            """Record the results that were not written to before the wait."""
             with unobserved():
                 for site, alias, _ in results:
                     self._recorder.emit(site, alias)
@@ -364,7 +366,7 @@ def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:
-    """Dtype and shape of the first tensor, `float32 [16, 16]`, followed by ` and 3 more` if there are others."""
+    """Dtype and shape of the first of one or more tensors, `float32 [16, 16]`, then ` and 3 more` for three others."""
     first = tensors[0]
     text = f"{str(first.dtype).removeprefix('torch.')} {list(first.shape)}"
     return text if len(tensors) == 1 else f"{text} and {len(tensors) - 1} more"

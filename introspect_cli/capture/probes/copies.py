@@ -141,7 +141,7 @@ def _shapes(tensors: dict[int, torch.Tensor]) -> Counter[tuple[int, ...]]:
 
 
 def _name(path: ObjectPath) -> str:
-    """A path as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
+    """A path without its scope as a Python expression, cut to 80 characters: `ema['weights'].shadow`."""
     text = "".join(f"[{key[0]!r}]" if type(key) is tuple else f".{key}" for key in path.keys)
     return clean(text[1:], 80)
 

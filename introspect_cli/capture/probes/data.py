@@ -74,6 +74,7 @@ class DataProbe(GuardedProbe):
                 clock.begin()
 
         def drew(batch: object) -> None:
+            """Record the batch that was drawn, with what was counted before the draw."""
             with unobserved():
                 self._record_drawn(call.first, batch, start, began=began)
 
@@ -187,7 +188,7 @@ class DataProbe(GuardedProbe):
             rows.put(taken, lambda site: batch if site.kind is Kind.BATCH else None)
 
     def _record(self, batch: object, loader: str, phase: Phase, call: int) -> None:
-        """Record each leaf of a batch; a gap if the batch cannot be looked into.
+        """Record random draws so far, then each leaf of a batch; a gap if the batch cannot be looked into.
 
         Args:
             batch: any nested value.
@@ -209,7 +210,7 @@ class DataProbe(GuardedProbe):
 
 
 def _recordable(leaf: object) -> object:
-    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else the name of its class."""
+    """The leaf itself if it is a tensor or a value of python's, numpy's or torch's, else its class, with module."""
     cls = type(leaf)
     if issubclass(cls, torch.Tensor) or cls.__module__ in ("builtins", "numpy", "torch"):
         return leaf

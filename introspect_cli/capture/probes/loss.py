@@ -81,7 +81,7 @@ class LossProbe(GuardedProbe):
             inputs = begun.given(1, "inputs")
 
             def after(result: object) -> None:
-                """Record the leaves' gradients once the pass has returned."""
+                """Record the leaves' `.grad` after `backward`, the returned gradients after `grad`."""
                 with unobserved():
                     if begun.name == "backward":
                         self._record_leaf_gradients([(leaf, tensor.grad) for leaf, tensor in leaves], call)

@@ -65,6 +65,7 @@ class ModuleProbe(OwnCalls):
         # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
         @functools.wraps(original)
         def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - stands in for Module.__call__
+            """Run and record the call; only run it while torch compiles or exports, or with the guard off."""
             if is_traced() or flags._is_compiling_flag or not guarded.on:  # noqa: SLF001 - see `private_api`
                 return original(self, *args, **kwargs)
             return called(self, args, kwargs)

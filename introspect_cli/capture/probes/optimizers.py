@@ -89,6 +89,7 @@ class OptimizerProbe(GuardedProbe):
                 self._recorder.emit(self._recorder.site(place, SiteInfo(type(call.first).__name__)), scale)
 
         def left(_: object) -> None:
+            """Record a skipped step, and end the step, if no optimizer has stepped meanwhile."""
             if self._stepped == stepped:
                 with unobserved():
                     self._record_skipped_step(call.given(1, "optimizer"))
@@ -455,6 +456,7 @@ def _with_closure(
 
     @functools.wraps(closure)
     def evaluate() -> Any:
+        """Call the closure, then `then()`; returns what the closure returned."""
         result = closure()
         then()
         return result

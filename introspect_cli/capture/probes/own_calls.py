@@ -69,6 +69,7 @@ class OwnCalls(GuardedProbe):
         watch = self._watch
 
         def __init_subclass__(cls: type[nn.Module], /, **kwargs: Any) -> None:  # noqa: N807 - stands in for Module's
+            """Do what a class does without it, then `_watch` the new class."""
             super(nn.Module, cls).__init_subclass__(**kwargs)
             watch(cls)
 

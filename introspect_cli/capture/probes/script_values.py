@@ -52,7 +52,7 @@ class ProductProbe(GuardedProbe):
         self._imports = ImportWatch({"safetensors.torch": lambda: self._put("saved files")})
 
     def install(self) -> None:
-        """Watch `torch.save` now, and `safetensors.torch.save_file` when the script has imported it."""
+        """If products are recorded, watch `torch.save` now, and `safetensors.torch.save_file` once that is imported."""
         super().install()
         if Kind.PRODUCT in self._context.kinds:
             self._imports.install()

@@ -100,6 +100,7 @@ class StateProbe(GuardedProbe):
         self._swapped = (names_of, others) if has_given else ((), ())
 
         def leave(_result: object) -> None:
+            """Forget what was put in; record the module's own tensors again if the others were recorded."""
             (waiting, _), self._own, self._swapped = self._swapped, [], ((), ())
             if has_given and not waiting:
                 self._write_given(names_of, own, self._context.stack.phase)

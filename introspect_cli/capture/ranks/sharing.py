@@ -92,7 +92,7 @@ class _Order:
         self.seen: set[int] = set()
 
     def next_number(self, step: int, chunk: int, chunks: int) -> tuple[int, bool]:
-        """A microbatch's number within the step, and whether it follows the last one; call it for each, in order.
+        """A microbatch's number within the step, and whether it is the last one plus 1 (0 at first); call it for each.
 
         Args:
             step: the step; another one begins the count again.

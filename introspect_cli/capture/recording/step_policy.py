@@ -81,12 +81,15 @@ class Records(NamedTuple):
         return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
 
     def has_nan(self) -> bool:
-        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count."""
+        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count.
+
+        False where NaNs are not counted.
+        """
         nans = self.columns.get("nans")
         return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
 
     def is_infinite(self) -> bool:
-        """Whether any loss or parameter holds an infinity."""
+        """Whether any loss or parameter holds an infinity; False where infinities are not counted."""
         rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
         return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
 

@@ -131,7 +131,10 @@ class CompileProbe(GuardedProbe):
         return compile
 
     def remove(self) -> None:
-        """Restore `torch.compile` and its stance, and remove the hooks; looks in compiled code then do nothing."""
+        """Restore `torch.compile`, set its stance to `default` if it was changed, and remove the hooks.
+
+        Looks in compiled code stay, and do nothing once nothing captures.
+        """
         super().remove()
         if self._stance is not None:
             torch.compiler.set_stance("default")

@@ -154,7 +154,7 @@ class StepClock(Moments):
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the current step has happened yet."""
+        """Whether the current step was begun, by `begin`."""
         return self._begun == self._recorder.step
 
     def outermost_forward(self, module: nn.Module) -> Phase:
@@ -280,10 +280,10 @@ class StepClock(Moments):
     def _leave_out_evaluation(self, *, keep: bool) -> None:
         """Drop all steps so far, and count from 0 again, if they were an evaluation; else nothing.
 
-        They were if nothing in them had gradients, or all graphs are gone. Only when training begins is that known to
-        have been no training. What was computed with gradients is for nothing once the graph is gone: no backward pass
-        can begin there. Where an optimizer is built, several calls were no steps even if their graphs are alive: a
-        method has called the modules of a model one after the other, to initialise it.
+        They were if nothing in them had gradients, or all their autograd graphs are gone: no backward pass can begin
+        there. Only when training begins is that certain. Where an optimizer is built (not `keep`), calls in step 0
+        count as no steps even if their graphs are alive: a method has called the modules of a model one after the
+        other, to initialise it.
 
         Args:
             keep: True if the current step belongs to training, and stays as step 0.
@@ -340,7 +340,10 @@ class StepClock(Moments):
             self.tick()
 
     def tick(self) -> None:
-        """End the step and begin the next, even where Ctrl-C comes in between; then call all `on_tick` listeners."""
+        """End the step and begin the next, then call all `on_tick` listeners.
+
+        Ctrl-C in between stops none of this, and is raised at the end.
+        """
         try:
             self.ticks += 1
             self._forwards = self._backwards = 0

@@ -62,7 +62,7 @@ class Trained:
         return any(reference() is optimizer for reference in self._optimizers)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Live optimizers."""
+        """Live optimizers, in the order in which they were added."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
 
     def add_by_hand(self, module: nn.Module) -> None:
@@ -232,12 +232,16 @@ class Evaluation:
     ) -> Phase:
         """FORWARD or EVAL for an outermost call outside of backward passes; the answer is remembered for later calls.
 
-        FORWARD for a module that is not trained as long as nothing is.
+        FORWARD as long as nothing is trained, neither this module nor another. With gradients on, a call is EVAL only
+        on a batch of a loader that feeds no training: of a trained module in eval mode, or of any other module after a
+        call that was EVAL. With gradients off, a trained module is EVAL, unless it is a target of the loss in train
+        mode, or is run again inside an `autograd.Function`; any other is EVAL after a call that was, on such a batch in
+        eval mode, or as a late copy.
 
         Args:
             module: what is called.
             is_trained: whether an optimizer holds any of its parameters.
-            is_new: tells of a module whether an optimizer that has not stepped yet holds any of its parameters.
+            is_new: says of a module whether an optimizer that has not stepped yet holds any of its parameters.
             first_step: whether no step has ended yet.
         """
         is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)

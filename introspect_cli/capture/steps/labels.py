@@ -29,7 +29,7 @@ Facts = dict[str, "Label"]
 
 
 def running_self(modules: tuple[str, ...], function: str) -> Any:
-    """`self` of the innermost call under way of a method in this thread; None where it is not running.
+    """`self` of the innermost call of a method that runs in this thread; None where none does.
 
     Args:
         modules: names of modules, any of which may define it (one code is in several distributions).
@@ -79,7 +79,7 @@ def transformers(owner: Any) -> Facts:
 
 
 def _length(loader: Any) -> int:
-    """Batches in an epoch; 0 where unknown."""
+    """Number of batches that a loader has in an epoch; 0 for one without a length, or None."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):

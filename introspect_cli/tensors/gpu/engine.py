@@ -172,7 +172,7 @@ class DeviceEngine:
         return self._constants[-1].data_ptr() if blocks <= MOST_KEYS else 0
 
     def prepare(self, tensor: torch.Tensor) -> Prepared | None:
-        """What is known of a tensor's layout, cached by type, shape and strides.
+        """Kernels, number of elements and extent in memory for tensors of this layout; cached by type, shape, strides.
 
         Returns:
             None for what no kernel reads: complex, empty and vastly expanded tensors, and unknown types.
