@@ -55,9 +55,10 @@ def is_comparable(divergence: Divergence) -> bool:
 
 
 def worth_a_look(result: DiffResult, also: Divergence | None = None) -> tuple[Divergence, ...]:
-    """Divergences to compare element by element: the first, the first comparable one, and `also` if comparable.
+    """Divergences to compare element by element: the first, the first listed comparable one, and `also` if comparable.
 
-    Of divergences with the same pair of checksums only the first. Empty where nothing diverges.
+    The first is among them whether it is comparable or not. Of divergences with the same pair of checksums only the
+    first is. Empty where nothing diverges.
 
     Args:
         result: the answer of a comparison.

@@ -26,6 +26,10 @@ def compare_runs(
 ) -> DiffResult:
     """Compare two opened runs, or two checkpoints.
 
+    Two implementations of one model under other names, of one rank each, are compared by the values they hold, if their
+    comparison by name does not say "same". Not with `strict`, without `by_value`, or where anything was left out of the
+    captures or of what was selected.
+
     Args:
         a: the reference run.
         b: the run that should equal it.

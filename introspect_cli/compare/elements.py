@@ -68,7 +68,8 @@ class Picture:
 def picture_of(distances: NDArray[np.float64], mask: NDArray[Any], most: tuple[int, int] = (ROWS, COLUMNS)) -> Picture:
     """A grid of the largest differences, coarse enough for `most` cells.
 
-    A difference of size 0 (the sign of a zero) is shown as the smallest other one, or as `SIGN`.
+    A difference of size 0 (the sign of a zero) is shown as the smallest other one, or as `SIGN`. A tensor without
+    elements is one cell of 0.
 
     Args:
         distances: |a - b| of each element.
@@ -170,7 +171,7 @@ class TensorDifference:
 
 
 def differing(a: NDArray[Any], b: NDArray[Any]) -> Mask:
-    """Mask of unequal elements, flat in row-major order; NaN equals NaN, -0.0 differs from 0.0.
+    """Mask of unequal elements, flat in row-major order; NaN equals NaN, -0.0 differs from 0.0 (in real numbers only).
 
     Arrays of two dtypes are compared by value alone, so that NaN differs and signs of zeros do not.
     """
@@ -191,7 +192,10 @@ def index_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
-    """How many elements differ, and where; None if shapes differ or a dtype is not numeric."""
+    """How many elements differ (`differing`), the first, and the farthest finite one, in a tie the first.
+
+    None if shapes differ or a dtype is not numeric.
+    """
     if a.shape != b.shape or a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
         return None
     mask = differing(a, b)
@@ -248,7 +252,10 @@ def _distances(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
 def _largest_differences(
     a: NDArray[Any], b: NDArray[Any], distances: NDArray[np.float64], mask: Mask
 ) -> tuple[tuple[tuple[int, ...], complex, complex], ...]:
-    """The `LARGEST` largest differences of elements in `mask`, the largest first: (index, value in a, value in b)."""
+    """The `LARGEST` largest differences of elements in `mask`, the largest first: (index, value in a, value in b).
+
+    Those with NaN or infinity count as the largest; of equal ones, the first in row-major order.
+    """
     places = np.flatnonzero(mask)
     order = places[np.argsort(-distances.reshape(-1)[places], kind="stable")[:LARGEST]]
     largest = []
@@ -326,7 +333,8 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 def where(mask: Mask) -> tuple[str, ...]:
     """Clauses on which indices differ, one for each dimension that has a pattern: ranges, strides, single ones.
 
-    Each is true of all elements that differ. () where no pattern fits, and for one element in all.
+    Each is true of all elements that differ. One clause alone if all elements differ, or one does. () where no pattern
+    fits, and for a tensor of one element. At least one element has to differ.
     """
     places = np.flatnonzero(mask)
     if mask.size == 1:
@@ -411,10 +419,8 @@ def _ordinal(number: int) -> str:
 def relation(a: NDArray[Any], b: NDArray[Any], mask: Mask, unit: str = "") -> tuple[str, ...]:
     """Clauses on how b follows from a, each true of all elements that differ or of the whole tensors.
 
-    () where none holds.
-
-    Where elements are NaN or infinite in one alone, only that is said; the clause on rounding, only where no other
-    holds.
+    () where none holds, and for complex numbers. Where elements are NaN or infinite in one alone, only that is said;
+    the clause on rounding, only where no other holds.
 
     Args:
         a: tensor of run a.
@@ -536,7 +542,7 @@ def _rounding_clause(
 def _order_clause(a: NDArray[Any], b: NDArray[Any]) -> str:
     """Clause where b has exactly the values of a in another order; "" otherwise.
 
-    "" for fewer than 4 elements or 3 values, or two dtypes.
+    "" for fewer than 4 elements or 3 values, with NaNs, or for two dtypes.
     """
     if a.size < 4 or a.dtype != b.dtype or not np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)):
         return ""

@@ -89,7 +89,10 @@ class Gathered:
         return one, two
 
     def _is_scaled(self, ratio: float) -> bool:
-        """Whether a gradient scaler makes this factor of gradients: a power of two, but not the ratio of losses."""
+        """Whether a gradient scaler makes this factor of gradients (or its inverse).
+
+        A power of two above 1 that is not the ratio of the runs' losses per step.
+        """
         times = round(max(ratio, 1 / ratio))
         return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
 
@@ -196,7 +199,7 @@ class Gathered:
 def _whole_ratio(table: Table, rows: Ids) -> float | None:
     """The ratio of b's mean absolute value to a's that most of `rows` show, n or 1/n with n whole.
 
-    None if none shows one.
+    To 0.1 %; of two that as many rows show, the first. None if none shows one.
 
     Args:
         table: the step.

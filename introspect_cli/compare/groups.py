@@ -31,7 +31,7 @@ class GroupDifference:
         a: a run of the largest group.
         b: a run of the other.
         verdict: diverged, or undecided where it could not be told.
-        step: the step of the first divergence; None where undecided.
+        step: the step of the first divergence; None where undecided, and of checkpoints.
         sentence: the answer of their comparison.
     """
 
@@ -62,10 +62,12 @@ class Groups:
 def group_runs(
     runs: Sequence[Run], options: DiffOptions, noise: Sequence[Run] = (), work: Work | None = None
 ) -> Groups:
-    """Put opened runs into groups that agree, by comparing each with the first run of each group.
+    """Put opened runs into groups: each joins the first group whose first run it compares as SAME with.
+
+    The largest group comes first; of equally large ones, the one whose first run was named first.
 
     Args:
-        runs: each once.
+        runs: at least one, each once.
         options: what counts.
         noise: runs that should equal these, as `compare_runs` takes them.
         work: as `compare_runs` takes it.

@@ -158,8 +158,9 @@ def table_of(
 ) -> Table:
     """Table of two batches, rows put side by side by site.
 
-    A pair is EQUAL or DIFFERENT by checksum; NOT_SEEN where either has no value, or it differs at a site that is not
-    compared. A row of one run is ONLY_A or ONLY_B; ABSENT where it has no value or is not compared.
+    A pair is EQUAL or DIFFERENT by checksum. It is NOT_SEEN where either has no value; and where it differs at a site
+    that is not compared, or one run saw a part alone, or one had not drawn from a generator. A row of one run is ONLY_A
+    or ONLY_B; ABSENT where it has no value or is not compared.
 
     Args:
         alignment: both runs' sites.
@@ -229,7 +230,10 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
 
 
 def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark one-sided rows ABSENT that the other run could not have, and rows that cannot be compared NOT_SEEN."""
+    """Pass: mark one-sided rows ABSENT that the other run could not have, or that repeat a tensor's last value.
+
+    Rows that only a list has, and those of parts that a resumed run restored, become NOT_SEEN.
+    """
     table = _without_unwatched(table, comparison)
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
@@ -519,6 +523,8 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
     """Mask of rows whose L2 distance optimizers can have made: twice the largest learning rate, per step and element.
 
+    The largest of either run, in its first settings or in this step. False where the distance is unknown.
+
     Args:
         table: the step.
         comparison: the rank of both runs.
@@ -709,7 +715,7 @@ def _element_counts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Id
 def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
     """Rows of inputs that differ in shape or between floats and others, if all outputs of their call agree.
 
-    Outputs that differ by rounding count as agreeing too.
+    Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
     """
     rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
     form = np.not_equal(*_layout_property(table, rows, comparison, "shape"))

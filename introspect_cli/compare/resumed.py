@@ -473,7 +473,8 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
     """(number of the other run's step that this run begins with, whether that is certain); None for none.
 
     Certain if the optimizer's state is not new, or with `read`. None where both runs begin with the same parameters and
-    buffers, and nothing else is on record of this one.
+    buffers, and nothing else is on record of this one; where no step matches (`_matching_step`); and, if the state is
+    new, where no more tensors match than at the other's own start.
 
     Args:
         begins: first step of the run.
@@ -504,9 +505,9 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
 
 
 def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
-    """(number of the step that begins with most of `start`, number of equal tensors); None where none stands out.
+    """(number of the step that begins with most of `start`, number of equal tensors); None where none has half.
 
-    Looked for among the ends of steps, then among start values.
+    Looked for among the ends of steps, then among start values; None too where several steps have as many.
 
     Args:
         whole: any step of the run that is searched.
@@ -574,7 +575,10 @@ def _has_trained(begins: At, whole: At) -> bool:
 
 
 def _has_stepped(at: At) -> bool:
-    """Whether optimizer states at the start of a step count any steps; without counts, whether any moment is not 0."""
+    """Whether optimizer states at the start of a step count any steps; without counts, whether any moment is not 0.
+
+    Moments are states with `exp_avg`, `momentum` or `square_avg` in their path.
+    """
     states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
     counts = [number.value for number in states if number.path == "['step']"]
     if counts:
@@ -622,8 +626,9 @@ def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption
 def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
     """Part: parameters, buffers or optimizer states.
 
-    YES if all that both have are equal, NO if any differs, UNSEEN where there is nothing to compare. Of states, one
-    that a run lacks differs. Averaged and evaluation copies are left out.
+    YES if all that both have are equal, NO if any differs. Of states, one that a run lacks differs; but if the resumed
+    run begins without any and they are equal after its first step, UNSEEN. UNSEEN too where there is nothing to
+    compare. Averaged and evaluation copies are left out.
 
     Args:
         resume: which run goes on from which.
@@ -710,7 +715,10 @@ def _is_copy(fqn: str) -> bool:
 
 
 def rates(resume: ResumePoint) -> Part:
-    """Part: learning rates, in all common steps; NO at the first that differs, UNSEEN where none is on record."""
+    """Part: learning rates, in all common steps (`ResumePoint.steps`); NO at the first that differs.
+
+    UNSEEN where no step has one in both runs.
+    """
     seen = 0
     for sides in resume.steps():
         late, whole = ({key: rate for key, rate in _settings(at).items() if key[1].endswith("['lr']")} for at in sides)
@@ -730,7 +738,7 @@ def _settings(side: At) -> dict[tuple[str, str], float]:
 
 
 def scaler(resume: ResumePoint) -> Part:
-    """Part: values of the gradient scaler, in the first common step; UNSEEN where none is on record."""
+    """Part: values of the gradient scaler, in the first common step; UNSEEN where none is on record in both runs."""
     late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in resume.firsts)
     shared = sorted(late.keys() & whole.keys())
     if not shared:
@@ -743,7 +751,10 @@ def scaler(resume: ResumePoint) -> Part:
 
 
 def counters(resume: ResumePoint) -> Part:
-    """Part: the labels `global_step`, `epoch` and `batch` of the first common step; nothing rests on it."""
+    """Part: the labels `global_step`, `epoch` and `batch` of the first common step, where both runs have them.
+
+    YES if all are equal, UNSEEN for none. `batch` only where both accumulate alike. Nothing rests on it.
+    """
     late, whole = (side.reader.labels.get(side.step, {}) for side in resume.firsts)
     # one step may be so many batches in one run, and fewer in the other
     counted = ("global_step", "epoch", *["batch"] * (late.get("accumulation") == whole.get("accumulation")))
@@ -765,7 +776,8 @@ PLACE = "place in the data"
 def random(resume: ResumePoint) -> list[Part]:
     """Parts: the random state of each generator that either run has on record at the start of its first common step.
 
-    A state that differs does not matter where neither run drew from it in the steps compared.
+    A state that differs does not matter where neither run drew from it in the steps compared. One part, UNSEEN, where
+    either capture did not record random states.
     """
     if Kind.RNG.value not in resume.kinds:
         return [Part("random states", Restored.UNSEEN)]
@@ -831,11 +843,10 @@ def _is_unused(key: StateKey, first: At, last: At) -> bool:
 
 
 def place(resume: ResumePoint) -> Part:
-    """Part: place in the data, by the batches of all common steps.
+    """Part: place in the data, by the batches of all common steps; NO at the first step with another batch.
 
-    Without batches on record, by inputs of root modules.
-
-    In its first step the resumed run may read others before, to get there. NO at the first step with another batch.
+    In its first step the resumed run may read others before, to get there. Without batches that can be compared in that
+    step, by the inputs of root modules in it; UNSEEN without these.
     """
     seen = 0
     for late, whole in resume.steps() if Kind.BATCH.value in resume.kinds else ():

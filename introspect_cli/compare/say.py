@@ -441,7 +441,10 @@ def told(code: str, **fields: Any) -> str:
 
 
 def left(codes: Iterable[str]) -> list[Finding]:
-    """For each code, once, a finding of what is left where nothing is proved (certainty LEFT)."""
+    """For each code, once, a finding with its words of what is left where nothing is proved (certainty LEFT).
+
+    KeyError for an unknown code.
+    """
     return [Finding(code, Certainty.LEFT, {}, _LEFT[code]) for code in dict.fromkeys(codes)]
 
 
@@ -474,7 +477,7 @@ def sentence(head: str, findings: Sequence[Finding], likely: Sequence[str], rest
 
     Args:
         head: what diverges, without a stop.
-        findings: of them, those proved and those left are told.
+        findings: those PROVED are used, those LEFT only where none is; others are not.
         likely: likely causes, as clauses.
         rest: sentences that follow.
     """

@@ -162,7 +162,7 @@ def pair_steps(
 
 
 def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
-    """The common steps that the options select.
+    """The common steps that the options select, and the steps of each run alone.
 
     `tail_a` and `tail_b` count only steps that the other capture was not told to leave out; 0 where the other run is a
     list, whose end is unknown.
@@ -216,6 +216,7 @@ def differing(paired: Paired) -> list[int]:
     if paired.aligned:
 
         def same(place: int) -> bool:
+            """Whether all steps up to the common one at this index are equal, by chained digests."""
             return bool(
                 paired.a.entries["chain"][paired.rows_a[place]].tobytes()
                 == paired.b.entries["chain"][paired.rows_b[place]].tobytes()

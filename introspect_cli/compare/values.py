@@ -232,7 +232,7 @@ class Parameters(NamedTuple):
     Attributes:
         pairs: each with its partner: equal bits, or the same numbers in another order (transposed).
         merges: parts of one run that are one tensor of the other.
-        only_a: telling parameters of a that are nowhere in b, not even as one that is paired already (tied ones).
+        only_a: distinctive parameters of a that are nowhere in b, not even as one that is paired already (tied ones).
         only_b: the other way round.
     """
 
@@ -260,7 +260,10 @@ def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
 
 
 def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
-    """(pairs by equal checksum, else by equal moments; rest of `one`; rest of `two`), where the rest has no partner."""
+    """(pairs, those of `one` without a partner, those of `two` without one).
+
+    Paired by equal checksum first, then by `same_numbers`, each with the first of `two` that no other has taken.
+    """
     index: dict[int, list[Value]] = defaultdict(list)
     for value in two:
         index[value.checksum].append(value)
@@ -352,8 +355,8 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
 def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
     """The two values as a pair if they agree, else None.
 
-    They do if checksums are equal, else if sketches are at most `close` apart, else by their moments
-    (`_moments_agree`).
+    They need as many elements each. They agree if checksums are equal, else if sketches are at most `close` apart, else
+    by their moments (`_moments_agree`).
     """
     near = _Candidates([b]).near(a, close) if a.moments.numel == b.moments.numel else []
     return near[0] if near else None
@@ -389,7 +392,8 @@ def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
 def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
     """For each value of a that has one, by its row: the value of b that agrees and is nearest.
 
-    Of equally near ones, the n-th is paired with the n-th: the third of five equal values with the third.
+    Of equally near ones, the n-th is paired with the n-th: the third of five equal values with the third. Where b has
+    fewer, the last is taken again.
 
     Args:
         one: values of a, in order.
@@ -456,7 +460,8 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
     """Whether two runs are implementations of one model under other names.
 
     They share less than a third of the names of parameters and module values (of the run with fewer), and the first
-    divergence is only one of structure, of a random state, or a start value of another shape.
+    divergence is only one of structure, of a random state, or a start value of another shape. False where either run
+    has no such name.
 
     Args:
         a: reader of run a's rank.
@@ -484,7 +489,7 @@ class ModulePair(NamedTuple):
     Attributes:
         a: its output in a.
         b: its output in b.
-        inputs: whether every telling input of both agrees; None where a run has recorded none.
+        inputs: whether every distinctive input of a agrees with one of b; None where a run has recorded none.
         rel_l2: the distance of the outputs; None where that is not known, or they hold the same in another order.
         agree: whether the outputs agree.
     """
@@ -525,7 +530,7 @@ class Flow(NamedTuple):
 
     @property
     def related(self) -> bool:
-        """Whether anything is paired that tells that the runs are of one model: a parameter or a module's output."""
+        """Whether anything is paired that shows that the runs are of one model: a parameter or a module's output."""
         shared = self.parameters.pairs or self.parameters.merges
         return bool(shared) or any(match.a.site.kind is Kind.OUTPUT for match in self.forward)
 
@@ -534,6 +539,8 @@ def flow_of(
     readers: tuple[RankReader, RankReader], step: int, close: float, ordered: tuple[bool, bool] = (True, True)
 ) -> Flow:
     """Pair the values of one step of both runs; reads the step of both.
+
+    Modules are in a's order; in b's where only b's records are in the order of computation.
 
     Args:
         readers: of a rank of a and of b.
@@ -574,7 +581,10 @@ def ends(values: Sequence[Value]) -> list[Value]:
 
 
 def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
-    """Pairs of outputs of modules whose parameters all have their partners in one module; inputs are compared too.
+    """Pairs of outputs of modules whose paired parameters all have partners in one module; inputs are compared too.
+
+    An output is paired with the first of the same call that has as many elements. Modules that take part in a merge are
+    left out.
 
     Args:
         shared: which parameters are which.

@@ -265,7 +265,8 @@ def _has_effect(step: Step, position: int, cause: Cause) -> bool:
 def shown_losses(step: Step, resumption: Resumption | None) -> dict[int, Cause]:
     """By position, a cause with the reason `resumed`: for each part that a resumed run lost, one divergence of it.
 
-    Empty outside of a resumed run's first step.
+    That is its first, of optimizer states the first `['step']` if any differs. Empty outside of a resumed run's first
+    step.
 
     Args:
         step: the step.
@@ -387,7 +388,10 @@ class Walk:
         return table, learned
 
     def _raise_floors(self, entry_a: StepEntry) -> None:
-        """Raise the floor of each noise run that has this step with another digest than a; reads the step of both."""
+        """Raise, in place, the floor of each noise run that has this step with another digest than a.
+
+        Reads the step of both.
+        """
         comparison = self.comparison
         for (reader, _), floor in zip(comparison.noise, comparison.floors, strict=True):
             if entry_a.step not in reader:
@@ -590,7 +594,11 @@ class Walk:
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:
-    """Compare one rank, or all as one, over all common steps; the noise in `comparison.floors` is raised by that."""
+    """Compare one rank, or all as one, over the common steps; raises the noise in `comparison.floors` in place.
+
+    Steps with equal digests are not opened (but for noise): their records count as equal, and how many of them run a
+    could not see is estimated from the first and the last common step.
+    """
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
     outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
     outcome.match, outcome.gathered = comparison.match, comparison.gathered

@@ -52,6 +52,9 @@ _Names = frozenset[tuple[str, str]]
 def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
     """Whether each rank has a partner in the other run with the same parts of every tensor that both runs have.
 
+    True for two runs of one rank. Of two runs whose ranks are put together already: whether their manifests name the
+    same layout; False if one alone is.
+
     Args:
         a: run a.
         b: run b.
@@ -515,6 +518,8 @@ def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> d
 
 def _common_root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
     """The outermost module that both runs call, if possible one they call differently often; "" for none.
+
+    Of several, the one with the fewest calls in both (by product), then a's first.
 
     Args:
         a: number of calls by module of a.

@@ -105,20 +105,18 @@ class Differences:
 
     @property
     def every(self) -> list[Divergence]:
-        """Tensors that differ: in shape; then in a alone, in b alone.
+        """Tensors that differ, in this order: in shape, in a alone, in b alone, in value or type (farthest first).
 
-        Then in value or type, the model's farthest first.
+        The last ones in the order of `_model_then_farthest`; forms and `unrecorded` are left out.
         """
         casts = [tensor for tensors in self.casts.values() for tensor in tensors]
         return [*self.shapes, *self.only[0], *self.only[1], *sorted([*self.differ, *casts], key=_model_then_farthest)]
 
     @property
     def verdict(self) -> Verdict:
-        """DIVERGED if anything differs or a form is disproven.
+        """UNDECIDED if no tensor is in both; else DIVERGED if anything differs (`every`) or a form is disproven.
 
-        UNDECIDED if something is unread, unproven or nothing in common.
-
-        SAME otherwise.
+        Else UNDECIDED if any tensor could not be read or any form is not proven; else SAME.
         """
         proofs = {form.proven for form in self.forms}
         if not self.counts.total():
@@ -134,6 +132,8 @@ class Differences:
 
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
+
+    Divergences are listed up to the limit asked for; `training`, `evaluation` and `strip` are emptied.
 
     Args:
         answer: of the comparison as runs.
@@ -268,9 +268,9 @@ def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
 
 
 def _optimizer_step(run: Run) -> float | None:
-    """Number of steps that the optimizer state of a checkpoint counts.
+    """Number of steps that the optimizer state of a checkpoint counts, by its values `['step']`.
 
-    None where parameters disagree, or none counts.
+    None where they disagree, or there are none.
     """
     reader = run.rank(0)
     numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
@@ -354,7 +354,7 @@ class Forms:
                 left.pop(name, None)
 
     def _match_tied(self, side: int, others: Mapping[int, str]) -> None:
-        """Add as `tied` each tensor left on `side` whose checksum is among `others`.
+        """Add as `tied` each tensor in `left` of one side whose checksum is among `others`.
 
         Args:
             side: 0 for a, 1 for b.
@@ -399,11 +399,10 @@ class Forms:
         return one is not None and two is not None and same_numbers(one.moments, two.moments)
 
     def _add_merge(self, merge: Merge) -> None:
-        """Add a merge.
+        """Add a merge, with whether it is proven; reads its tensors.
 
-        It is proven by joining the parts in any order, of more than `_MAX_PERMUTED` only in the order given.
-
-        Not known (None) where any tensor cannot be read. The order that proves it is the one that is added.
+        It is proven by joining the parts in any order, of more than `_MAX_PERMUTED` only in the order given; the order
+        that proves it is the one that is added. Not known (None) where any tensor cannot be read.
         """
         whole, parts = (1, 0) if merge.side == "b" else (0, 1)
         one, pieces = self._tensor(whole, merge.whole), [self._tensor(parts, name) for name in merge.parts]
@@ -455,9 +454,9 @@ def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:
 
 
 def _rounded(array: Any, dtype: str) -> Any:
-    """Values rounded to `dtype`, to nearest, ties to even.
+    """Values rounded to `dtype`, to nearest, ties to even; to bfloat16 as float32.
 
-    None where that is no float, or bfloat16 of other than float32.
+    None where values or `dtype` are no floats, or for bfloat16 of other than float32.
     """
     if dtype == "bfloat16" and array.dtype == np.float32:
         return rounded(array, dtype)
@@ -632,7 +631,10 @@ def _far_words(tensor: Divergence) -> str:
 
 
 def _cast_clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
-    """Clauses on tensors whose element types differ, one per pair of types; reads these tensors."""
+    """Clauses on tensors whose element types differ, one per pair of types; reads these tensors.
+
+    Each says whether all are the other's values rounded, unless some cannot be read; if not, the largest relative L2.
+    """
     clauses = []
     for (a, b), tensors in differences.casts.items():
         proofs = [_is_rounded(runs, tensor) for tensor in tensors]

@@ -84,7 +84,7 @@ def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
         write: writes records as a checkpoint, from summaries by site, path, settings and additions to the manifest.
 
     Raises:
-        StoreError: the run has no parameters on record.
+        StoreError: the run has no step or no parameters on record.
     """
     if is_checkpoint(a) == is_checkpoint(b):
         return a, b
@@ -120,7 +120,8 @@ def _reader(run: Run) -> Reader:
 def _moments(reader: Reader) -> Iterator[tuple[Moment, State]]:
     """Each moment at which tensors were recorded, with the run's state then; reads all steps, one after the other.
 
-    The state is one object, changed from moment to moment: copy it to keep it.
+    Of a step, before it first, then after it. Records without a checksum change nothing. The state is one object, which
+    later moments change: copy it to keep it.
     """
     sites = reader.sites
     numbers: dict[TensorName, int] = {}
@@ -185,7 +186,7 @@ def _choose_moment(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment
 
 
 def _checksums_held(checkpoint: Run) -> dict[TensorName, int]:
-    """Checksums of a checkpoint's parameters, buffers and optimizer states by (kind, FQN, path)."""
+    """Checksums of a checkpoint's parameters, buffers and optimizer states by (kind, FQN, path); 0 is left out."""
     reader = checkpoint.rank(0)
     batch, sites = reader.read_row(0), reader.sites
     pairs = zip(batch.site.tolist(), batch.checksum.tolist(), strict=True)
@@ -269,11 +270,10 @@ def _names(run: Run) -> dict[str, None]:
 
 
 def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
-    """(prefix in `names`, prefix in `others`) by which most names differ from their partner.
+    """(prefix in `names`, prefix in `others`) by which most names differ from their partner; ("", "") for no partners.
 
-    ("", "") where none has one.
-
-    A name's partner is the one name with the most equal components at its end; it has none where several have as many.
+    A name's partner is the one name of `others` with the most equal components at its end, at least two (one, where
+    that is the other's whole name). It has none where several have as many.
     """
     ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in others:
@@ -335,7 +335,7 @@ def _numbered_names(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
 
 
 def _is_below(name: str, root: str) -> bool:
-    """Whether a name is inside module `root`; always for ""."""
+    """Whether a name is inside module `root`, not that module itself; always for ""."""
     return not root or name.startswith(f"{root}.")
 
 
