@@ -48,7 +48,7 @@ def capture(model: Any, path: str | Path, **options: Any) -> AbstractContextMana
             is said on stderr unless `quiet=False`.
 
     Returns:
-        what a `with` takes; it gives the run's directory. The checks below are made there.
+        what a `with` takes; it gives the run's directory, and raises the errors below.
 
     Raises:
         UsageError: a name is unknown or for the command line alone, or a capture is already running.
@@ -151,8 +151,8 @@ def compare_transformed(
 ) -> DiffResult:
     """Run a model and its transformed self on the same inputs and find where they first diverge.
 
-    Each runs once, or twice where one of them has values that the other has not. Both get copies of the inputs and the
-    same random state; gradients, buffers and random states are left as they were.
+    Each runs once, or twice where the transformed model hides some of the values. Both get copies of the inputs and
+    the same random state; gradients, buffers and random states are left as they were.
     What only one of the two has is left out, and a note says so. A transformation that leaves no modules is compared at
     its boundary, unless `introspect_cli.capture.regions.attach.attach` was called on the model before.
 

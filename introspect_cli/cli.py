@@ -106,7 +106,7 @@ def command_of(verb: str) -> click.Command:
 def _print_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     """Print the versions of introspect, python, `_REPORTED` and the platform, and exit; does nothing where not `asked`.
 
-    Neither while a shell asks for completions.
+    Nor does it while a shell asks for completions.
     """
     if not asked or ctx.resilient_parsing:
         return

@@ -232,7 +232,13 @@ def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Ve
 
 
 def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
-    """Compare two runs, write what was asked for (the picture of operators into its file), and return the verdict."""
+    """Compare two runs, write what was asked for (the picture of operators into its file), and return the verdict.
+
+    Of a run that is compared with a checkpoint, only one moment counts.
+
+    Raises:
+        UsageError: an option cannot be read or selects nothing, or --level op is given and no operator was recorded.
+    """
     from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
@@ -264,7 +270,7 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
         draw(graph, shown.output)
 
     def blocks() -> Iterator[Any]:
-        """The answer as drawn: only settings or changed statements where asked, else the comparison and its extras."""
+        """The answer as drawn: settings alone, or else changed statements alone, or the comparison and its extras."""
         if shown.settings or shown.changes:
             yield from settings_blocks(result) if shown.settings else changes_blocks(result.code)
             return

@@ -62,6 +62,7 @@ class Window:
         """Close the capture; nothing if it is not open.
 
         `error` is what ended training, for the manifest; it is not raised again. None where training ended by itself.
+        What closing itself raises comes out.
         """
         opened, self._open = self._open, None
         if opened is None:

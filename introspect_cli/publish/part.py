@@ -183,9 +183,9 @@ class PartSender:
     def _add_rank(
         self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
     ) -> None:
-        """Add a rank's heads and log length to `inline` and `lengths`; nothing of a log without its first frame.
+        """Add a rank's heads and the beginning of its log to `inline`, and the log's length to `lengths`.
 
-        Forgets what was sent of a log that was written anew.
+        Nothing of a log that has no run id yet. Forgets what was sent of a log that was written anew.
 
         Args:
             rank: the rank's directory.

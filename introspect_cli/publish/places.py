@@ -59,7 +59,7 @@ class Directory:
         self._file = (self.path / NUMBERS).open("w", encoding="utf-8")
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Append the numbers of a step."""
+        """Append the numbers of a step as a line of JSON, at once."""
         self._file.write(_json_line(step, numbers))
         self._file.flush()
 
@@ -224,7 +224,7 @@ class MLflow:
             self._client.log_batch(self._run, metrics=metrics[begin : begin + _MAX_METRICS])
 
     def add_file(self, file: Path) -> None:
-        """Log a file as an artifact."""
+        """Log a file as an artifact, in the folder `introspect`."""
         self._client.log_artifact(self._run, str(file), "introspect")
 
     def close(self) -> str:
@@ -257,7 +257,7 @@ class WeightsAndBiases:
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of a step."""
+        """Log the numbers of a step, as `introspect/NAME`."""
         self._run.log({f"introspect/{name}": value for name, value in numbers.items()}, step=step)
 
     def add_file(self, file: Path) -> None:

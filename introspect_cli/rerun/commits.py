@@ -105,7 +105,7 @@ class Captures:
 
     @classmethod
     def here(cls, user: Repository, base: Path, command: Command, tell: Callable[[str], None]) -> Captures:
-        """Captures of a command that would run in the current directory."""
+        """Captures of a command that would run in the current directory, whose surroundings are surveyed now."""
         here = Path(os.path.realpath(Path.cwd()))
         return cls(user, base, command, survey_of_git(user, here, scripts_of(command.words), base), tell)
 

@@ -193,7 +193,7 @@ def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterat
 
     A directory is linked as a whole where it has more than `_MAX_ENTRIES` entries, more than `_MAX_ENTRIES_BELOW` were
     seen up to its end, or it holds installed packages; but never one in `needed`. Of a run of introspect only the
-    directory is given; names in `_LEFT_OUT` are skipped; a link to a directory is not walked.
+    directory is given; git's directory, caches and runs (`_LEFT_OUT`) are skipped; a link to a directory is one path.
 
     Args:
         top: the directory to walk.

@@ -184,7 +184,10 @@ def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[E
 
 
 def _side_of(lines: Sequence[str], first: int, last: int) -> Side | None:
-    """Lines `first` to before `last` (from 0) without their common indent; None where that is none."""
+    """Lines `first` to before `last` (from 0) without their common indent, as a `Side`, whose lines count from 1.
+
+    None where `last` is not after `first`.
+    """
     return Side(first + 1, last, dedent("\n".join(lines[first:last]))) if last > first else None
 
 

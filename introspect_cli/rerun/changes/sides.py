@@ -122,7 +122,7 @@ def _changed_sources(
 
 
 def _recipe_for_texts(run: Run) -> Recipe:
-    """The recipe of a run; where it cannot be run again, only directory, script and sources."""
+    """The recipe of a run; where it cannot be run again, one with only its directory, script and sources."""
     try:
         return recipe_of(run)
     except UnrepeatableError:
@@ -157,7 +157,10 @@ def likely_first(elements: Sequence[Element], recorded: DiffResult) -> tuple[tup
     ranked = list(enumerate(recorded.code.ranked if recorded.code is not None else ()))
 
     def order(element: Element) -> tuple[int, int]:
-        """Sort key of an element: its rank among the likely causes, `_UNRANKED` for others."""
+        """Sort key: (place among the settings of `recorded`, place among its ranked statements, for a statement).
+
+        `_UNRANKED` for what is not there, and as the first for a statement that is not likely.
+        """
         if isinstance(element, Change) and element.unit != "value":
             found = ((place, one.likely) for place, one in ranked if overlaps(element, one.change))
             place, likely = next(found, (_UNRANKED, False))
