@@ -124,8 +124,9 @@ class Dump:
 def find_arrays(source: Path) -> list[tuple[str, Path]]:
     """The files of arrays of a directory, or the one file that is named, each with what it adds to its arrays' names.
 
-    A `.npy` file adds its path without the ending; an archive of a directory its folder, and its own name only where
-    that is a step, a rank or a kind; an archive that is named itself adds nothing. Links are passed over.
+    Sorted by path; empty for a file that does not end in one of ARRAYS. A `.npy` file adds its path without the ending;
+    an archive of a directory its folder, and its own name only where that is a step, a rank or a kind; an archive that
+    is named itself adds nothing. Links are passed over.
 
     Raises:
         StoreError: the directory cannot be searched.
@@ -150,10 +151,12 @@ def find_arrays(source: Path) -> list[tuple[str, Path]]:
 def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     """Parse an array's name, such as `step3/rank0/output/model.h.0`.
 
+    An input without a path gets `[0]`; a batch or a loss without a name is called `DataLoader` or `loss`.
+
     Args:
         words: the name.
         kind: the kind where the name has none.
-        root: what is put before the names of modules and tensors; "" for nothing.
+        root: what is put before the names of modules and tensors, not of batches and losses; "" for nothing.
 
     Raises:
         UsageError: it has no kind, and none is given; or nothing after it.

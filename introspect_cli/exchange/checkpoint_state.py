@@ -61,6 +61,9 @@ class State:
 def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
     """Sort a checkpoint's nested data into models, optimizers, random states and settings.
 
+    Of plain values the first `_MOST_SETTINGS` leaves are kept. With several models each tensor's name begins with its
+    model's key.
+
     Args:
         tree: the data, tensors as `Pieces`.
         order_counts: whether tensors are in the model's order, so that optimizer states can be named by it.
@@ -149,7 +152,7 @@ def _is_optimizer(part: Any) -> bool:
 
 
 def _dotted_leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of each leaf of nested dicts and lists."""
+    """(dotted name, value) of each leaf of nested dicts and lists, none of an empty one; a plain value is its own."""
     if isinstance(part, (dict, list)):
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             yield from _dotted_leaves(value, f"{name}.{key}" if name else str(key))
@@ -182,7 +185,7 @@ def _dotted(owner: str, leaf: str) -> str:
 
 
 def _parameter_shapes(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:
-    """(name, shape) of the model's tensors without buffers, in order; None where there are several models."""
+    """(name, shape) of the model's tensors without batch norms' buffers, in order; None unless there is one model."""
     if len(models) != 1:
         return None
     tensors = next(iter(models.values()))
@@ -233,7 +236,10 @@ def _put_optimizers(
 
 
 def _parameter_groups(stored: Any) -> list[dict[str, Any]]:
-    """Parameter groups in order, from a list or a dict by number; the `params` of each are set to a list of keys."""
+    """Parameter groups in order, from a list or a dict by number; what is no dict is left out.
+
+    `params` is set in the groups themselves to a list of those of its keys that are numbers or texts.
+    """
     listed = list(stored.values()) if isinstance(stored, dict) else stored if isinstance(stored, list) else []
     groups = [group for group in listed if isinstance(group, dict)]
     for group in groups:
@@ -244,7 +250,7 @@ def _parameter_groups(stored: Any) -> list[dict[str, Any]]:
 
 
 def _plain_setting(value: Any) -> Any:
-    """A group's value as plain data; a tensor as `a tensor of [shape]`."""
+    """A group's value as plain data; a tensor as `a tensor of [shape]`, a dict as the list of its values."""
     if isinstance(value, Pieces):
         return f"a tensor of {list(value.shape)}"
     if isinstance(value, dict):
@@ -253,7 +259,7 @@ def _plain_setting(value: Any) -> Any:
 
 
 def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -> dict[Any, str] | None:
-    """Parameter names by state key, from the keys or from `param_names`; None where the file has none.
+    """Parameter names by state key, from the keys or from `param_names`; None where any group has none that fit.
 
     Args:
         groups: the parameter groups, from `_parameter_groups`.
@@ -274,6 +280,8 @@ def _names_by_order(
     groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any], candidates: Sequence[tuple[str, tuple[int, ...]]]
 ) -> dict[Any, str] | None:
     """Parameter names by state key, where shapes in order match the model's tensors in exactly one way; else None.
+
+    Each group is matched by itself; None also where two of them come to the same tensor.
 
     Args:
         groups: the parameter groups, from `_parameter_groups`.
@@ -315,7 +323,10 @@ def _first_fit(
 
 
 def _put_random_states(name: str, part: Any, state: State) -> None:
-    """Put the random states in `part`, one site per generator."""
+    """Put the random states in `part` into `state`: each tensor, and of each generator all plain values as one tuple.
+
+    Generators are the first words of dotted names in `part`: `torch`, `python` and `numpy` where that is known.
+    """
     inner: dict[str, dict[str, Any]] = {}
     for leaf, value in _dotted_leaves(part):
         head, _, rest = leaf.partition(".")

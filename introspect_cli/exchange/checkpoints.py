@@ -41,7 +41,7 @@ CHECKPOINT = "checkpoint"
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a local path holds tensors and is no run (no manifest, no pack)."""
+    """Whether a local path holds tensors and is no run (no manifest, no pack); False where it cannot be looked at."""
     if is_remote(path) or str(path).endswith(".introspect.zip"):
         return False
     try:

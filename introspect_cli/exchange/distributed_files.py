@@ -130,7 +130,8 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     """Read a `torch.distributed.checkpoint` directory as nested data, tensors as `Pieces`.
 
     Raises:
-        StoreError: it cannot be read.
+        StoreError: the metadata is damaged, or names a part that is not there.
+        OSError: a file cannot be read.
     """
     path = folder / _METADATA
     try:
@@ -143,7 +144,10 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
-    """The nested data that the metadata describes; tensors as `Pieces`, read when asked for, other values at once."""
+    """The nested data that the metadata describes; tensors as `Pieces`, read when asked for, other values at once.
+
+    A value that no file has is left out.
+    """
     places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
     for index, where in state["storage_data"].items():
         offset = index.state.get("offset")
@@ -214,7 +218,7 @@ def _piece(folder: Path, where: _Where) -> io.BytesIO:
 def _tensor(
     folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Where]
 ) -> Pieces:
-    """A tensor that is assembled from its parts when read.
+    """A tensor that is assembled from its parts when read; one of an unknown type says in `unread` that it is not.
 
     Args:
         folder: the checkpoint.

@@ -65,6 +65,8 @@ FORMATS: dict[str, Format] = {
 def export(run: Run, name: str, output: str | Path, selection: Selection = EVERYTHING, work: Work | None = None) -> int:
     """Write a run in a format; returns the number of files.
 
+    A run of one rank, and a format of one file, are written here in any case.
+
     Args:
         run: the run.
         name: the format.
@@ -93,7 +95,10 @@ def _write_format(name: str, run: Run, directory: Path, selection: Selection) ->
 
 
 def _write_piece(task: Task) -> int:
-    """Write the steps and ranks of a task (`given`: format, directory, selection); returns the number of files."""
+    """Write the steps and ranks of a task (`given`: format, directory, selection); returns the number of files.
+
+    The directory is made. StoreError where it cannot be written to.
+    """
     name, where, selection = task.given
     directory = Path(where)
     try:

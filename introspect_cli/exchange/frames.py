@@ -43,10 +43,10 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     Columns: step, rank, sequence (int64); phase, kind, fqn, module_class, path, op, source, status, dtype, device,
     strides, checksum (16 hex digits), text (strings); call, numel and counts (int64); shape (list of int64); float64
     statistics, those that this version does not know included; null where absent; `sketch` (list of 16
-    float32) when asked for.
+    float32) when asked for and kept.
 
     Raises:
-        KeyError: there is no such step.
+        KeyError: there is no such step or rank.
         StoreError: the run is damaged.
     """
     pa = arrow()
@@ -112,7 +112,7 @@ def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False)
 
 
 def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
-    """Write `step=<n>/rank=<n>/part-0.parquet` for each step and rank; returns the number of files.
+    """Write `step=<n>/rank=<n>/part-0.parquet`, with sketches, for each step and rank; returns the number of files.
 
     Step and rank are not in the files: readers take them from the names of the directories.
     """

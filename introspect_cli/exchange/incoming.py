@@ -70,7 +70,10 @@ def plain_summary(plain: object) -> Summary:
 
 
 def scalar_summary(number: float, dtype: str = "float32") -> Summary:
-    """The summary of a tensor without dimensions, of which only the printed value is known."""
+    """The summary of a tensor without dimensions, of which only the printed value is known.
+
+    Statistics follow from the value; of NaN and infinity only the counts.
+    """
     printed = float(number)
     flags = {"nans": np.isnan(printed), "posinfs": printed == np.inf, "neginfs": printed == -np.inf}
     stats: dict[str, float] = {**{name: int(flag) for name, flag in flags.items()}, "zeros": int(printed == 0)}
@@ -81,7 +84,10 @@ def scalar_summary(number: float, dtype: str = "float32") -> Summary:
 
 
 def add_biased_variance(stats: dict[str, float], numel: int) -> None:
-    """Set `var` (biased) from `uvar`, or else from `std`, both with n - 1; nothing where it is set."""
+    """Set `var` (biased) in `stats` from `uvar`, or else from `std`, both with n - 1.
+
+    Does nothing where it is set, neither is there, or the tensor is empty.
+    """
     if "var" in stats or numel < 1:
         return
     unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
@@ -164,7 +170,7 @@ def write_run(
 
 
 def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatch:
-    """The batch of imported rows, their sites and layouts numbered by `writer`."""
+    """The batch of imported rows, their sites and layouts numbered by `writer`; zeros for a sketch that a row lacks."""
     kept = [summary for _, _, summary in rows]
     counts = [name for name, statistic in STATISTICS.items() if statistic.type == "<i8"]
     floats = [name for name in STATISTICS if name not in counts]

@@ -71,12 +71,12 @@ _HASH = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
 
 
 def number(value: float) -> str:
-    """A value in nine significant digits, enough to tell any two float32 apart."""
+    """A value as text in nine significant digits, enough to tell any two float32 apart."""
     return f"{value:.9g}"
 
 
 def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str:
-    """A tensor in one line: shape, dtype, statistics with symbols, hash; a scalar is its value alone."""
+    """A tensor in one line: shape, dtype, statistics with symbols, hash; a scalar with a `mean` is that value alone."""
     if not layout.shape and "mean" in stats:
         value = stats["mean"]
         whole = layout.dtype.startswith(("int", "uint")) and math.isfinite(value)

@@ -128,6 +128,7 @@ def _read_directory(path: Path) -> dict[Any, Any]:
     """The model's tensors, distributed parts and training state of a directory, each part under its own key.
 
     A directory that is itself a distributed checkpoint is read as that, and one with model tensors alone gives these.
+    StoreError where two files have a tensor of one name.
     """
     names = {entry.name for entry in path.iterdir()}
     if DISTRIBUTED in names:
@@ -154,7 +155,10 @@ def _read_directory(path: Path) -> dict[Any, Any]:
 
 
 def _read_sharded(folder: Path, name: str) -> dict[Any, Any]:
-    """The tensors of all files in an index's `weight_map`; each must lie beside the index."""
+    """The tensors that an index's `weight_map` lists, each from the file that it names there.
+
+    StoreError where a file does not lie beside the index, or lacks a tensor.
+    """
     index = _read_json(folder / name)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
@@ -332,7 +336,10 @@ def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManag
 
 
 def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether in Fortran order, dtype) from the header of a `.npy` file."""
+    """(shape, whether in Fortran order, dtype) from the header of a `.npy` file; the data is read next.
+
+    ValueError for another version than 1.0 and 2.0, and for a negative size.
+    """
     version = np.lib.format.read_magic(file)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:

@@ -113,7 +113,7 @@ def nested_calls(run: Run, step: int, rank: int, selection: Selection) -> list[C
 
 
 def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> dict[str, Any]:
-    """One call, with its children, as the nested data of a debug tree.
+    """One call, with its children, as the nested data of a debug tree; outputs only where it has no children.
 
     Args:
         run: whose stored tensors are looked up.
@@ -142,7 +142,11 @@ def written_node(run: Run, call: Call, *, values: bool, top: bool = False) -> di
 
 
 def written_value(run: Run, record: Record, values: bool) -> Any:
-    """A tensor as shape, dtype, statistics and, with `values`, its elements where stored; a plain value as its text."""
+    """A tensor as shape, dtype, statistics and, with `values`, its elements where stored; a plain value as its text.
+
+    Statistics are given of the dtypes in `_DESCRIBED`. Addresses in texts are masked; what was not observed is its
+    text.
+    """
     summary = record.summary
     if summary.status in (Status.VALUE, Status.NOT_OBSERVED):
         return _ADDRESS.sub("object at 0xXXXXXXXX", summary.text)
@@ -159,7 +163,10 @@ def written_value(run: Run, record: Record, values: bool) -> Any:
 
 
 def printed_lines(array: np.ndarray[Any, Any]) -> list[str]:
-    """A tensor's values as torch prints them in scientific notation, in lines of at most 120 characters."""
+    """A tensor's values as torch prints them in scientific notation, in lines of at most 120 characters.
+
+    Of over 1000 elements numpy leaves out those in the middle, by its print options.
+    """
     formats: Any = {"float_kind": lambda value: f"{value: .4e}"}
     body = np.array2string(array, separator=", ", max_line_width=120, prefix="tensor(", formatter=formats)
     return f"tensor({body})".splitlines()
@@ -178,7 +185,8 @@ def _has_values(item: Any) -> bool:
 def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
     """The files of each (step, rank) below a directory; with values where both of a pair are there.
 
-    Step and rank are those of the directory names `step=<n>` and `rank<n>`, 0 where there are none.
+    Step and rank are those of the directory names `step=<n>` and `rank<n>`, 0 where there are none. Links are passed
+    over.
     """
     files: dict[tuple[int, int], dict[str, Path]] = {}
     for path in sorted(directory.glob("**/*_debug_tree_*.json")):

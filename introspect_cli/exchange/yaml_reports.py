@@ -69,7 +69,10 @@ def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, Any]:
-    """The document of one step of one rank, as nested data."""
+    """The document of one step of one rank, as nested data; parts without records are left out.
+
+    So is what was not observed. Of a parameter that is recorded twice, the one after the optimizer's step counts.
+    """
     by_kind: dict[Kind, list[Record]] = {}
     for record in wanted_records(run, step, rank, selection):
         if record.summary.status is not Status.NOT_OBSERVED:
@@ -206,7 +209,10 @@ def _written_nested(run: Run, records: Iterable[Record]) -> Any:
 
 
 def _random_states(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
-    """Digests of random states by generator; those of all CUDA devices as one."""
+    """Checksums of random states, 16 hex digits, by generator; of all CUDA devices the MD5 of theirs.
+
+    Of numpy and python they are in a dict, as `state`.
+    """
     digests: dict[str, Any] = {}
     for record in by_kind.get(Kind.RNG, []):
         digest = f"{record.summary.checksum:016x}"
@@ -240,7 +246,9 @@ def _written_batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> di
 
 
 def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
-    """(step, rank, file) of every report below a directory, of one stage.
+    """(step, rank, file) of every report below a directory, by step and then rank; links are passed over.
+
+    A stage named `TrainerFn.*` counts steps that have ended: its numbers are lowered by one, though not below 0.
 
     Raises:
         StoreError: two stages have a report of the same step.
@@ -339,7 +347,8 @@ def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
 
     Args:
         entries: the report's optimizers; a second one of a class is named `Adam#2`.
-        names: the model's parameters in order, by which the first optimizer's state is named.
+        names: the model's parameters in order, by which the states of optimizers of the first class are named; others
+            are named by optimizer and position.
     """
     seen: dict[str, int] = {}
     for entry in entries if isinstance(entries, list) else []:

@@ -148,7 +148,10 @@ def _row(path: Path) -> RunRow:
 
 
 def _row_of_open(path: Path, run: Run, size: int) -> RunRow:
-    """The row of an open run."""
+    """The row of an open run.
+
+    One that is complete with another exit code than 0 is `failed`, unless `--stop` ended it.
+    """
     manifest = run.manifest
     ended, detail = run.state.value, ""
     code = manifest.get("exit_code")

@@ -67,7 +67,7 @@ _DIFF = (
 
 
 def diff_document(result: DiffResult) -> dict[str, Any]:
-    """A comparison of two runs."""
+    """A comparison of two runs; `findings` are those that explain the divergence, and `map` is there if it was made."""
     return {
         "format": FORMAT,
         **{name: plain(getattr(result, name)) for name in _DIFF},
@@ -119,7 +119,7 @@ def _module(row: ModuleRow) -> dict[str, Any]:
 
 
 def _side(values: Sequence[ValueRow], place: int) -> str:
-    """`input` or `output`: the name of the nearest row of depth 1 at or before `place`."""
+    """The name (`input` or `output`) of the nearest row of depth 1 at or before `place`; `output` for none."""
     return next((value.name for value in reversed(values[: place + 1]) if value.depth == 1), "output")
 
 

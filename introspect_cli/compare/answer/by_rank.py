@@ -175,7 +175,10 @@ def _is_one_batch(compared: Compared) -> bool:
 
 
 def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
-    """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together."""
+    """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together.
+
+    The one outcome also has notes on the layouts, on copies that differ, and that noise runs are not used.
+    """
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first = outcome.first
     outcome.notes = [

@@ -356,7 +356,11 @@ def find_call_counts(at: View) -> Iterator[Finding]:
 
 
 def left_in_script(at: View) -> Iterator[str]:
-    """Codes of the remaining causes: the script's preparation or data, models or steps that were not recorded."""
+    """Codes of the remaining causes.
+
+    Where the model's outputs agree or modules were left out, values made of outputs or by the script; else preparation,
+    and data if batches were not observed. Then models and steps that were not recorded.
+    """
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
         yield from ("from-outputs", "values-of-script")

@@ -64,7 +64,10 @@ def reduction_factor(at: View) -> str:
 
 
 def ranks_words(at: View) -> str:
-    """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
+    """Where the ranks diverge first: the rank of the first divergence, or all ranks if `_is_on_all_ranks`.
+
+    "" where one rank was compared.
+    """
     if at.ranks < 2:
         return ""
     return told("on-all-ranks", ranks=at.ranks) if _is_on_all_ranks(at) else told("on-rank", rank=at.first.rank)

@@ -192,7 +192,12 @@ class Blame:
         return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
     def _weight_by_name(self, source: str, name: str) -> float:
-        """Weight from 0 to 1 of a setting by its source (the document) and its name."""
+        """Weight from 0 to 1 of a setting by its source (the document) and its name.
+
+        0 for noise, SAYS_NOTHING for names of results, runs and devices, 0.5 without a divergence. Else that of the
+        reason for the source, raised for names that match the reason's and, where the distance is rounding, for
+        numerics. Variables of the environment have weights of their own.
+        """
         reason = self.reason
         if source == "environment":
             if ENV_NOISE.match(name):
@@ -222,7 +227,11 @@ class Blame:
         return min(base, 1.0)
 
     def _weight_of_built(self, change: Difference) -> float:
-        """Weight from 0 to 1 of an argument of a loader, scheduler or scaler."""
+        """Weight from 0 to 1 of an argument of a loader, scheduler or scaler.
+
+        SAYS_NOTHING for names of results, and for scalers under an offset; 0.5 without a divergence. 0.97 for the
+        loader that `fed` names, 0.85 for all where it is "".
+        """
         if _is_output_name(change.name.rpartition(".")[2]) or (self.offset and change.source == "scalers"):
             return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
         if self.reason is None:
