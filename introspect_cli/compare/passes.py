@@ -836,7 +836,7 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
     """Records of a and b, with calls of modules renumbered in the run that makes more of them.
 
     Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
-    equally often stay as they are.
+    equally often stay as they are, and so do those of which no more equal calls would be paired than are by number.
 
     Args:
         columns: sites of a and of b.

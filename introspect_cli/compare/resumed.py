@@ -71,7 +71,9 @@ class Carried:
     diverged: bool = False
 
     def lasting(self, recorded: frozenset[str]) -> Carried:
-        """What still differs after a step that is equal: a copy with those tensors that no step records.
+        """What still differs after a step that is equal: a copy with those parameters and buffers that no step records.
+
+        States of optimizers, random states and loaders are dropped.
 
         Args:
             recorded: FQNs of tensors that are recorded after optimizer steps.
@@ -83,7 +85,7 @@ class Carried:
         """What differs as the step after `table` begins.
 
         What lasts (`lasting`), what differs in the step unless only causes (`Table.cause`) diverge, and what is within
-        the tolerance.
+        the tolerance. Later calls within the optimizer phase do not count; random states and loaders that differ stay.
 
         Args:
             table: the step.
@@ -366,7 +368,8 @@ def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
 def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
     """The resumed run and the first sign of it that holds, in the order of `Sign`; None where neither run is resumed.
 
-    A run is resumed only if it begins later than the other and its capture was not told to skip steps.
+    A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
+    first.
 
     Args:
         sides: both runs.
@@ -597,6 +600,8 @@ _AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverag
 
 def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption:
     """What the resumed run restored of each part of a checkpoint; reads the common steps of both runs.
+
+    With `is_cut`, the place in the data is UNSEEN unless it was restored.
 
     Args:
         resume: which run goes on from which.

@@ -111,10 +111,9 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
 
 def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
-    """Moments of a record.
+    """Moments of a record, by its minimum, maximum, smallest absolute value, mean and variance.
 
-    None where the run has not all five statistics, where this record lacks one of them, and where the tensor has NaNs
-    or infinities.
+    None where any of these is not on record or not finite, and where the tensor has NaNs or infinities.
     """
     names = ("min", "max", "absmin", "mean", "var")
     if any(name not in batch.floats for name in names):

@@ -496,7 +496,7 @@ def sentence_of(
     Args:
         differences: how they differ.
         runs: the checkpoints a and b.
-        settings: settings that differ, told where the tensors are the same.
+        settings: settings that differ, named where the tensors are the same.
     """
     rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
     clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]
