@@ -89,7 +89,10 @@ def nonfinite(table: Table) -> Iterator[Hit]:
 
 
 def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
-    """A sentence: what the first non-finite record holds, and whether its inputs were finite."""
+    """A sentence: what the first non-finite record holds, and what is known of who made it.
+
+    Of an output, that the module did if its recorded inputs are finite; else what its kind tells.
+    """
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"

@@ -152,7 +152,9 @@ def find_attributes(at: View) -> Iterator[Finding]:
 
 
 def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
-    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`); `training` is told as a mode.
+    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`), or that one run alone has.
+
+    `training` is worded as the modes `train` and `eval`.
 
     Args:
         at: the divergence.
