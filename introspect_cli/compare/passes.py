@@ -304,7 +304,8 @@ def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_site
     """Mask of one-sided sites that lie inside what the other run could not observe.
 
     Three cases: it recorded the module (compiled) as not observed; it recorded a loss as not observed, which stands for
-    several; it has gradients of the root but none of its module records (a compiled `forward` that is called by name).
+    several; in a step with a loss, it has gradients of the root but none of its module records (a compiled `forward`
+    that is called by name), which hides start values of parameters and buffers too.
 
     Args:
         alignment: both runs' sites.

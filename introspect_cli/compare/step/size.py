@@ -180,8 +180,9 @@ def has_nonfinite(stats: Mapping[str, float]) -> bool:
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position of `step.divergences`, with role and reason of `cause`, distance, size and factor.
 
-    Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Random states and
-    one-sided records have no distance. `floor` is the largest of all noise runs.
+    Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Else it is that of the
+    texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have none.
+    `floor` is the largest of all noise runs.
     """
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts
