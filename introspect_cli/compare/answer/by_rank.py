@@ -82,8 +82,9 @@ class RunPair:
     ) -> RankOutcome:
         """Compare one rank, or all ranks as one, under the renamings that are found and a step offset.
 
-        The offset is that of `options`, else the detected one. Training and evaluation are compared alone too, and the
-        first divergence is the earlier of theirs. The outcome has notes on offset, names and rounding.
+        The offset is that of `options`, else the detected one. Where one rank diverges and evaluates, training and
+        evaluation are compared alone too, and the first divergence is the earlier of theirs. The outcome has notes on
+        offset, names and rounding.
 
         Args:
             readers: of the rank in a and in b; of all ranks together with `splits`.

@@ -132,7 +132,7 @@ def ranked_candidates(
 def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
     """One cause for settings that were merged, named by one that a person wrote (`_GIVEN`) if there is one.
 
-    PROVED if a finding has its two values, else LIKELY.
+    Of those, positional arguments do not count. PROVED if a finding has its two values, else LIKELY.
 
     Args:
         members: the settings.

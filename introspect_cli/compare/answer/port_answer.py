@@ -58,6 +58,8 @@ class Stop(NamedTuple):
 def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> Flow | None:
     """Values of the first compared step paired by content; None where the runs are no two implementations of one model.
 
+    None also where no step was compared.
+
     Args:
         answer: of the comparison by names.
         runs: a and b.

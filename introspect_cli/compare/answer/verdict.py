@@ -49,8 +49,8 @@ class Agreement(NamedTuple):
 def agreement(compared: Compared) -> Agreement:
     """Verdict and sentence where no result diverges; other differences pass if `compared.results_agree`.
 
-    Training has the same, and so has evaluation if any step evaluates (else None). Where an evaluation ran unobserved,
-    the whole and evaluation are UNDECIDED, and training is not.
+    The sentence names an exception that ended a run. Training has the same, and so has evaluation if any step evaluates
+    (else None). Where an evaluation ran unobserved, the whole and evaluation are UNDECIDED, and training is not.
     """
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
     verdict, text = undiverged_verdict(
@@ -185,9 +185,9 @@ def _results_sentence(compared: Compared) -> str:
 
 
 def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
-    """Sentence that counts the records of the last step that are NaN throughout in both runs; "" for none.
+    """Sentence that counts the records that are NaN throughout in the last compared step of each rank; "" for none.
 
-    NaN equals NaN whatever was computed, so that they are equal proves nothing.
+    They are counted in a. NaN equals NaN whatever was computed, so that they are equal proves nothing.
     """
     every, empty, name = 0, 0, ""
     for paired in (outcome.paired for outcome in outcomes if len(outcome.paired)):
@@ -225,9 +225,9 @@ def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | No
 
 
 def _separate_answer(compared: Compared, name: str) -> Separate:
-    """The answer for one part.
+    """The answer for training or evaluation (`name`): where it diverges first, else SAME or UNDECIDED.
 
-    `compared` holds only that part's outcomes already, `name` is `Training` or `Evaluation`.
+    `compared` holds only that part's outcomes already.
     """
     first = None if compared.best is None else compared.best.first
     if first is not None:

@@ -295,7 +295,11 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where random states after the batch differ, else where it has the same values in another order."""
+    """Finding where random numbers were drawn before the batch in one run alone, or another number of them.
+
+    That is where the state was equal at the step's start and differs after the batch. Else where the batch has the same
+    values in another order.
+    """
     if is_drawn_otherwise(at):
         yield found("drew-before-batch")
     elif same_values(at.first) and at.dtypes is None and not at.reshaped:

@@ -146,7 +146,7 @@ def find_unequal_copies(at: View) -> Iterator[Finding]:
 
 
 def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, _Copy]:
-    """Copies of a site in the divergence's step, by rank; {} if a rank holds only a part or did not observe it.
+    """Copies of a site in the divergence's step, by rank; {} if any recorded rank has none that is whole and observed.
 
     Args:
         at: the divergence.

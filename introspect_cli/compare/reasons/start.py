@@ -58,7 +58,10 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
 
 @finds("initial")
 def find_tied_parameter(at: View) -> Iterator[Finding]:
-    """Finding where one run alone ties a parameter of a module that both have to this one."""
+    """Finding where one run alone ties a parameter of a module that both have to this one.
+
+    At most one: ties of a come first, then names in order.
+    """
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
             for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):

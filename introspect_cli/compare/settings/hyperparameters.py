@@ -216,8 +216,9 @@ def _value_text(value: Any) -> str | None:
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
     """All differences of the optimizers of two runs, from their settings documents.
 
-    An equal change of several parameters is one; it names the first, and how many, if not all have it. Where each run
-    has one optimizer, of other classes, that is the only difference.
+    An equal change of several parameters is one; it names the first, and how many, if not all have it. An optimizer of
+    one run alone has the value `used` there. Where each run has one optimizer, of other classes, that is the only
+    difference.
     """
     one, two = Optimizers(a, b).paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():

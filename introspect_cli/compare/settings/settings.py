@@ -184,7 +184,7 @@ class Blame:
         return self._weight_of_file(change)
 
     def shown_name(self, change: Difference) -> str:
-        """Name of a change as it is shown, with `in the first step` after it under an offset."""
+        """Name of a change as it is shown; under an offset, ` in the first step` follows a setting of an optimizer."""
         return f"{change.name}{' in the first step' * self._is_of_first_steps(change)}"
 
     def _is_of_first_steps(self, change: Difference) -> bool:
