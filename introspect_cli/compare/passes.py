@@ -117,9 +117,9 @@ _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
-    Where one run alone lists start values, the other's are copied from the end of its previous step (`Table.left`).
-    Calls that one run makes more often are renumbered (`paired_calls`). Where only b's records are in the order of
-    computation, a's get that order.
+    Where one run alone is a list or updates by hand, start values that only it has in the step are copied for the other
+    from the end of the other's previous step (`Table.left`). Calls that one run makes more often are renumbered
+    (`paired_calls`). Where only b's records are in the order of computation, a's get that order.
 
     Args:
         comparison: the rank of both runs.
@@ -431,7 +431,7 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
 def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
     """(in training, in evaluation) the order of the first value that is bfloat16 or float16 in both runs.
 
-    Inf for none.
+    Inf for none. Inputs, batches and buffers do not count.
     """
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)

@@ -85,7 +85,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
 
     Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
-    input gradient: the largest fan-in of its module's parameters.
+    input gradient: the largest fan-in of its module's parameters. 0 for all other kinds.
 
     Args:
         step: the step of the record.
