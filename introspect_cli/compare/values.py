@@ -459,8 +459,8 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
     """Whether two runs are implementations of one model under other names.
 
     They share less than a third of the names of parameters and module values (of the run with fewer), and the first
-    divergence is only one of structure, of a random state, or a start value of another shape. False where either run
-    has no such name.
+    divergence is only one of structure, of a random state, a one-sided one, or a start value of another shape. False
+    where either run has no such name.
 
     Args:
         a: reader of run a's rank.

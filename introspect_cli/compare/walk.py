@@ -367,7 +367,7 @@ class Walk:
             self._list_step(*self.one_sided, structure=True)
 
     def _opened_steps(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
-        """(index, table after all passes) of each step in `places`; also counts its records.
+        """(index, table after all passes) of each step in `places`; also counts its records and narrows the results.
 
         With noise runs all common steps are gone through, since they raise the floors.
         """
@@ -470,8 +470,9 @@ class Walk:
     def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
         """Count a diverging step, and list its divergences as far as the limit goes.
 
-        Of the first such step also the divergence that leads and the other origins. A step in which only causes differ
-        is added to the structure alone.
+        Of the first such step also the divergence that leads, the other origins and what a resumed run lost; in it,
+        saved files come last. A step in which only causes differ is added to the structure alone. Sets `carried` and
+        `last`, unless the limit was reached before.
 
         Args:
             place: index of the step among the common ones.

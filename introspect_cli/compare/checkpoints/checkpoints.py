@@ -133,7 +133,8 @@ class Differences:
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
 
-    Divergences are listed up to the limit asked for; `training`, `evaluation` and `strip` are emptied.
+    Divergences are listed up to the limit asked for. `training`, `evaluation` and `strip` are emptied, and changes of
+    structure and origins taken from `findings`.
 
     Args:
         answer: of the comparison as runs.
