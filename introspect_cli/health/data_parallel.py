@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.equal import get_other_samples, is_data_parallel, passed_back
+from introspect_cli.health.equal import has_other_samples, is_data_parallel, passed_back
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress, uneven_ends
 from introspect_cli.records import Kind, Phase
@@ -65,7 +65,7 @@ class RankInputs(Gathered):
                     equal = len({now.checksum(rank, rows[rank]) for rank in pair}) == 1
                     pairs[pair] = same + equal, every + 1, now.step if equal and first < 0 else first
         base, *others = self.ranks.numbers
-        together = is_data_parallel(self.ranks) and all(get_other_samples(self.ranks, base, rank) for rank in others)
+        together = is_data_parallel(self.ranks) and all(has_other_samples(self.ranks, base, rank) for rank in others)
         if together and len(now.batches) >= max(self.ranks.run.world_size, 2):
             for number in now.of(Kind.GRAD, Phase.OPTIMIZER):
                 self._note_reduction(now, now.sites[number].fqn, now.rows[number])
@@ -129,8 +129,8 @@ def same_samples(ranks: Ranks) -> Iterator[Hit]:
     site, what, call = ("batch", "batch", "draw") if given.batches else ("input", "inputs", "call")
     alike: dict[tuple[int, int, int], list[int]] = {}
     for (one, two), (same, every, first) in sorted(drawn.items()):
-        lowest = min(rank for rank in ranks.numbers if rank == two or get_other_samples(ranks, rank, two))
-        if same == every and (one, two) not in taking_shares and get_other_samples(ranks, one, two) and one == lowest:
+        lowest = min(rank for rank in ranks.numbers if rank == two or has_other_samples(ranks, rank, two))
+        if same == every and (one, two) not in taking_shares and has_other_samples(ranks, one, two) and one == lowest:
             alike.setdefault((one, every, first), []).append(two)
     for (one, every, first), others in alike.items():
         evidence = f"{rank_list(others)}: the same {what} as rank {one} in {every} of {count(every, call)}"

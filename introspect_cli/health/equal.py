@@ -165,7 +165,7 @@ def is_data_parallel(ranks: Ranks) -> bool:
     return bool(copies.shared) and 2 * len(copies.shared) >= len(copies.times[1]) and not ranks.has_parts
 
 
-def get_other_samples(ranks: Ranks, one: int, two: int) -> bool:
+def has_other_samples(ranks: Ranks, one: int, two: int) -> bool:
     """Whether two ranks divide samples between them, so that each gets others.
 
     If there are data-parallel groups, whether both are in one; else as `is_data_parallel` says of all.
@@ -546,7 +546,7 @@ def _attribute_hits(ranks: Ranks) -> Iterator[Hit]:
     script's modules may depend on the rank, such as one that says who prints.
     """
     base = ranks.numbers[0]
-    sharing = [rank for rank in ranks.numbers if is_data_parallel(ranks) and get_other_samples(ranks, base, rank)]
+    sharing = [rank for rank in ranks.numbers if is_data_parallel(ranks) and has_other_samples(ranks, base, rank)]
     held: dict[int, dict[tuple[str, str, str], dict[int, str]]] = {rank: {} for rank in [base, *sharing]}
     for rank, attributes in held.items() if sharing else ():
         for module in ranks.run.rank(rank).module_rows:

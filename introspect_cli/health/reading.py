@@ -85,6 +85,8 @@ def _fill(
 ) -> None:
     """Fill row `row` of the columns with some records of a step.
 
+    A plain value that is a number becomes its mean; of other plain values the checksum alone is kept.
+
     Args:
         columns: filled in place.
         row: position of the step in them.

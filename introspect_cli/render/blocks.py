@@ -73,7 +73,7 @@ def site_text(site: Site) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole, or remove what a full disk cut short.
+    """Write a text as UTF-8 over what is at the path; where that fails, remove the file there, old or cut short.
 
     Raises:
         OSError: it cannot be written.

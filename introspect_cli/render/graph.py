@@ -98,7 +98,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
 
 
 def _operator_words(site: Site) -> str:
-    """The operator and output of a site, with the number of the call, from 1 on, where it is not the first (0)."""
+    """The operator and output of a site, with the number of the call in brackets where it is not 0."""
     return f"{clean(site.path)}{f' ({site.call})' if site.call else ''}"
 
 

@@ -117,9 +117,9 @@ def side_with_copies(first: Divergence) -> str:
 
 @finds("*")
 def find_unequal_copies(at: View) -> Iterator[Finding]:
-    """Finding where copies of a tensor differ between the ranks of one run alone.
+    """Finding where copies of a parameter, gradient or optimizer state differ between the ranks of one run alone.
 
-    Of a gradient also that it is not reduced.
+    Of a gradient also that it is not reduced. Ranks compared one by one have to hold all of it.
     """
     first, side = at.first, side_with_copies(at.first)
     if first.site.kind not in _COPIED:

@@ -133,7 +133,7 @@ def left_outside(at: View) -> Iterator[str]:
 
     `update-before` where one run's value was taken from the end of its previous step and both have the record. Then
     `rule-by-hand` alone where a run updates its parameters without an optimizer; else `evaluation-in-train` for a
-    buffer, loading, averaging and copying.
+    buffer, loading, averaging, copying and changes in place.
     """
     if at.union in at.table.left and not at.first.only:
         yield "update-before"

@@ -102,7 +102,8 @@ class Optimizers:
     def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
         """Read both runs' settings documents and pair their optimizers.
 
-        `rename` maps names of parameters of a to those of b.
+        By class and parameters where these are the same in both runs and tell all apart, else by name. `rename` maps
+        names of parameters of a to those of b.
         """
         one, two = _optimizers_by_name(a, rename), _optimizers_by_name(b)
         self.named = {"a": one, "b": two}

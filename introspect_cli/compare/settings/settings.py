@@ -248,7 +248,11 @@ class Blame:
         return min(weight, _USUAL) if None in change[2:4] and change.name.endswith(": prefetch_factor") else weight
 
     def _weight_of_file(self, change: Difference) -> float:
-        """Weight from 0 to 1 of a file that has other content or that one run alone read."""
+        """Weight from 0 to 1 of a file that has other content or that one run alone read; 0.5 without a divergence.
+
+        A file of tensors weighs what the reason says of checkpoints. One with other content weighs 0.96 at least where
+        a batch differs, 0.85 where data was not recorded; all others 0.3.
+        """
         if self.reason is None:
             return 0.5
         tensors = self.reason.weights.get("checkpoints", 0.3) if holds_tensors(change.name) else 0.0
