@@ -50,7 +50,7 @@ _LONGEST = 2000
 def abridged(sentence: str) -> str:
     """A sentence with the middle of each word over 300 characters cut out, then of the whole if that is over 2000.
 
-    `...(N characters)...` stands there instead, beside the lengths given.
+    `...(N characters)...` is put in its place, and makes the result longer than that.
     """
     sentence = re.sub(rf"\S{{{_LONGEST_WORD + 1},}}", lambda match: _cut(match[0], _LONGEST_WORD), sentence)
     return _cut(sentence, _LONGEST)

@@ -149,7 +149,7 @@ class Probes:
             self._probes.append(ops)
 
     def tap_compiled(self, module: nn.Module) -> None:
-        """Have the modules inside a `torch.compile`d module recorded.
+        """Have the modules inside a `torch.compile`d module recorded, but not the one that it wraps itself.
 
         Nothing for another module or with `--compile boundary`.
         """
@@ -209,7 +209,7 @@ class Probes:
             self._guard.note(sentence)
 
     def close(self) -> None:
-        """Stop recording, end the summarizer's threads, and drop all references to the script's modules."""
+        """Stop recording, free the summarizer's memory, and drop the references to the script's modules."""
         self.recorder.stop()
         self.summarizer.close()
         self.names.clear()

@@ -301,7 +301,7 @@ class ReadFiles:
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
 
     def _note_path(self, frame: FrameType, path: Path) -> None:
-        """Open a file that a library has opened by path, note it, and close it again."""
+        """Open a file that a library has opened by path, note it, and close it; OSError where it cannot be opened."""
         descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._note_descriptor(frame, descriptor, str(path))

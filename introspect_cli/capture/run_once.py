@@ -80,7 +80,10 @@ def run_once(
 
 
 def _total(given: Any) -> torch.Tensor:
-    """Sum over all elements of all floating point tensors in an output, so that each element gets a gradient of 1."""
+    """Sum over all elements of all floating point tensors in an output, so that each element gets a gradient of 1.
+
+    A float32 on the CPU; 0, without a gradient, where there is no such tensor.
+    """
     tensors = [leaf for _, leaf in flatten(given) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     total = torch.zeros(())
     for tensor in tensors:

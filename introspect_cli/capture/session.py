@@ -114,7 +114,10 @@ class Session:
         self.reference = Reference(self.path, self._store.path, options, launch, comparing)
 
     def start(self) -> None:
-        """Install what must be there before the script's first line; the probes follow inside its `import torch`."""
+        """Keep the script's text, and install the watchers of signals, files and imports, before its first line.
+
+        The probes follow inside the script's `import torch`.
+        """
         self._documents.begin()
         self._begin()
         self._install(self._start)
@@ -150,7 +153,7 @@ class Session:
         thing.install()
 
     def attach(self) -> None:
-        """Install the probes at once, in a process that has torch already (notebooks, tests, benchmarks)."""
+        """Note the generators' states and install the probes, in a process that has torch already (notebooks)."""
         self._began = {"python": python_state(), "numpy": numpy_state()}
         self._torch_imported()
 

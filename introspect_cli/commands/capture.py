@@ -167,7 +167,7 @@ def capture(
 def split_words(line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(capture options, the script with its arguments, or `-m`, a module and its arguments) of a command line.
 
-    The options are not run or checked beyond parsing. The second is () where no script is named.
+    It is only parsed; nothing runs. The second is () where no script is named.
 
     Raises:
         click.UsageError: the options are not those of `capture`.

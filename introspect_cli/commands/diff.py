@@ -195,7 +195,7 @@ def _revisions(*words: str | None) -> list[str]:
 def _run_of(word: str) -> str | None:
     """Path of the run or checkpoint that a path, label or `@1` stands for; None where it stands for none.
 
-    A URL, and any file, counts as one without being opened.
+    A URL, and any file, counts as one without being opened. UsageError where several runs have that label.
     """
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen

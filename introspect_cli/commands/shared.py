@@ -29,7 +29,11 @@ class RunType(click.Path):
     """A run: its path, or `@1` for the last run, `@2` for the one before it, or a label."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path of the run that a label or `@1` stands for; any other word is taken for a path as it is."""
+        """The path of the run that a label or `@1` stands for; any other word is taken for a path as it is.
+
+        Raises:
+            UsageError: there are not so many runs, or several have that label.
+        """
         from introspect_cli.inspect.runs import chosen
 
         return super().convert(os.fspath(chosen(value)), param, ctx)

@@ -174,7 +174,8 @@ def matched_by_value(
 ) -> Correspondence:
     """Which name of a is which of b, by equal checksums in the first, second and last step that both have.
 
-    By `patterns` alone where they have no step in common.
+    By `patterns` alone where they have no step in common. Roots of one class are matched first (`matched_roots`), then
+    what is inside them; a name of a that is another module's in b gets one that b does not have.
 
     Args:
         a: reader of run a's rank.

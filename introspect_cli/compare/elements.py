@@ -268,8 +268,8 @@ def _largest_differences(
 def ulp_bins(a: NDArray[Any], b: NDArray[Any], dtypes: tuple[str, str]) -> tuple[tuple[tuple[int, int], ...], str]:
     """(bins, their dtype): how many finite elements differ by how many ULPs of the coarser dtype.
 
-    Bins hold 1, 2, 3 to 4, 5 to 8 ULPs and so on. Each is (the lowest number of ULPs in it, number of elements); empty
-    ones are left out. ((), "") where either dtype is no float.
+    Bins hold 1, 2, 3 to 4, 5 to 8 ULPs and so on, the last all above 2^23. Each is (the lowest number of ULPs in it,
+    number of elements), ascending; empty ones are left out. ((), "") where either dtype is no float.
 
     Args:
         a: tensor of run a.
@@ -317,7 +317,10 @@ def _ordered_integers(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Values rounded to `dtype` (float16 or bfloat16), as float32; to nearest, ties to even."""
+    """Values rounded to `dtype` (float16 or bfloat16), as float32; to nearest, ties to even.
+
+    float64 is rounded to float32 first. Too large ones become infinite; NaNs and infinities stay.
+    """
     with np.errstate(over="ignore"):
         single = np.ascontiguousarray(values.astype(np.float32))
         if dtype == "float16":

@@ -117,9 +117,9 @@ _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
     """The table of one step, with a row for each record of a, of b or of both, by site; reads both steps.
 
-    Where one run alone lists start values, the other's are copied from the end of its previous step (`Table.left`).
-    Calls that one run makes more often are renumbered (`paired_calls`). Where only b's records are in the order of
-    computation, a's get that order.
+    Where one run alone is a list or updates by hand, start values that only it has in the step are copied for the other
+    from the end of the other's previous step (`Table.left`). Calls that one run makes more often are renumbered
+    (`paired_calls`). Where only b's records are in the order of computation, a's get that order.
 
     Args:
         comparison: the rank of both runs.
@@ -304,7 +304,8 @@ def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_site
     """Mask of one-sided sites that lie inside what the other run could not observe.
 
     Three cases: it recorded the module (compiled) as not observed; it recorded a loss as not observed, which stands for
-    several; it has gradients of the root but none of its module records (a compiled `forward` that is called by name).
+    several; in a step with a loss, it has gradients of the root but none of its module records (a compiled `forward`
+    that is called by name), which hides start values of parameters and buffers too.
 
     Args:
         alignment: both runs' sites.
@@ -430,7 +431,7 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
 def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
     """(in training, in evaluation) the order of the first value that is bfloat16 or float16 in both runs.
 
-    Inf for none.
+    Inf for none. Inputs, batches and buffers do not count.
     """
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
@@ -836,7 +837,7 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
     """Records of a and b, with calls of modules renumbered in the run that makes more of them.
 
     Calls with equal inputs get one number, in order; by outputs where either run recorded no inputs. Modules called
-    equally often stay as they are.
+    equally often stay as they are, and so do those of which no more equal calls would be paired than are by number.
 
     Args:
         columns: sites of a and of b.

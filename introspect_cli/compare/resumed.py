@@ -71,7 +71,9 @@ class Carried:
     diverged: bool = False
 
     def lasting(self, recorded: frozenset[str]) -> Carried:
-        """What still differs after a step that is equal: a copy with those tensors that no step records.
+        """What still differs after a step that is equal: a copy with those parameters and buffers that no step records.
+
+        States of optimizers, random states and loaders are dropped.
 
         Args:
             recorded: FQNs of tensors that are recorded after optimizer steps.
@@ -83,7 +85,7 @@ class Carried:
         """What differs as the step after `table` begins.
 
         What lasts (`lasting`), what differs in the step unless only causes (`Table.cause`) diverge, and what is within
-        the tolerance.
+        the tolerance. Later calls within the optimizer phase do not count; random states and loaders that differ stay.
 
         Args:
             table: the step.
@@ -366,7 +368,8 @@ def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
 def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
     """The resumed run and the first sign of it that holds, in the order of `Sign`; None where neither run is resumed.
 
-    A run is resumed only if it begins later than the other and its capture was not told to skip steps.
+    A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
+    first.
 
     Args:
         sides: both runs.
@@ -398,8 +401,8 @@ def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint 
 def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
     """(offset, note) by which steps are compared: step k of b with step k + offset of a.
 
-    By labels, else by what a run begins with; (0, "") for none. The note may suggest an offset that is not certain
-    enough.
+    By labels, else by what a run begins with, b's start looked for in a first; (0, "") for none. With 0, the note may
+    suggest an offset that is not certain enough.
 
     Args:
         sides: both runs.
@@ -507,7 +510,8 @@ def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | No
 def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
     """(number of the step that begins with most of `start`, number of equal tensors); None where none has half.
 
-    Looked for among the ends of steps, then among start values; None too where several steps have as many.
+    Looked for among the ends of steps, then among start values. The first step that has all wins; None too where
+    several have as many and not all.
 
     Args:
         whole: any step of the run that is searched.
@@ -523,7 +527,8 @@ def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | Non
 def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
     """(row of the step that has most of `start` in a phase, number of equal tensors); reads the run's steps for that.
 
-    None where two steps have as many, or the best has less than half.
+    Of `start`, tensors that the run has no site of in that phase do not count. The first step that has all others wins;
+    else None where two steps have as many, or the best has less than half.
 
     Args:
         whole: any step of the run that is searched.
@@ -597,6 +602,8 @@ _AVERAGE_CLASSES = ("AveragedModel", "EMA", "ModelEma", "ExponentialMovingAverag
 
 def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption:
     """What the resumed run restored of each part of a checkpoint; reads the common steps of both runs.
+
+    With `is_cut`, the place in the data is UNSEEN unless it was restored.
 
     Args:
         resume: which run goes on from which.
@@ -738,7 +745,10 @@ def _settings(side: At) -> dict[tuple[str, str], float]:
 
 
 def scaler(resume: ResumePoint) -> Part:
-    """Part: values of the gradient scaler, in the first common step; UNSEEN where none is on record in both runs."""
+    """Part: values of the gradient scaler, in the first common step; NO if any of both runs differs.
+
+    UNSEEN where none is on record in both.
+    """
     late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in resume.firsts)
     shared = sorted(late.keys() & whole.keys())
     if not shared:

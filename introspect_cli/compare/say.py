@@ -429,14 +429,20 @@ def all_found(reason: str, at: Any) -> list[Finding]:
 
 
 def found(code: str, **fields: Any) -> Finding:
-    """The finding with this code, its certainty and its words, filled with `fields`; KeyError for an unknown code."""
+    """The finding with this code, its certainty and its words, filled with `fields` (`_filled`).
+
+    KeyError for an unknown code.
+    """
     certainty, template = _FINDINGS[code]
     said = {**fields, "of": _FACTORS.get(str(fields.get("of")), fields.get("of"))} if "of" in fields else fields
     return Finding(code, certainty, fields, _filled(template, said))
 
 
 def told(code: str, **fields: Any) -> str:
-    """The words of the answer (`_TOLD`) with this code, filled with `fields`; KeyError for an unknown code."""
+    """The words of the answer (`_TOLD`) with this code, filled with `fields` (`_filled`).
+
+    KeyError for an unknown code.
+    """
     return _filled(_TOLD[code], fields)
 
 
@@ -457,7 +463,7 @@ def event_words(by: str, seed: str, name: str, line: str, *, mode: bool = False)
     """A seeding or draw before the first step, in words: `normal_ of GPT.wte.weight (model.py:15)`.
 
     Args:
-        by: the function; with `mode`, `train` or `eval`.
+        by: the function; "" where that is unknown (`a draw before model.py:15`); with `mode`, `train` or `eval`.
         seed: the seed; "" for none. One that begins with `#` is left out.
         name: the tensor or module; may be "".
         line: `file:line`; may be "".

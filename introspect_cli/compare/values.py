@@ -111,10 +111,9 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
 
 def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
-    """Moments of a record.
+    """Moments of a record, by its minimum, maximum, smallest absolute value, mean and variance.
 
-    None where the run has not all five statistics, where this record lacks one of them, and where the tensor has NaNs
-    or infinities.
+    None where any of these is not on record or not finite, and where the tensor has NaNs or infinities.
     """
     names = ("min", "max", "absmin", "mean", "var")
     if any(name not in batch.floats for name in names):
@@ -460,8 +459,8 @@ def are_ports(a: RankReader, b: RankReader, first: Divergence | None, *, listed:
     """Whether two runs are implementations of one model under other names.
 
     They share less than a third of the names of parameters and module values (of the run with fewer), and the first
-    divergence is only one of structure, of a random state, or a start value of another shape. False where either run
-    has no such name.
+    divergence is only one of structure, of a random state, a one-sided one, or a start value of another shape. False
+    where either run has no such name.
 
     Args:
         a: reader of run a's rank.

@@ -89,11 +89,13 @@ class Lead(NamedTuple):
 def choose_lead(
     step: Step, positions: Sequence[int], earlier: Structure, began: Table | None, *, new_values: bool
 ) -> Lead | None:
-    """The record that leads the answer; None where that is the earliest of the step.
+    """The record that leads the answer; None where that is the earliest of the step, or no value differs.
 
     The earliest value leads, unless a cause before it explains it: a one-sided module that brings a value the other run
     lacks or lets a gradient flow, or a random state that something was drawn from, in this step or in earlier ones in
-    which only causes differed.
+    which only causes differed. So it is one of: that value, in a copy of the step without one-sided causes; the first
+    divergence of `began`; or, where a random state is the first, a parameter that one run alone drew, else the first
+    random state that is drawn from.
 
     Args:
         step: the first step in which a value diverges.
@@ -365,7 +367,7 @@ class Walk:
             self._list_step(*self.one_sided, structure=True)
 
     def _opened_steps(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
-        """(index, table after all passes) of each step in `places`; also counts its records.
+        """(index, table after all passes) of each step in `places`; also counts its records and narrows the results.
 
         With noise runs all common steps are gone through, since they raise the floors.
         """
@@ -468,8 +470,9 @@ class Walk:
     def _list_step(self, place: int, table: Table, *, structure: bool = False) -> None:
         """Count a diverging step, and list its divergences as far as the limit goes.
 
-        Of the first such step also the divergence that leads and the other origins. A step in which only causes differ
-        is added to the structure alone.
+        Of the first such step also the divergence that leads, the other origins and what a resumed run lost; in it,
+        saved files come last. A step in which only causes differ is added to the structure alone. Sets `carried` and
+        `last`, unless the limit was reached before.
 
         Args:
             place: index of the step among the common ones.
@@ -577,6 +580,8 @@ class Walk:
 
     def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
         """Set the outcome's `shared` and add to its `origins`, by divergences of the first diverging step.
+
+        `shared` only if the first divergence is one-sided; origins only if it is an origin and lies in this step.
 
         Args:
             step: that step.

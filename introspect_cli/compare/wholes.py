@@ -244,7 +244,7 @@ def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> li
 def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
 
-    Tokens are those of the first gradient at a module's output; 0 in all unless each call tells them.
+    Tokens are those of the first gradient at a module's output; 0 in all unless every call has some by it.
     """
     sites, batch = reader.sites, reader.read(step)
     given: dict[int, tuple[int, ...]] = {}

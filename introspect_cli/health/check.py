@@ -139,7 +139,7 @@ def _check_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
 
 
 def _gather(run: Run) -> Ranks:
-    """Gather the steps that all recorded ranks have, in order."""
+    """All ranks, with the steps that all of them have gathered, in order, for the rules about ranks."""
     numbers = [set(run.rank(rank).entries["step"].tolist()) for rank in run.recorded]
     ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
     ranks.gathered += [kind(ranks) for kind in _GATHERED]

@@ -131,7 +131,8 @@ def compare(
 def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:
     """Hits of the steps that never ended: by step and group, ranks that began different collectives, or one more.
 
-    They are read now from what each rank noted.
+    They are read now from what each rank noted. Messages between two ranks, and groups that one rank alone noted, are
+    left out.
     """
     steps: dict[int, dict[str, dict[int, list[Call]]]] = {}
     for reader in readers:

@@ -250,7 +250,7 @@ def curves(table: Table, shift: int = 0) -> tuple[Curve, ...]:
 
 
 def _curve(table: Table, site: int, kind: str, name: str) -> Curve:
-    """A site's mean, which is the value of a number; NaN where the value is recorded as not finite."""
+    """A site's mean, which is the value of a number, at the steps where it was recorded; NaN where it is not finite."""
     column = table.column(site)
     rows = np.flatnonzero((column.layout >= 0) | ~np.isnan(column.floats["mean"]))
     values = column.floats["mean"][rows].astype(np.float64)

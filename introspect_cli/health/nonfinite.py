@@ -59,7 +59,7 @@ def _is_mask(table: Table, event: NonFinite) -> bool:
 
 
 def _bound_buffers(table: Table) -> list[int]:
-    """Sites of buffers with infinities and no NaN at the start of the first step."""
+    """Sites of start values, of buffers or others, with infinities and no NaN in the first step."""
     first = int(table.many.steps[0])
     began = (event for event in table.nonfinite if event.step == first and not event.nans)
     return [event.site for event in began if table.phase[event.site] == Phase.START.value]
@@ -89,7 +89,10 @@ def nonfinite(table: Table) -> Iterator[Hit]:
 
 
 def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
-    """A sentence: what the first non-finite record holds, and whether its inputs were finite."""
+    """A sentence: what the first non-finite record holds, and what is known of who made it.
+
+    Of an output, that the module did if its recorded inputs are finite; else what its kind tells.
+    """
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
@@ -231,7 +234,11 @@ def loss_spike(table: Table) -> Iterator[Hit]:
     """
 
     def limit(before: NDArray[np.float64]) -> float:
-        """What a loss must exceed to be a spike, from the losses before it."""
+        """What a loss must exceed to be a spike: the median of the losses before it, and more.
+
+        That is the largest of `SPIKE_DEVIATIONS` robust standard deviations, `SPIKE_TIMES` the median's magnitude, and
+        1e-6.
+        """
         usual = float(np.median(before))
         spread = ROBUST * float(np.median(np.abs(before - usual)))
         return usual + max(SPIKE_DEVIATIONS * spread, SPIKE_TIMES * abs(usual), 1e-6)

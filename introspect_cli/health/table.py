@@ -198,7 +198,7 @@ class Table:
         return f"{kind if kind == fqn else f'{kind} {fqn}'}{self.path[site]}{call}"
 
     def hit(self, site: int, step: int, evidence: str) -> Hit:
-        """A hit at a site."""
+        """A hit at a site, which is named as `name` has it; its rank is left at 0."""
         return Hit(int(step), self.name(site), evidence)
 
     def layout(self, site: int) -> Layout | None:

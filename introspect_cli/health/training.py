@@ -210,7 +210,9 @@ REST = 5
 
 
 def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
-    """By loader, (step, checksums, samples) of each batch in order; samples is the length of the largest tensor.
+    """By loader, (step, checksums, samples) of each batch, by step and call; samples is a first dimension.
+
+    It is that of the tensor with most elements, 1 for a scalar.
 
     Raises:
         NotObservedError: no batch of a loader was observed.

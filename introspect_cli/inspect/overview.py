@@ -90,7 +90,10 @@ def reader_of(run: Any, rank: int | None = None, step: int | None = None) -> Any
 
 
 def _steps(reader: Any) -> str:
-    """`it has 5 from 0 to 4`, for an error's sentence."""
+    """`it has 5 from 0 to 4`, with the steps that it dropped again, for an error's sentence.
+
+    Or that it has no complete step.
+    """
     if not len(reader):
         return "it has no complete step"
     numbers = reader.entries["step"]

@@ -86,9 +86,10 @@ class RunList:
 
 
 def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
-    """All runs at or below the given directories, links not followed, nor directories whose names begin with a dot.
+    """All runs at or below the given directories, the latest first, those without a start time last.
 
-    Goes `DEEPEST` levels down, the nearest first, and looks into no more than `most` directories.
+    Neither links nor directories whose names begin with a dot are followed. Goes `DEEPEST` levels down, the nearest
+    first, and looks into no more than `most` directories.
 
     Raises:
         UsageError: one of the given directories does not exist.
@@ -148,7 +149,10 @@ def _row(path: Path) -> RunRow:
 
 
 def _row_of_open(path: Path, run: Run, size: int) -> RunRow:
-    """The row of an open run."""
+    """The row of an open run.
+
+    One that is complete with another exit code than 0 is `failed`, unless `--stop` ended it.
+    """
     manifest = run.manifest
     ended, detail = run.state.value, ""
     code = manifest.get("exit_code")

@@ -27,7 +27,7 @@ _READABLE = 76  # columns, of a pipe too
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
-    """The findings, worst first, a summary, and rules that could not be decided."""
+    """The findings in their order, a summary, notes, and rules that could not be decided, by what the run lacks."""
     blocks: list[Block] = []
     for finding in result.findings:
         blocks += _finding(finding, "" if result.checkpoint else f" from step {finding.step}")
@@ -78,7 +78,10 @@ def _finding(finding: Finding, since: str) -> list[Block]:
 
 
 def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
-    """Each rule with its level, what it looks for and when that counts; wrapped at a readable width, even in a pipe."""
+    """Each rule with its level, what it looks for and when that counts, not its cause.
+
+    Wrapped at `_READABLE` columns, even in a pipe.
+    """
     blocks: list[Block] = []
     for rule in rules:
         blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))

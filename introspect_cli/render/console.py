@@ -87,7 +87,10 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Iterable[Block]], None] | None]:
-        """For the length of a block, a function that replaces the blocks it drew last; None without a terminal."""
+        """For the length of a block, a function that replaces the blocks it drew last; None without a terminal.
+
+        None also for a terminal that cannot move its cursor.
+        """
         if not self.interactive or self._console.is_dumb_terminal:
             yield None
             return

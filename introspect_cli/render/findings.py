@@ -42,7 +42,10 @@ def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = Fa
 
 
 def page_blocks(result: DiffResult) -> list[Block]:
-    """The findings for a page: the first `_LIKELY` likely changes, others up to `_MOST` in a fold, and the rest."""
+    """The findings for a page: the first `_LIKELY` likely changes, others up to `_MOST` in a fold, and the rest.
+
+    Changes and what a resumed run lost only where there is a first divergence.
+    """
     blocks: list[Block] = []
     code, resumed = result.code, result.resumed
     if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):

@@ -40,7 +40,7 @@ _MOST_OPS = 3000
 
 
 def page_html(page: Page) -> str:
-    """The whole HTML page."""
+    """The whole HTML page, with style, script and data inline; sections without content are hidden."""
     assets = files("introspect_cli.render") / "assets"
     script = (assets / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

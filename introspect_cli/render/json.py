@@ -67,7 +67,7 @@ _DIFF = (
 
 
 def diff_document(result: DiffResult) -> dict[str, Any]:
-    """A comparison of two runs."""
+    """A comparison of two runs; `findings` are those that explain the divergence, and `map` is there if it was made."""
     return {
         "format": FORMAT,
         **{name: plain(getattr(result, name)) for name in _DIFF},
@@ -119,7 +119,7 @@ def _module(row: ModuleRow) -> dict[str, Any]:
 
 
 def _side(values: Sequence[ValueRow], place: int) -> str:
-    """`input` or `output`: the name of the nearest row of depth 1 at or before `place`."""
+    """The name (`input` or `output`) of the nearest row of depth 1 at or before `place`; `output` for none."""
     return next((value.name for value in reversed(values[: place + 1]) if value.depth == 1), "output")
 
 
@@ -178,7 +178,7 @@ def graph_document(graph: Graph) -> dict[str, Any]:
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
-    """A check's result as plain values."""
+    """A check's result as plain values; `not_observed` are the rules that could not be decided, and what each needs."""
     return {
         "format": FORMAT,
         "run": result.run,
@@ -209,13 +209,16 @@ def runs_document(search: RunList) -> dict[str, Any]:
 
 
 def culprit_document(culprit: Culprit) -> dict[str, Any]:
-    """A bisection over commits."""
+    """A bisection over commits, with its proof and its comparison as documents; null for a missing one."""
     proof = None if culprit.proof is None else proof_document(culprit.proof)
     return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
 
 
 def proof_document(proof: Proof) -> dict[str, Any]:
-    """The smallest set of changes that makes two runs diverge: each with kind and place; null for no comparison."""
+    """The smallest set of changes that makes two runs diverge: each with kind and place.
+
+    `result` is the comparison; null where there is none.
+    """
     from introspect_cli.rerun.changes.elements import kind_of, place_of
 
     elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]

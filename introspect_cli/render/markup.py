@@ -46,7 +46,7 @@ def _block(block: Block) -> str:
 
 
 def _span(span: Span) -> str:
-    """A text as markup in its style; names may break after each dot."""
+    """A text as markup in its style; one of style `name` may break after each dot."""
     content, style = span
     tag = _TAGS.get(style, "span")
     said = text(content).replace(".", ".<wbr>") if tag == "code" else text(content)

@@ -50,7 +50,10 @@ def _value(value: object) -> str:
 
 
 def proof_blocks(proof: Proof) -> list[Block]:
-    """The smallest set of changes, with both versions, and the divergence they cause."""
+    """The smallest set of changes, with both versions, and the divergence they cause.
+
+    Then how many runs that took, and how many of them answered nothing.
+    """
     blocks = _proof_summary(proof)
     if proof.result is not None:
         blocks += [line(), *_diverging(proof.result)]
@@ -77,7 +80,7 @@ def _proof_summary(proof: Proof) -> list[Block]:
 
 
 def _element_blocks(element: Element) -> list[Block]:
-    """One change, both sides below one another."""
+    """One change: of a statement its place and both versions, of a setting one line with both values."""
     if not isinstance(element, Change):
         return [line(f"{clean(element.name)}: {_value(element.a)} -> {_value(element.b)}")]
     return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))

@@ -261,7 +261,7 @@ def _record_style(record: Record) -> str:
 
 
 def settings_blocks(settings: dict[str, Any]) -> list[Block]:
-    """All settings, as YAML."""
+    """All settings, as lines of YAML; a line where none were kept."""
     if not settings:
         return [line("No settings were kept.")]
     return [line(clean(row), wrap=False) for row in to_yaml(plain(settings)).splitlines()]
@@ -272,7 +272,7 @@ _NAMED = 3
 
 
 def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
-    """A table of runs, the latest first, a total, and directories that were not searched."""
+    """A table of runs in their order, a total, and directories that were not searched; a line where there is no run."""
     rows, unseen = search.rows, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
     if not rows:
         return [line(f"No runs {'found ' * bool(unseen)}below {', '.join(map(clean, places))}."), *unseen]

@@ -31,7 +31,7 @@ _CELL, _STEPS = 8, 12
 
 
 def values_blocks(records: Sequence[Stored]) -> list[Block]:
-    """The tensors of some records, large ones with their middle left out."""
+    """For each record a heading and its tensor, a large one with its middle left out, or why it was not stored."""
     blocks: list[Block] = []
     for stored in records:
         record, layout = stored.record, stored.record.summary.layout
@@ -71,7 +71,9 @@ def _element_table(elements: Sequence[tuple[Sequence[int], Any, Any]], differing
 
 
 def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
-    """A divergence element by element: source line, inputs, counts, largest differences, picture.
+    """A divergence element by element: source line, inputs, counts, picture, largest differences, histogram of ULPs.
+
+    Where elements are not known, why, and the recorded statistics; where none differs, no picture and tables.
 
     Args:
         closeup: the divergence.
@@ -111,7 +113,7 @@ def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
 
 
 def _tables(difference: TensorDifference) -> list[Block]:
-    """The largest differences, and the histogram of ULPs."""
+    """A table of the largest differences, and one of how many elements differ by how many ULPs, where that is known."""
     blocks = _element_table(difference.largest, difference.elements.differing)
     if difference.ulps:
         most = max(times for _, times in difference.ulps)

@@ -126,7 +126,7 @@ def survey(
     Args:
         root: the project.
         directory: where the script ran.
-        sources: files whose text is given otherwise; they are left out, but the roots of their packages are tops.
+        sources: files whose text is given otherwise; left out. One from elsewhere makes its package's root a top.
         before: files changed after this time (seconds since 1970) are left out, except those that git tracks; None to
             leave out none.
         skipped: a directory that is left out: where variants and their runs are kept.

@@ -63,7 +63,7 @@ class Span(NamedTuple):
 
 
 def span_of(part: str, text: str | None) -> Span:
-    """A step or slice of a schedule, such as `5` or `10:20:2`.
+    """A step or slice of a schedule, such as `5` or `10:20:2`; a slice of one step is that step.
 
     Args:
         part: the step or slice.

@@ -135,7 +135,7 @@ def summary(error: BaseException) -> str:
 
 
 def ending_of(raised: BaseException | None) -> Ending:
-    """How the main part of a script ended.
+    """How the main part of a script ended: returned, by SystemExit, by KeyboardInterrupt, or by any other exception.
 
     Args:
         raised: what it raised; None if it returned.

@@ -80,7 +80,7 @@ class RowNotes:
         self.unmeasured: list[int] = []
 
     def set_status(self, slot: int, status: Status, text: str) -> None:
-        """Set status and text of the row at `slot`, replacing earlier ones; rows without a call are OBSERVED."""
+        """Set status and text of the row at `slot`, replacing earlier ones; rows that have none set are OBSERVED."""
         self._kinds[slot] = status
         self.texts[slot] = text
 

@@ -53,7 +53,7 @@ _LIVE: weakref.WeakSet[Summarizer] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """Give all summarizers new locks and take their threads from them; python calls it in a forked child."""
+    """Give all summarizers new locks and have them start no threads; python calls it in a forked child."""
     for summarizer in list(_LIVE):
         summarizer.abandon()
 

@@ -249,8 +249,8 @@ class StepClock(Moments):
     def note_backward(self) -> None:
         """Note that a backward pass begins, so something is trained; begins the step.
 
-        Without an optimizer, modules that ran with gradients count as trained; without modules, too, the step before
-        ends.
+        Without an optimizer, modules that ran with gradients count as trained; where no module runs, a second backward
+        pass ends the step of the first.
         """
         if not self.evaluation.has_training:
             self._leave_out_evaluation(keep=True)
@@ -333,7 +333,10 @@ class StepClock(Moments):
             self.tick()
 
     def manual_tick(self) -> None:
-        """End the step because the script says so, unless it has just ended; from now on nothing else ends steps."""
+        """End the step because the script says so; from now on nothing else ends steps.
+
+        The first call does not end it where a step has just ended and nothing was recorded since.
+        """
         just_ticked = not self._manual and self.ticks > 0 and self._recorder.rows == 0
         self._manual = True
         if not just_ticked:

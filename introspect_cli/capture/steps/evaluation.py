@@ -87,7 +87,9 @@ class Trained:
         return is_trained
 
     def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Note that an optimizer steps; drop cached answers if its parameters have changed.
+        """Note that an optimizer steps; drop cached answers if its parameters, `requires_grad` or names changed.
+
+        With ZeRO they are dropped at each step.
 
         Args:
             optimizer: what steps.
@@ -208,7 +210,10 @@ class Evaluation:
         self._draws.append(Draw(loader, start, began))
 
     def note_training(self) -> None:
-        """Note a backward pass or an optimizer step: all loaders drawn from since the last one feed training."""
+        """Note a backward pass or an optimizer step: all loaders drawn from since the last one feed training.
+
+        So does the last batch's loader if the last call with gradients was taken for an evaluation on it.
+        """
         self.has_training = True
         self.feeding |= self._fed
         self.feeding |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on

@@ -159,7 +159,7 @@ class _SourceTexts:
         tops = {name.partition("/")[0] for name in wanted}
 
         def distance(name: str) -> tuple[bool, bool]:
-            """Sort key: names that are wanted, then those in their top directories, then others."""
+            """Sort key: names that are wanted, those in no directory or in a top directory of these, the rest."""
             name = renamed.get(name, name)
             return name not in wanted, "/" in name and name.partition("/")[0] not in tops
 

@@ -82,8 +82,9 @@ class RunPair:
     ) -> RankOutcome:
         """Compare one rank, or all ranks as one, under the renamings that are found and a step offset.
 
-        The offset is that of `options`, else the detected one. Training and evaluation are compared alone too, and the
-        first divergence is the earlier of theirs. The outcome has notes on offset, names and rounding.
+        The offset is that of `options`, else the detected one. Where one rank diverges and evaluates, training and
+        evaluation are compared alone too, and the first divergence is the earlier of theirs. The outcome has notes on
+        offset, names and rounding.
 
         Args:
             readers: of the rank in a and in b; of all ranks together with `splits`.
@@ -175,7 +176,10 @@ def _is_one_batch(compared: Compared) -> bool:
 
 
 def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Compared:
-    """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together."""
+    """Compare two layouts, or two splits of a batch, with all ranks and microbatches of each run put together.
+
+    The one outcome also has notes on the layouts, on copies that differ, and that noise runs are not used.
+    """
     outcome = pair.compare(wholes.readers, options, wholes.splits)
     first = outcome.first
     outcome.notes = [

@@ -45,7 +45,8 @@ def weighed_by_code(
 ) -> tuple[SettingChange, ...]:
     """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
 
-    A file changed only in comments or names, or in nothing that can matter, explains nothing.
+    A file changed only in comments or names, or in nothing that can matter, explains nothing. `settings` as they are
+    where `code` is None.
 
     Args:
         settings: the strongest explanation first.
@@ -63,7 +64,8 @@ def weighed_by_code(
     def weighed(change: SettingChange) -> SettingChange:
         """The setting with the weight of its file's nearest statement.
 
-        Unchanged if it is no source file that explains.
+        A file without a likely statement explains nothing. Unchanged if it is no source file that explains, or where
+        rounding counts.
         """
         nearest = best.get(change.name) if change.source == "sources" else None
         if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
@@ -130,7 +132,7 @@ def ranked_candidates(
 def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
     """One cause for settings that were merged, named by one that a person wrote (`_GIVEN`) if there is one.
 
-    PROVED if a finding has its two values, else LIKELY.
+    Of those, positional arguments do not count. PROVED if a finding has its two values, else LIKELY.
 
     Args:
         members: the settings.

@@ -176,8 +176,8 @@ class Compared:
     def results_agree(self) -> bool:
         """Whether losses, gradients and parameters of all compared steps are recorded in both runs and do not differ.
 
-        False also if strict, narrowed or evaluation was told apart by options, if a capture failed or chose modules, if
-        a step was left unopened, or if they agree only within tolerance while something diverges.
+        False also if options are strict, narrow what is compared, or select training or evaluation; if a capture failed
+        or chose modules; if a step was left unopened; or if they agree only within tolerance while something diverges.
         """
         options, outcomes = self.options, self.outcomes
         if options.strict or options.narrowed or options.evaluation is not None:

@@ -58,6 +58,8 @@ class Stop(NamedTuple):
 def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> Flow | None:
     """Values of the first compared step paired by content; None where the runs are no two implementations of one model.
 
+    None also where no step was compared.
+
     Args:
         answer: of the comparison by names.
         runs: a and b.
@@ -100,7 +102,10 @@ def port_answer(by_name: DiffResult, flow: Flow) -> DiffResult:
 
 
 def _answer_with_stop(answer: DiffResult, flow: Flow, stop: Stop) -> DiffResult:
-    """`answer` with the place where the implementations part, what it rests on, and what is left to explain it."""
+    """`answer` with the first divergence at `stop`, its sentence and evidence, and then all modules that differ.
+
+    The last pair that agrees before it is named, if there is one.
+    """
     first = _divergence(flow, stop.a, stop.b, stop.reason)
     rest = [_divergence(flow, pair.a, pair.b, "propagated") for pair in flow.modules if not pair.agree]
     listed = (first, *(divergence for divergence in rest if divergence.site != first.site))

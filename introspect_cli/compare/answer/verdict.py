@@ -47,7 +47,11 @@ class Agreement(NamedTuple):
 
 
 def agreement(compared: Compared) -> Agreement:
-    """Verdict and sentence where no result diverges; other differences pass if `compared.results_agree`."""
+    """Verdict and sentence where no result diverges; other differences pass if `compared.results_agree`.
+
+    The sentence names an exception that ended a run. Training has the same, and so has evaluation if any step evaluates
+    (else None). Where an evaluation ran unobserved, the whole and evaluation are UNDECIDED, and training is not.
+    """
     split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
     verdict, text = undiverged_verdict(
         compared, told("samples-are" if split else "runs-are"), results=compared.results_agree
@@ -67,6 +71,9 @@ def agreement(compared: Compared) -> Agreement:
 
 def undiverged_verdict(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
     """Verdict (SAME or UNDECIDED) and sentence where nothing diverges.
+
+    UNDECIDED, with the first reason that holds: too little was compared; one run recorded more; structure differs and
+    results are missing; modules ran unobserved and no results were recorded; a capture failed.
 
     Args:
         compared: both runs and what came of each rank.
@@ -92,7 +99,7 @@ def _unseen_names(compared: Compared, phase: Phase) -> str:
 
 
 def _has_results(compared: Compared) -> bool:
-    """Whether a has records of losses, gradients or parameters after an optimizer's step."""
+    """Whether any compared rank of run a has sites of losses, gradients or parameters after an optimizer's step."""
     tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
     recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
     return not recorded.isdisjoint(_RESULTS)
@@ -178,9 +185,9 @@ def _results_sentence(compared: Compared) -> str:
 
 
 def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
-    """Sentence that counts the records of the last step that are NaN throughout in both runs; "" for none.
+    """Sentence that counts the records that are NaN throughout in the last compared step of each rank; "" for none.
 
-    NaN equals NaN whatever was computed, so that they are equal proves nothing.
+    They are counted in a. NaN equals NaN whatever was computed, so that they are equal proves nothing.
     """
     every, empty, name = 0, 0, ""
     for paired in (outcome.paired for outcome in outcomes if len(outcome.paired)):
@@ -198,7 +205,10 @@ def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
 
 
 def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | None]:
-    """The answers for training alone and evaluation alone, of runs that diverge; (None, None) without an evaluation."""
+    """The answers for training alone and evaluation alone, of runs that diverge; (None, None) without an evaluation.
+
+    Ranks that were not compared again count as a whole for training.
+    """
     parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
     for outcome in compared.outcomes:
         parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
@@ -215,9 +225,9 @@ def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | No
 
 
 def _separate_answer(compared: Compared, name: str) -> Separate:
-    """The answer for one part.
+    """The answer for training or evaluation (`name`): where it diverges first, else SAME or UNDECIDED.
 
-    `compared` holds only that part's outcomes already, `name` is `Training` or `Evaluation`.
+    `compared` holds only that part's outcomes already.
     """
     first = None if compared.best is None else compared.best.first
     if first is not None:
@@ -240,7 +250,10 @@ def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
 
 
 def _raised_after_words(compared: Compared) -> str:
-    """Sentence, to be appended, on exceptions that ended a run after all that agreed; "" where none did."""
+    """Sentence, to be appended, on exceptions that ended a run after all that agreed; "" where none did.
+
+    Also where both runs ended by the same one.
+    """
     ending, same = compared.ending, compared.raised[1]
     if ending is None:
         return "" if same is None else told("both-raised", words=same.words)
@@ -249,7 +262,10 @@ def _raised_after_words(compared: Compared) -> str:
 
 
 def _raised_before_words(compared: Compared) -> str:
-    """Sentence where an exception ended one run, the other has later steps, and all before agrees; "" otherwise."""
+    """Sentence where an exception ended one run alone, and the other has later steps or none in common.
+
+    "" otherwise.
+    """
     ending = compared.ending
     if ending is None:
         return ""

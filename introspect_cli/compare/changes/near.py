@@ -336,7 +336,10 @@ class Code:
         return depths
 
     def _statements_before(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
-        """Statements one step behind: those around it, those that give what it takes, and returns of what it calls."""
+        """Statements one step behind: those around it, those that give what it takes, and returns of what it calls.
+
+        Names in `stop` are not followed. What it takes as a parameter comes from calls of the function.
+        """
         yield from statement.around
         for name in statement.takes:
             if name.rpartition(":")[2] not in stop:

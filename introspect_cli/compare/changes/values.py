@@ -443,6 +443,7 @@ class Reader:
             self._assign(node.target, self.value(node.value, env), env)
 
     def _on_augassign(self, node: ast.AugAssign, env: Environment) -> None:
+        """Bind the target to a value `in-place` and the operator's name, of what it was and the right side."""
         was = self.value(node.target, env)
         self._assign(
             node.target, self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env)), env
@@ -484,6 +485,7 @@ class Reader:
                 env[name] = one
 
     def _on_for(self, node: ast.For | ast.AsyncFor, env: Environment) -> None:
+        """Read a loop over elements, by `_bind_each` and `_read_loop`."""
         inner = dict(env)
         carried = self._carry_names(node, env, inner)
         over = self._bind_each(node.target, node.iter, inner)
@@ -629,7 +631,7 @@ class Reader:
     _on_asyncfunctiondef = _on_functiondef
 
     def _on_classdef(self, node: ast.ClassDef, env: Environment) -> None:
-        """Bind the class's name to a value of its effects, methods included."""
+        """Bind the class's name to a value of its effects, methods included; it adds no effect by itself."""
         reader = Reader(self._interned, self.names, self._file)
         reader.read_class_body(node, env, methods=True)
         env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))

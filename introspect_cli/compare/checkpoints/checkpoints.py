@@ -133,7 +133,8 @@ class Differences:
 def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
     """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
 
-    Divergences are listed up to the limit asked for; `training`, `evaluation` and `strip` are emptied.
+    Divergences are listed up to the limit asked for. `training`, `evaluation` and `strip` are emptied, and changes of
+    structure and origins taken from `findings`.
 
     Args:
         answer: of the comparison as runs.
@@ -496,7 +497,7 @@ def sentence_of(
     Args:
         differences: how they differ.
         runs: the checkpoints a and b.
-        settings: settings that differ, told where the tensors are the same.
+        settings: settings that differ, named where the tensors are the same.
     """
     rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
     clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]

@@ -342,8 +342,9 @@ def _is_below(name: str, root: str) -> bool:
 def _records_at(reader: Reader, state: State, checkpoint: Run, run: Run) -> dict[Site, Summary]:
     """The run's state at a moment as records of a checkpoint, by site; reads their steps.
 
-    Models other than the checkpoint's are left out; parameters and buffers get the kind they have in the checkpoint,
-    optimizer states the numbers they have there.
+    Models other than the checkpoint's are left out, unless the run has less than half of its names; parameters and
+    buffers get the kind they have in the checkpoint, optimizer states the numbers they have there. All get the phase
+    `start`.
 
     Args:
         reader: of the run.

@@ -179,7 +179,10 @@ def find_stale_gradient(at: View) -> Iterator[Finding]:
 
 @finds("gradient")
 def find_whole_factor(at: View) -> Iterator[Finding]:
-    """Finding where the factor between the gradients is a number of ranks or batches: a sum instead of a mean."""
+    """Finding where one gradient is the other times the number of ranks, or of those of a data-parallel group.
+
+    That is a sum instead of a mean.
+    """
     factor = reduction_factor(at)
     if factor and at.first.scale is not None:
         yield found("summed", times=f"{at.first.scale:.6g}", of=factor)

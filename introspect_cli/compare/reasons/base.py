@@ -35,9 +35,9 @@ Applies = Callable[["Step", int], "Cause | None"]
 
 
 def anything_before(step: Step, position: int) -> bool:
-    """Whether anything differs before a divergence: an earlier record, a tensor or a random state at the step's start.
+    """Whether anything differs before a divergence: an earlier record, or a random state at the step's start.
 
-    Saved files do not count; values carried over from earlier steps do.
+    A parameter or buffer that differs as the step begins counts too; saved files do not.
 
     Args:
         step: the step.

@@ -152,7 +152,9 @@ def find_attributes(at: View) -> Iterator[Finding]:
 
 
 def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
-    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`); `training` is told as a mode.
+    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`), or that one run alone has.
+
+    `training` is worded as the modes `train` and `eval`.
 
     Args:
         at: the divergence.
@@ -295,7 +297,11 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where random states after the batch differ, else where it has the same values in another order."""
+    """Finding where random numbers were drawn before the batch in one run alone, or another number of them.
+
+    That is where the state was equal at the step's start and differs after the batch. Else where the batch has the same
+    values in another order.
+    """
     if is_drawn_otherwise(at):
         yield found("drew-before-batch")
     elif same_values(at.first) and at.dtypes is None and not at.reshaped:
@@ -356,7 +362,11 @@ def find_call_counts(at: View) -> Iterator[Finding]:
 
 
 def left_in_script(at: View) -> Iterator[str]:
-    """Codes of the remaining causes: the script's preparation or data, models or steps that were not recorded."""
+    """Codes of the remaining causes.
+
+    Where the model's outputs agree or modules were left out, values made of outputs or by the script; else preparation,
+    and data if batches were not observed. Then models and steps that were not recorded.
+    """
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
         yield from ("from-outputs", "values-of-script")

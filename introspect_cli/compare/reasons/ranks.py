@@ -64,7 +64,10 @@ def reduction_factor(at: View) -> str:
 
 
 def ranks_words(at: View) -> str:
-    """Ranks that diverge: `rank 1`, `on all 4 ranks`; "" where one rank was compared."""
+    """Where the ranks diverge first: the rank of the first divergence, or all ranks if `_is_on_all_ranks`.
+
+    "" where one rank was compared.
+    """
     if at.ranks < 2:
         return ""
     return told("on-all-ranks", ranks=at.ranks) if _is_on_all_ranks(at) else told("on-rank", rank=at.first.rank)
@@ -143,7 +146,7 @@ def find_unequal_copies(at: View) -> Iterator[Finding]:
 
 
 def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, _Copy]:
-    """Copies of a site in the divergence's step, by rank; {} if a rank holds only a part or did not observe it.
+    """Copies of a site in the divergence's step, by rank; {} if any recorded rank has none that is whole and observed.
 
     Args:
         at: the divergence.

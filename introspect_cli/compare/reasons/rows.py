@@ -20,9 +20,9 @@ def _name_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _left_in_gap(at: View) -> Iterator[str]:
-    """Codes of the causes that the reason leaves which would apply if all were recorded, and of what was not.
+    """Codes of the remaining causes of the reason in `cause.instead`, then `not-recorded`; none without a reason.
 
-    After the causes come `not-recorded`, and `steps-between` where steps before this one were not recorded.
+    Last `steps-between`, where steps before this one were not recorded.
     """
     for reason in ROWS:
         if reason.word == at.cause.instead:

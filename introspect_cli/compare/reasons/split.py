@@ -245,7 +245,7 @@ def _recorded_numbers(step: Step, site: Site) -> tuple[list[float], list[float]]
 
 
 def _name_in_a(step: Step, fqn: str) -> str:
-    """The name in run a of a module or parameter whose name in b is `fqn`."""
+    """The name in run a of a module or parameter whose name in b is `fqn`; `fqn` itself if it was not renamed."""
     change = step.comparison.rename
     if change is None:
         return fqn

@@ -58,7 +58,10 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
 
 @finds("initial")
 def find_tied_parameter(at: View) -> Iterator[Finding]:
-    """Finding where one run alone ties a parameter of a module that both have to this one."""
+    """Finding where one run alone ties a parameter of a module that both have to this one.
+
+    At most one: ties of a come first, then names in order.
+    """
     for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
         for fqn in sorted(tree.keys() & other.keys()):
             for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):
@@ -70,8 +73,9 @@ def find_tied_parameter(at: View) -> Iterator[Finding]:
 def left_in_initial(at: View) -> Iterator[str]:
     """Codes of the remaining causes of an initial value.
 
-    The seed is left out where random states at the start and any other start tensor are equal, where b is a multiple of
-    a, or where only rounding differs.
+    `before-recorded` alone in a later step, `cast` or `sizes` alone where dtype or shape differ. Else steps before a
+    late recording, initialisation, seed, checkpoint and changes by the script; no seed where random states at the start
+    and any other start tensor are equal, where b is a multiple of a, or where only rounding differs.
     """
     if not at.is_first_step:
         yield "before-recorded"

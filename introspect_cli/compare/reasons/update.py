@@ -161,7 +161,10 @@ def find_untouched(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_amplified(at: View) -> Iterator[Finding]:
-    """Finding where what goes into the step agrees only within tolerance, and no hyper-parameter differs."""
+    """Finding where what goes into the step agrees only within tolerance, and nothing else explains the divergence.
+
+    That is, no hyper-parameter differs, and the ranks' gradients were added up.
+    """
     if at.cause.has_grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
         yield found("amplified", optimizer=", ".join(at.steppers[0]))
 

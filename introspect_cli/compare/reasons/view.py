@@ -266,7 +266,7 @@ class View:
 
     @property
     def no_rates(self) -> bool:
-        """Whether neither run recorded any hyper-parameter."""
+        """Whether neither run recorded any hyper-parameter, in any step."""
         return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
 
     # --- data

@@ -96,7 +96,10 @@ def _is_flat(value: Any) -> bool:
 
 
 def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Differences of nested values, as deepdiff finds them; imports it."""
+    """(name, value in a, value in b) of nested values that differ, as deepdiff finds them; imports it.
+
+    The order of lists counts.
+    """
     from deepdiff import DeepDiff
 
     delta = DeepDiff(a, b, view="tree", verbose_level=2, ignore_order=False)

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.settings.differences import Difference, unequal
-from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.terms.sites import KINDS, of_kinds
 from introspect_cli.compare.terms.words import some
 from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
@@ -32,7 +32,8 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
-    recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always.
+    recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always. [] where a run
+    has none of any step: it was told to record none, or has no optimizer.
 
     Args:
         table: the step.
@@ -42,6 +43,9 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
     groups: dict[tuple[str, str], None] = {}
     in_b = set(alignment.b_ids.tolist())
+    settings = of_kinds(alignment.kind, SETTING_KINDS)
+    if not (settings[: len(alignment.a)].any() and settings[alignment.b_ids].any()):
+        return []
     for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
         if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
             continue
@@ -212,8 +216,9 @@ def _value_text(value: Any) -> str | None:
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
     """All differences of the optimizers of two runs, from their settings documents.
 
-    An equal change of several parameters is one; it names the first, and how many, if not all have it. Where each run
-    has one optimizer, of other classes, that is the only difference.
+    An equal change of several parameters is one; it names the first, and how many, if not all have it. An optimizer of
+    one run alone has the value `used` there. Where each run has one optimizer, of other classes, that is the only
+    difference.
     """
     one, two = Optimizers(a, b).paired
     if len(one) == len(two) == 1 and one.keys() != two.keys():

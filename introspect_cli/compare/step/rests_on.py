@@ -186,8 +186,8 @@ def random_at_start(step: Step, _place: Place) -> list[Evidence]:
 def drawn_from(step: Step, place: Place) -> list[Evidence]:
     """Edge: the random states that the call drew from before `place.order`.
 
-    Where none of these is known: nothing if both captures notice all draws (but in a recomputation), else the start
-    states.
+    Where none of these was seen in both runs: nothing if both captures record all draws (but in a recomputation), else
+    the states at the start of the step (`random_at_start`).
     """
     sites = step.of(Kind.RNG, FORWARD).tolist()
     drawn = [

@@ -85,7 +85,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
 
     Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
-    input gradient: the largest fan-in of its module's parameters.
+    input gradient: the largest fan-in of its module's parameters. 0 for all other kinds.
 
     Args:
         step: the step of the record.
@@ -180,8 +180,9 @@ def has_nonfinite(stats: Mapping[str, float]) -> bool:
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position of `step.divergences`, with role and reason of `cause`, distance, size and factor.
 
-    Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Random states and
-    one-sided records have no distance. `floor` is the largest of all noise runs.
+    Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Else it is that of the
+    texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have none.
+    `floor` is the largest of all noise runs.
     """
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts

@@ -321,7 +321,9 @@ def _changes_of_names(
 
 
 def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
-    """Changes for modules of both runs where run `side` alone has further calls or paths.
+    """Changes for names of both runs of which run `side` alone has further calls, paths or records.
+
+    Names with the same text are one change, under the first name with `*` for numbers.
 
     Args:
         alignment: both runs' sites.
