@@ -86,6 +86,9 @@ class Dump:
     def read(self) -> Iterator[Incoming]:
         """Every step of every rank as records, by rising step and then rank; sets `kept` and `sorted` on the way.
 
+        Records are in order of the numbers before their kinds where all of a step have one, else in the order of a
+        single `.npz` archive, else sorted by kind and name.
+
         Raises:
             StoreError: a file cannot be read, or two arrays have one name.
             UsageError: a name does not say what it is of.

@@ -51,7 +51,7 @@ class State:
     notes: list[str] = field(default_factory=list)
 
     def put(self, kind: Kind, name: str, value: Any, path: str = "") -> None:
-        """Add a tensor or plain value; a second one at the same site gets the next call number."""
+        """Add a tensor or plain value, of phase `start`; a second one at the same site gets the next call number."""
         site = Site(Phase.START, kind, name, 0, path)
         while site in self.rows:
             site = replace(site, call=site.call + 1)
@@ -142,7 +142,10 @@ def _single_number(value: Any) -> Any:
 
 
 def _optimizer_name(name: str) -> str:
-    """The name of an optimizer by its key in the checkpoint: `optimizer` for the usual keys, else the key."""
+    """The name of an optimizer by its key in the checkpoint: the key, but `optimizer` for the usual ones.
+
+    Those are `optimizer_states`, `optimizer_state_dict`, `optimizers` and `optim`.
+    """
     return "optimizer" if name in ("optimizer_states", "optimizer_state_dict", "optimizers", "optim") else name
 
 
@@ -152,7 +155,7 @@ def _is_optimizer(part: Any) -> bool:
 
 
 def _dotted_leaves(part: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of each leaf of nested dicts and lists, none of an empty one; a plain value is its own."""
+    """(dotted name, value) of each leaf of nested dicts and lists; of a plain value alone (`name`, the value)."""
     if isinstance(part, (dict, list)):
         for key, value in part.items() if isinstance(part, dict) else enumerate(part):
             yield from _dotted_leaves(value, f"{name}.{key}" if name else str(key))

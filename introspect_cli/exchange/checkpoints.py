@@ -135,7 +135,7 @@ def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] |
 
 
 def _is_sorted_by_name(path: Path) -> bool:
-    """Whether tensors are stored in order of name (safetensors), so that their order tells nothing."""
+    """Whether it is a safetensors file, or a directory with one: its tensors are in order of name, not the model's."""
     return path.suffix == ".safetensors" or (path.is_dir() and any(path.glob("*.safetensors")))
 
 

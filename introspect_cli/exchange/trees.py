@@ -183,7 +183,7 @@ def _has_values(item: Any) -> bool:
 
 
 def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
-    """The files of each (step, rank) below a directory; with values where both of a pair are there.
+    """The files of each (step, rank) below a directory, both rising; of a pair the FULL_TENSORS file alone.
 
     Step and rank are those of the directory names `step=<n>` and `rank<n>`, 0 where there are none. Links are passed
     over.

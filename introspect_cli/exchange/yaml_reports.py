@@ -52,7 +52,10 @@ def dump(document: object) -> str:
 
 
 def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
-    """Write a report for each selected step and rank, and the environment; returns the number of files."""
+    """Write a report for each selected step and rank, and environment and packages where the run has these settings.
+
+    Returns the number of files.
+    """
     top = directory / "introspection"
     top.mkdir(exist_ok=True)
     written = 0
@@ -227,7 +230,10 @@ def _random_states(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
 
 
 def _written_batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> dict[str, Any]:
-    """The step's batch as nested data, or a list of them where there were several; {} where none was recorded."""
+    """The step, its batch as nested data (a list of them where there were several), and the MD5 of all digests.
+
+    {} where no batch was recorded.
+    """
     records = [record for record in by_kind.get(Kind.BATCH, []) if record.site.phase is Phase.DATA]
     if not records:
         return {}
@@ -301,7 +307,10 @@ def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
 
 
 def _read_rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
-    """The records of a report: batch, random states, parameters, buffers, then optimizers."""
+    """The records of a report: batch, random states, parameters (gradient, then data), buffers, then optimizers.
+
+    Digests over all (`__all_*`) are left out.
+    """
     names = [name for name in _dict_or_empty(document.get("parameters")) if not str(name).startswith("__all_")]
     yield from _batch_rows(document.get("batch"))
     for name, state in _dict_or_empty(document.get("rngs")).items():

@@ -177,7 +177,10 @@ class Handle(Descriptor, Source):
         return self
 
     def is_locked(self) -> bool:
-        """Whether another process holds the exclusive lock; False where the file system has no locks."""
+        """Whether another process holds the exclusive lock; False where the file system has no locks.
+
+        It is found out by taking a shared lock for a moment.
+        """
         try:
             fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(self.fd, fcntl.LOCK_UN)

@@ -93,6 +93,7 @@ class Texts(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[str]: ...
     def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        """The text in a row (negative: from the end), or a list of those of a slice; with a `limit` bounded to it."""
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         row = range(len(self))[index]

@@ -116,6 +116,7 @@ class Thinned:
     last: int
 
     def __str__(self) -> str:
+        """How many steps between which were dropped by which option, in words; of a single one its number."""
         steps = (
             f"step {self.first}" if self.count == 1 else f"{self.count:,} steps between {self.first} and {self.last}"
         )

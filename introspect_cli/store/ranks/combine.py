@@ -284,7 +284,7 @@ class CombinedStep:
         return ~any_of(self.checksums != self.checksums[self.plan.starts][self.plan.group], self.plan.starts)
 
     def _holders(self, group: int) -> str:
-        """`3 ranks` that have a record in a group, or `2 calls` where one rank has them all."""
+        """Who has a record in a group, in words: `3 ranks`, or `2 calls` where one rank has all records."""
         ranks = int(self.plan.ranks[group])
         return f"{ranks} ranks" if ranks > 1 else f"{int(self.plan.members[group])} calls"
 
@@ -369,9 +369,9 @@ class CombinedStep:
     def _combine_partless(self, partless: Array) -> None:
         """Combine groups without parts: equal copies stay, unequal copies and each rank's own values are set.
 
-        Not observed are groups with a value without a known place, random state and first buffers that differ, and
-        values of each rank's own where `lacking` says why some are missing. Of other kinds in `_FIRSTS` the first
-        rank's record stays.
+        Not observed are groups with a value without a known place, random states that differ, buffers that differ at
+        the start, and values of each rank's own where `lacking` says why some are missing. Of other kinds in `_FIRSTS`
+        the first rank's record stays.
 
         Args:
             partless: bool (groups,), which they are; groups that turn out not to be observed are taken out of it.
@@ -479,7 +479,7 @@ class CombinedStep:
             self._hash_checksums(groups, at, starts, ordered=False)
 
     def _mark_alike(self) -> None:
-        """Mark as `ALIKE` what each rank or call may have its own of and all have equal.
+        """Mark as `ALIKE` values that may differ from rank to rank or call to call and are equal on all.
 
         Its text says how many ranks or calls that are. A group with a text is left as it is.
         """

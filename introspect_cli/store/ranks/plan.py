@@ -181,7 +181,9 @@ def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Arr
 def _misfits(
     step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
 ) -> dict[int, str | None]:
-    """Groups that are to be assembled from parts and cannot be, by what `_misfit` says; equal lists of layouts once.
+    """Groups of `parts` whose parts are not exactly their whole, with the reason by `_misfit` (None: unknown).
+
+    Groups with equal lists of layouts have the reason of the first, with its ranks.
 
     Args:
         step: of all ranks.

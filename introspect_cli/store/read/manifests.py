@@ -322,7 +322,7 @@ def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
 def endings(
     size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
 ) -> list[str]:
-    """Sentences on ranks that left nothing, or that ended before the others.
+    """Sentences on ranks without a log, without a step, cut off at any step, or closed before the last step of others.
 
     Args:
         size: how many ranks there are.

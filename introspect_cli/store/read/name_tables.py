@@ -147,7 +147,7 @@ def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
 
 
 def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order they were found.
+    """All rows of modules, in the order in which they were written.
 
     Raises:
         DamageError: a module has another number of attributes than of values.
@@ -218,7 +218,7 @@ class SiteTable:
         return len(self.key)
 
     def __getitem__(self, number: int) -> tuple[Site, SiteInfo]:
-        """The site and what is known of it.
+        """The site with a number, and its class, operator and source.
 
         Raises:
             IndexError: there is no such number.

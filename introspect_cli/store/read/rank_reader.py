@@ -233,7 +233,7 @@ class RankReader(Reader):
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
-        """The module tree in the order it was found, one row per module: its first."""
+        """The module tree in the order in which it was written; of several rows of a module the first."""
         first: dict[str, ModuleInfo] = {}
         for module in self.module_rows:
             first.setdefault(module.fqn, module)

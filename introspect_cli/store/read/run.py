@@ -201,9 +201,9 @@ class Run(Closing):
 
     @cached_property
     def lost_ranks(self) -> list[str]:
-        """Sentences on ranks that left nothing or ended before the others.
+        """Sentences on ranks without a log or a step, cut off, or closed before the others; see `manifests.endings`.
 
-        None while the run is being written, for a run of one rank, and for one put together from several.
+        Empty while the run is being written, for a run of one rank, and for one put together from several.
         """
         if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
             return []
@@ -213,7 +213,10 @@ class Run(Closing):
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
+        """The settings documents by name, read when asked for; the lowest rank's, where each has its own.
+
+        Empty where the run has none.
+        """
         if self.manifests:
             return self.settings_of(min(self.manifests))
         try:

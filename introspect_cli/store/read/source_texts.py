@@ -70,7 +70,7 @@ class Sources(Mapping[str, Source]):
         self._names = [name for name, digest in self.digests.items() if digest in kept]
 
     def __getitem__(self, name: str) -> Source:
-        """A file.
+        """The source file with a name, read from the store now.
 
         Raises:
             KeyError: its text is not there.

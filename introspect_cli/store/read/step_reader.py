@@ -137,6 +137,7 @@ class Reader(ABC):
         return row
 
     def __contains__(self, step: int) -> bool:
+        """Whether the step with this number was recorded."""
         try:
             self.row_of(step)
         except KeyError:

@@ -186,7 +186,7 @@ class _Check:
         """The result of `action(*given)`; None where it fails, with a finding unless a file is missing.
 
         Raises:
-            StoreError: the system is out of resources or refuses permission.
+            StoreError: the system is out of resources or refuses permission, or a newer version wrote the run.
         """
         try:
             return action(*given)

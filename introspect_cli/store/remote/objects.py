@@ -121,7 +121,7 @@ class Storage:
         ]
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object.
+        """Write an object, in place of one that is there; folders are made where the file system has them.
 
         Raises:
             StoreError: it cannot be written.

@@ -212,7 +212,7 @@ def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
 
 
 def _key(contents: object) -> str:
-    """The name of a directory of the cache: a hash of what tells its contents from others."""
+    """The name of a directory of the cache: 32 hex digits, a hash of the repr of `contents`."""
     return hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
 
 

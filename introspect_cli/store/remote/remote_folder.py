@@ -69,7 +69,7 @@ class RemoteFolder(Directory):
         return name in self._inside
 
     def prefetch(self, names: Iterable[str]) -> None:
-        """Read the catalogues of the rank directories among `names` concurrently."""
+        """Read the catalogues, where they were not yet, of the rank directories among `names` concurrently."""
         wanted = [name for name in names if name.startswith("rank") and self._inside.get(name, name) is None]
         places = [below(self._place, name) for name in wanted]
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):

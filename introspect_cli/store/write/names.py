@@ -52,7 +52,7 @@ class Interner(Generic[Row]):
             return list(self._numbers)
 
     def intern(self, key: Hashable, row: Row) -> int:
-        """The number of `key`; a new key gets the next number and keeps `row`, a known one its first row."""
+        """The number of `key`: the next for a new key, whose `row` is kept; later calls change neither."""
         with self._lock:
             number = self._numbers.get(key)
             if number is None:

@@ -106,7 +106,7 @@ class RankWriter:
         return self._log.written.length
 
     def site(self, site: Site, info: SiteInfo) -> int:
-        """The number of a site; a new one gets the next and keeps `info`, a known one keeps its first `info`."""
+        """The number of a site: the next for a new one, whose `info` is kept; later calls change neither."""
         return self._sites.intern(site, (site, info))
 
     def layout(self, layout: Layout) -> int:

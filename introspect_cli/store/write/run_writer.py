@@ -299,10 +299,10 @@ class StoreWriter(Closing):
         self._release(abandoned=True)
 
     def close(self) -> None:
-        """Close the ranks, each with its mark of a proper end, and give the lock back; again is harmless.
+        """Close the ranks, each with an END frame, and release the lock; a second call does nothing.
 
         Raises:
-            StoreError: a mark could not be written; everything is closed all the same.
+            StoreError: an END frame could not be written; everything is closed all the same.
         """
         try:
             self._close_ranks()
@@ -319,7 +319,7 @@ class StoreWriter(Closing):
                 stack.callback(rank.close)
 
     def _release(self, *, abandoned: bool = False) -> None:
-        """Close tensors, directory and lock; `abandoned` writes nothing on the way."""
+        """Close tensors, directory and lock; a log that is the lock gets its file of heads, unless `abandoned`."""
         if self._tensors is not None:
             self._tensors.close()
         self._folder.close()
