@@ -63,7 +63,7 @@ def test_twenty_thousand_tiny_modules_train_the_same(tmp_path, count):
     assert verify_run(tmp_path / "run").findings == ()
 
 
-NAMELESS = "which parameters an optimizer has is not recorded: there is no room for the names"
+NO_ROOM = "the settings optimizers are not recorded: they are larger than a store allows"
 
 
 class Inside(nn.Module):
@@ -108,7 +108,7 @@ def test_two_thousand_nested_layers_train_the_same(tmp_path, count):
         sys.setrecursionlimit(limit)
     assert_same(bare, captured)
     assert session._guard.details == []
-    assert session._guard.sentences == ([NAMELESS] if count == 2000 else [])  # sixteen million letters
+    assert session._guard.sentences == ([NO_ROOM] if count == 2000 else [])  # sixteen million letters
     seen = Seen(tmp_path / "run", captured)
     seen.assert_losses()
     assert len(seen.of("output", step=1, phase="forward")) == 2 * count - 1
@@ -124,22 +124,14 @@ def train_mlp():
         optimizer.step()
 
 
-@pytest.mark.parametrize(
-    ("lost", "sentence"),
-    [
-        (set(), NAMELESS),
-        ({"optimizers"}, "the settings optimizers are not recorded: they are larger than a store allows"),
-    ],
-)
-def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch, lost, sentence):
+def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch):
     from introspect_cli.store.write.run_writer import documents
 
     dump = documents.dump
 
     def padded(value, name, keys):
-        """The document of optimizers is too large with names; where it is to be lost, without them as well."""
-        large = "optimizers" in name and (lost or value[0]["groups"][0]["params"])
-        return dump(value, name, keys) + b"\n" * (LIMIT_DOCUMENT if large else 0)
+        """The document of optimizers is too large."""
+        return dump(value, name, keys) + b"\n" * (LIMIT_DOCUMENT if "optimizers" in name else 0)
 
     def written(name):
         train_mlp()
@@ -149,14 +141,11 @@ def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch, 
         whole = written("whole")
     monkeypatch.setattr(documents, "dump", padded)
     with watched(tmp_path / "run") as session:
-        assert written("run") == whole - lost
-    assert session._guard.sentences == [sentence]
+        assert written("run") == whole - {"optimizers"}
+    assert session._guard.sentences == [NO_ROOM]
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.COMPLETE
         assert len(run.rank(0).steps) == 2
-        if not lost:
-            assert run.settings["optimizers"][0]["groups"][0]["params"] == []
-            assert run.settings["optimizers"][0]["groups"][0]["lr"] == 0.125
 
 
 @sizes(200, 10_000)
@@ -177,7 +166,7 @@ def test_neither_steps_nor_modules_made_anew_at_each_leak_anything(tmp_path, cou
                 gc.collect()
                 held[step] = (len(gc.get_objects()), resident())
     first, last = held
-    assert held[last][0] - held[first][0] < 100
+    assert held[last][0] - held[first][0] < 1000  # names of what is gone are dropped by the hundred
     assert held[last][1] - held[first][1] < 16e6
     with open_run(tmp_path / "run") as run:
         reader = run.rank(0)

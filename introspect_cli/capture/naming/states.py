@@ -218,7 +218,7 @@ class ParameterNames(dict[int, ParameterName]):
         self.changes = 0
         self.replaced = 0
         self._wanted = wanted
-        self._room = 1000
+        self._room = 100
 
     def __setitem__(self, tensor: int, name: ParameterName) -> None:
         self.changes += 1
@@ -306,4 +306,4 @@ class ParameterNames(dict[int, ParameterName]):
         if len(self) > self._room:
             for tensor in [tensor for tensor, name in self.items() if not name.is_alive]:
                 del self[tensor]
-            self._room = 2 * len(self) + 1000
+            self._room = 2 * len(self) + 100

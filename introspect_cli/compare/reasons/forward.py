@@ -351,12 +351,12 @@ def script_cause(step: Step, position: int) -> Cause | None:
 def find_call_counts(at: View) -> Iterator[Finding]:
     """Finding where a module runs a different number of times in b's step.
 
-    Nothing for reason `structure`, nor where the divergence is in a call of that module that both runs make: there the
-    number of calls follows, as with a solver that takes more steps for other values.
+    Nothing for reason `structure`, nor where equal shapes diverge in a call of that module that both runs make: there
+    the number of calls follows, as with a solver that takes more steps for other values.
     """
     if at.calls and at.cause.reason != "structure":
         name, one, two = at.calls
-        if f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one, two):
+        if f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one, two) and not at.reshaped:
             return
         yield found("calls", module=name, a=often(one), b=often(two))
 

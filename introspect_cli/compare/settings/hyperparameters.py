@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.settings.differences import Difference, unequal
-from introspect_cli.compare.terms.sites import KINDS, of_kinds
+from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.words import some
 from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
@@ -32,8 +32,7 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
-    recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always. [] where a run
-    has none of any step: it was told to record none, or has no optimizer.
+    recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always.
 
     Args:
         table: the step.
@@ -43,9 +42,6 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
     groups: dict[tuple[str, str], None] = {}
     in_b = set(alignment.b_ids.tolist())
-    settings = of_kinds(alignment.kind, SETTING_KINDS)
-    if not (settings[: len(alignment.a)].any() and settings[alignment.b_ids].any()):
-        return []
     for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
         if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
             continue

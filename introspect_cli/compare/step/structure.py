@@ -65,7 +65,7 @@ class Structure:
     _looked: bool = False
 
     def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add a step's one-sided rows and random states; tensors that a script saves are no structure.
+        """Add a step's one-sided rows and random states; a file that one run alone saves is no structure.
 
         Merges are looked for once: in the first step in which both runs have one-sided rows.
 
@@ -73,9 +73,15 @@ class Structure:
             causes: the step's table, with causes as its only diverging rows.
             layouts: of a and of b.
         """
-        for only, half in zip(self.only, causes.halves, strict=True):
+        others = (self.alignment.names_b, self.alignment.names_a)
+        for only, half, names in zip(self.only, causes.halves, others, strict=True):
             sites = half.sites[half.only]
-            only.update(dict.fromkeys(sites[~of_kinds(self.alignment.kind[sites], (Kind.PRODUCT,))].tolist()))
+            saved = of_kinds(self.alignment.kind[sites], (Kind.PRODUCT,)).tolist()
+            only.update(
+                (site, None)
+                for site, is_saved in zip(sites.tolist(), saved, strict=True)
+                if not is_saved or self.alignment.fqn[site] in names
+            )
             self._sort_one_sided_modules(half)
         for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
