@@ -99,7 +99,8 @@ from introspect_cli.compare.terms.table import (
 )
 from introspect_cli.compare.terms.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.terms.words import what
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.compare.wholes import autocasts
+from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -181,8 +182,7 @@ def table_of(
     untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
     unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
     unseen_a, unseen_b = unseen(a), unseen(b)
-    in_part = (a.status[both_a] == _PARTIAL) != (b.status[both_b] == _PARTIAL)  # of a tensor that the other saw whole
-    blind[both] = unseen_a[both_a] | unseen_b[both_b] | (differs[both] & in_part)
+    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
     blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
     state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
@@ -224,6 +224,24 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     alone = np.ones(len(site_a), dtype=np.bool_)
     alone[rows_a] = False
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
+
+
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Mask of differing pairs where one run read an expanded tensor whole, and the other only its memory.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        differs: whether each pair differs.
+    """
+    status_a, status_b = a.status[rows_a], b.status[rows_b]
+    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(unlike):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return unlike
 
 
 # --- what one run could not have
@@ -472,6 +490,9 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
 _MAX_ROUNDINGS = 64.0
 """Of its dtype, relative to the other gradients of its module: what is left of a sum whose terms cancel."""
 
+_HALF_UNIT = 2.0 * ROUNDING["bfloat16"]
+"""The same where autocast computes a float32 gradient in bfloat16 or float16."""
+
 _UNRELATED = 0.05
 """Relative L2 from which two roundings have no digit in common."""
 
@@ -509,11 +530,15 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
     returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
     given = of_kinds(kinds, _MODULE_KINDS) & _same_values(table, rows, rows[returned])
-    settled = {  # of a module; another momentum or mode would show in the variance
-        alignment.fqn[site] for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
-    }
-    means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
-    counted = np.array(means, np.bool_) & bool(names)
+    takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
+    counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
+    if names:  # of a compiled module; another momentum or mode would show in the variance
+        settled = {
+            alignment.fqn[site]
+            for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
+        }
+        means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
+        counted |= np.array(means, np.bool_)
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
@@ -589,7 +614,8 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     largest: dict[str, float] = {}
     for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
-    bound = _MAX_ROUNDINGS * units * np.array([largest[owner] for owner in owners])
+    coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
+    bound = np.maximum(_MAX_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
     flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound).all(axis=0) & (far > _UNRELATED)

@@ -28,6 +28,7 @@ from introspect_cli.compare.step.outcome import (
     RankOutcome,
     agreed_kinds,
     has_updates,
+    is_training,
     nan_kinds,
     records_results,
     results_agree,
@@ -434,12 +435,14 @@ class Walk:
     def _narrow_results(self, table: Table) -> None:
         """Narrow the outcome's `results` (kinds that agree in all steps) and `results_known` by this step.
 
-        A step without an update does not narrow `results`, but for the first.
+        A step that trains nothing does not count, but for the first; one without an update does not narrow `results`.
         `hidden` becomes the kinds that are NaN throughout in this step, until it was empty once.
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
             outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
+        if outcome.results is not None and not is_training(table):
+            return
         if self.comparison.is_entire and outcome.results_known is not Known.DIFFERS:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or has_updates(table):

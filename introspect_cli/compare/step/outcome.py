@@ -155,6 +155,17 @@ def records_results(table: Table) -> bool:
     return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
 
 
+def is_training(table: Table) -> bool:
+    """Whether the step has, in either run, a `RESULTS` record after the start or a start value that disagrees.
+
+    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
+    """
+    alignment = table.alignment
+    started = alignment.phase[table.site] == phase_code(Phase.START)
+    counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
+    return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
+
+
 def has_updates(table: Table) -> bool:
     """Whether either run has a record of the optimizer phase in the step."""
     alignment, recorded = table.alignment, table.site
