@@ -57,7 +57,7 @@ def group_of(boxed: Any) -> Any:
 def group_named(group: Any) -> Any:
     """The process group that a functional collective is given as group, name, mesh or (mesh, dim); None for others.
 
-    Where torch lacks this, functional collectives are not recorded.
+    None for a name, too, where this torch has no lookup by name: the collective is then not recorded.
     """
     if isinstance(group, torch.distributed.ProcessGroup):
         return group

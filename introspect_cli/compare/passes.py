@@ -248,9 +248,11 @@ def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mas
 
 
 def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark one-sided rows ABSENT that the other run could not have, or that repeat a tensor's last value.
+    """Pass: mark one-sided rows ABSENT that the other run could not record, or that repeat a tensor's last value.
 
-    Rows that only a list has, and those of parts that a resumed run restored, become NOT_SEEN.
+    Could not: left out by options, unobservable, in an evaluation, or after the other run was stopped. Rows that only a
+    run made of a list of values has become NOT_SEEN. In the step at which a resumed run begins, diverging batches and
+    random states of parts that it restored become ABSENT if one-sided, else NOT_SEEN; not with `strict`.
     """
     table = _without_unwatched(table, comparison)
     table = _without_restored(table, comparison)

@@ -439,9 +439,10 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
 
 
 def _read_more(sides: Sides, late: str) -> list[str]:
-    """Names of checkpoint files that run `late` (`a`, `b`) read before its first step and the other did not.
+    """Names of checkpoint files that run `late` (`a`, `b`) read and the other did not.
 
-    Files are the same by their content, not by their names.
+    Of files that `torch.load` read before the first step, those are the same that have one name (with its directory).
+    Of other files of tensors, read at any time, those of one digest, or of one name where there is no digest.
     """
     read = []
     for run, reader, files in zip((sides.tensors.a, sides.tensors.b), (sides.a, sides.b), sides.files, strict=True):

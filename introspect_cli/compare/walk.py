@@ -79,7 +79,9 @@ class Lead(NamedTuple):
     """The record that the answer starts with; may lie in an earlier step.
 
     Attributes:
-        stands_for: position in the current step's divergences; None where it lies in another step.
+        step: the step that it lies in, or a copy of the current one without one-sided causes.
+        position: its position among the divergences of `step`.
+        stands_for: its position among the current step's divergences; None where it lies in another step.
     """
 
     step: Step
@@ -259,7 +261,10 @@ def _cause_key(step: Step, site: Site, cause: Cause) -> tuple[str, str]:
 
 
 def _has_effect(step: Step, position: int, cause: Cause) -> bool:
-    """Whether an origin counts: a random state if drawn from, an update if hyper-parameters differ, all else always."""
+    """Whether an origin counts: a random state if drawn from, an update if hyper-parameters differ, all else always.
+
+    `position` is that of the origin among the step's divergences.
+    """
     if cause.reason == "rng":
         return is_drawn_from(step, position)
     return cause.reason != "optimizer" or bool(hyperparameter_changes(step.table, step.last_text))

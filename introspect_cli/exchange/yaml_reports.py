@@ -356,7 +356,7 @@ def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
 
     Args:
         entries: the report's optimizers; a second one of a class is named `Adam#2`.
-        names: the model's parameters in order, by which the states of optimizers of the first class are named; others
+        names: the model's parameters in order, by which the states of the first optimizer are named; those of others
             are named by optimizer and position.
     """
     seen: dict[str, int] = {}
@@ -373,7 +373,7 @@ def _optimizer_rows(entries: object, names: list[str]) -> Iterator[Row]:
                     yield site, SiteInfo(kind), plain_summary(setting)
         for index, state in _dict_or_empty(optimizer.get("state")).items():
             # The position counts over all parameters of the optimizer, which of most is all of the model's.
-            is_named = isinstance(index, int) and len(seen) == 1 and index < len(names)
+            is_named = isinstance(index, int) and seen == {kind: 1} and index < len(names)
             fqn = names[index] if is_named else f"{name}.{index}"
             for path, leaf in flattened(state):
                 yield Site(Phase.OPTIMIZER, Kind.OPTIMIZER_STATE, fqn, 0, path), SiteInfo(), _read_summary(leaf)

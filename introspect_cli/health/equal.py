@@ -286,7 +286,10 @@ def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> st
 
 
 def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """A clause where the random states before the call's draws differ between the ranks found; "" otherwise."""
+    """Why the output at site `number` differs, as a clause: the random states that its call draws from do; "" if not.
+
+    Compared are the ranks of `found` alone, those that differ and their base.
+    """
     ranks = [found.base, *found.others]
     drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
     return "the random states it draws from differ" if drew else ""
@@ -530,7 +533,10 @@ def rank_settings(ranks: Ranks) -> Iterator[Hit]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, object]]:
-    """(name, value) of the leaves of nested settings, without None and keys that may differ between ranks."""
+    """(dotted name, value) of the leaves of nested dicts, without None and keys that may differ between ranks.
+
+    A list is one leaf. `name` is what the names begin with, "" at the top.
+    """
     if isinstance(value, dict):
         for key, inner in value.items():
             if str(key) not in _RANK_LOCAL:

@@ -82,9 +82,9 @@ class Rule:
 
 
 def rule(level: Level, *, over_ranks: bool = False) -> Callable[[Find], Rule]:
-    """Make a `Rule` of a function: id from its name; about, when and cause from its docstring.
+    """Make a `Rule` of a function: id from its name, hyphens for underscores; the rest from its docstring.
 
-    The constants of its file stand there in braces.
+    That is `About. When: ... Cause: ...`, in which `{NAME}` is replaced by that constant of the function's file.
     """
 
     def made(find: Any) -> Rule:

@@ -285,7 +285,10 @@ _SUMMED = ("Linear", "Conv", "LayerNorm", "BatchNorm", "GroupNorm")
 
 
 def _total(table: Table, site: int) -> NDArray[np.float64]:
-    """The sum of a site's elements in each step; NaN where it was not observed."""
+    """The sum of a site's elements in each step; NaN where it was not observed.
+
+    It is the recorded mean, which is over finite elements only, times the number of all elements.
+    """
     column = table.many.column(site)
     return column.floats["mean"].astype(np.float64) * table.numel[column.layout]
 

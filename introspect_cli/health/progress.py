@@ -107,19 +107,16 @@ class Progress(Gathered):
 def lost_rank(ranks: Ranks) -> Iterator[Hit]:
     """A rank left nothing, was cut off, or ended before the others.
 
-    When: its records are missing, have no end, or stop at an earlier step than the others'
+    When: its records are missing, have no end, or stop at an earlier step than the others'; not while the run is
+    written, nor where all ranks ended properly after different numbers of steps (see rank-steps, uneven-batches)
     Cause: a crash, a kill or a hang of that rank; its own output says more
     """
     run = ranks.run
     if ended_unevenly(run):
         return  # other rules say why
-    last = {rank: run.rank(rank).last_step for rank in run.ranks}
-    missing = [rank for rank in range(run.world_size) if last.get(rank) is None]
-    latest = max((step for step in last.values() if step is not None), default=0)
-    short = [rank for rank, step in last.items() if step is not None and step < latest]
-    rank = (missing or short or [0])[0]
-    for sentence in run.lost_ranks:
-        yield Hit(last.get(rank) or 0, f"rank {rank}", sentence, rank)
+    for sentence, rank in run.lost_ranks.items():
+        step = run.rank(rank).last_step if rank in run.ranks else None
+        yield Hit(step or 0, f"rank {rank}", sentence, rank)
 
 
 @rule(Level.ERROR, over_ranks=True)

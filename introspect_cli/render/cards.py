@@ -140,7 +140,7 @@ def _count_line(result: DiffResult) -> Block:
 
 
 def rests_on(result: DiffResult) -> list[Block]:
-    """Evidence, counts (with a first divergence), and notes in a fold; no fold without notes."""
+    """Evidence, counts where there is a first divergence, and notes in a fold; no fold without notes."""
     blocks: list[Block] = [line(f"- {clause}") for clause in result.evidence]
     blocks += [_count_line(result)] * (result.first is not None)
     notes = tuple(line(f"- {note}") for note in result.notes)

@@ -18,7 +18,10 @@ _TAGS = {"name": "code", "small": "small"}
 
 
 def text(value: object, limit: int = _LONGEST) -> str:
-    """A value as escaped markup of at most `limit` characters, control characters as visible escapes."""
+    """A value as escaped markup, control characters as visible escapes.
+
+    It is cut to `limit` characters before `<` and `&` are escaped, so that the markup may be longer.
+    """
     return escape(clean(str(value), limit))
 
 

@@ -46,6 +46,16 @@ def test_the_other_way_round_the_same_place_is_found(compare, fault):
     assert (there.counts.only_a, there.counts.only_b) == (back.counts.only_b, back.counts.only_a)
 
 
+def test_all_modes_of_a_module_in_a_step_are_told_where_another_attribute_changes_last(compare):
+    def modules(*rows):
+        changes = [tuple({"training": training, "eps": eps}.items()) for training, eps in rows]
+        return *MODULES, *(replace(MODULES[1], attributes=each, step=1) for each in changes)
+
+    switched = modules(("True", "1"), ("False", "1"), ("False", "2"))
+    result = compare(train(), train("module"), modules=(switched, modules(("False", "2"))))
+    assert "train, then eval mode in a, eval mode in b" in result.sentence
+
+
 def test_stale_gradients_are_found_through_clipping(compare):
     random = np.random.default_rng(5)
     first, second = random.normal(size=(2, 30, 7)).astype(F32)

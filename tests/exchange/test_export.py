@@ -240,6 +240,16 @@ def test_a_report_that_another_tool_wrote_is_read(introspect, tmp_path):
     assert introspect("diff", "runA", "runA").returncode == 0
 
 
+def test_states_of_a_second_optimizer_are_not_taken_for_those_of_the_first(introspect, tmp_path):
+    adam = "- {__type__: Adam, param_groups: [{lr: 0.1, params: [0]}], state: {0: {step: %d}}}\n"
+    text = OTHERS + "optimizers:\n" + adam % 1 + adam % 2
+    done = introspect("import", reports(tmp_path, "a", text), "-o", "runA")
+    assert done.returncode == 0, done.stderr
+    with open_run(tmp_path / "runA") as run:
+        records = [r for r in run.rank(0).records(7) if r.site.kind.value == "optimizer_state"]
+    assert {r.site.fqn: r.summary.stats["mean"] for r in records} == {"Model.layer.weight": 1, "Adam#2.0": 2}
+
+
 @pytest.mark.parametrize("text", ["- 1", "a: *b", "parameters: [", "!!python/object:os.system {}", "\x00"])
 def test_a_damaged_report_is_a_sentence(introspect, tmp_path, text):
     done = introspect("import", reports(tmp_path, "bad", text), "-o", "run")

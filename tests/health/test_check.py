@@ -13,7 +13,7 @@ import opcapture
 import pytest
 import torch
 from artefacts import decided
-from synthetic import row, write_run
+from synthetic import batch, row, write_run
 from torch import nn
 
 import introspect_cli
@@ -23,6 +23,7 @@ from introspect_cli.health.findings import Hit, Level, Rule, require
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
+from introspect_cli.store.write.run_writer import StoreWriter
 
 
 def found(path):
@@ -117,6 +118,23 @@ def test_ranks_are_folded_and_the_first_is_named(tmp_path):
     rows = [row("loss", "loss", "loss", np.array(np.nan, np.float32))]
     result = found(write_run(tmp_path / "run", [rows], ranks=2))
     assert [(f.rule, f.rank) for f in result.findings] == [("loss-nonfinite", 0), ("nonfinite", 0)]
+
+
+@pytest.mark.parametrize(("cut", "steps"), [(1, 2), (2, 1)], ids=["in the last step of all", "before the others"])
+def test_the_rank_that_was_cut_off_is_the_one_named(tmp_path, cut, steps):
+    rows = [row("loss", "loss", "loss", np.array(1.0, np.float32))]
+    store = StoreWriter.create(tmp_path / "run")
+    for number in range(3):
+        rank = store.rank(number)
+        for step in range(steps if number == cut else 2):
+            rank.append(step, batch(rank, rows))
+        if number != cut:
+            rank.close()
+    store.write_manifest({"status": "running", "world_size": 3})
+    store.abandon()
+    lost = next(finding for finding in found(tmp_path / "run").findings if finding.rule == "lost-rank")
+    assert (lost.rank, lost.site, lost.step) == (cut, f"rank {cut}", steps - 1)
+    assert lost.evidence == f"Rank {cut} of 3 was cut off after step {steps - 1}"
 
 
 def test_names_from_a_stranger_repaint_nothing(tmp_path, introspect):

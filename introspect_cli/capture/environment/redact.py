@@ -181,14 +181,17 @@ def _without_keys_and_logins(text: str, again: Callable[[re.Match[str]], bool] =
 def prose_without_credentials(text: str) -> str:
     """Text of a person or program with what is surely a credential replaced.
 
-    Unlike `without_credentials` it leaves values after names, cookies and 40 hex digits, and in URLs and headers what
-    has a brace or is letters only.
+    Unlike `without_credentials` it leaves values after names, cookies, 40 hex digits, logins in URLs that have a brace,
+    and values of headers that have a brace or are letters only.
     """
     return _PREFIXED_TOKENS.sub(REDACTED, _without_keys_and_logins(text, _is_credential))
 
 
 def _is_credential(match: re.Match[str]) -> bool:
-    """Whether what a match of a URL or header would replace is a credential: it has no brace, and not letters only."""
+    """Whether what follows group 1 of a match of `_URL_USER` or `_HEADER` is a credential.
+
+    It has no brace and, in a header, is not letters only. Of a URL it has the `@`, so that it is never letters only.
+    """
     value = match[0][len(match[1]) :]
     return "{" not in value and not value.isalpha()
 

@@ -32,11 +32,12 @@ PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 
 
 def git(directory: str) -> dict[str, Any]:
-    """Commit, branch, subject, `dirty`, and changed tracked files, the first 200 by name, of a directory's work tree.
+    """`commit`, `branch`, `subject`, `dirty` and `changed` of a directory's work tree.
 
-    Credentials in branch and subject are replaced. Call it before the script starts, and by git's path: to find a
-    program by its name `subprocess` enters `warnings.catch_warnings`, after which warnings that the script has shown
-    are shown again.
+    `dirty` is whether a tracked file is changed, `changed` these files, the first 200 by name. Credentials in branch
+    and subject are replaced. To be called before the script starts. Git is run by its full path, since to find a
+    program by name `subprocess` enters `warnings.catch_warnings`, after which warnings that the script has shown are
+    shown again.
 
     Returns:
         {} outside of git, and where git is missing or fails.

@@ -61,12 +61,13 @@ what is another where another module holds one of them, or under another name.""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """Parameters and buffers of modules: the kind of each, the tensors, each once, in the order met, and a key.
+    """Modules' own parameters and buffers: the kind of each, the tensors, each once, in the order met, and a key.
 
-    The key is another one where a module, a name or a tensor is another, or stands elsewhere.
+    Those of submodules are not among them. The key is another one where a module, a name or a tensor is another, or
+    stands elsewhere.
 
     Args:
-        holders: the modules; one that is gone is passed over.
+        holders: the modules, each looked at by itself (see `holders_in`); one that is gone is passed over.
         kinds: PARAM, BUFFER or both.
     """
     tensors: dict[int, torch.Tensor] = {}

@@ -98,7 +98,10 @@ def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
 
 
 def _generators_of(name: str) -> list[tuple[str, torch.Generator]]:
-    """Name and generator of each device of a backend, such as `cuda:0`; [] until the backend is initialised."""
+    """Name and generator of each device of a backend, such as `cuda:0`; [] until the backend is initialised.
+
+    Of `mps` the one generator, named `mps`, wherever it is available.
+    """
     if name == "mps":  # there is no public way to its generator
         return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001 - see above
     backend: Any = getattr(torch, name)

@@ -203,7 +203,11 @@ class StateProbe(GuardedProbe):
                 self._recorded.clear()
 
     def on_look(self) -> None:
-        """In a recorded step, record again tensors of roots called so far that were written to since their record."""
+        """As the script saves or is over (`Moments.on_look`), record again what was written to since its record.
+
+        Only in a recorded step: parameters of roots called so far, and those that an optimizer alone holds; buffers
+        only if no root was called in this step yet.
+        """
         if self._recorder.wanted:
             with unobserved():
                 self._enter_step()

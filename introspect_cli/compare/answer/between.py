@@ -306,7 +306,10 @@ def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
 
 
 def clues_of_ending(ending: Raised) -> Clues:
-    """Clues where an exception ended one run alone: the line that raised, if it is the user's code."""
+    """Clues where an exception ended one run alone: the innermost line of the user's code that it left.
+
+    No line where there is none.
+    """
     line = ((ending.file, ending.line),) if ending.file else ()
     return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))
 

@@ -212,6 +212,7 @@ def _pairing_lines(flow: Flow) -> tuple[str, ...]:
 def _counts(by_name: Counts, flow: Flow, diverged: int) -> Counts:
     """Counts of a's forward values in the one compared step; `diverged` is the number of listed divergences.
 
+    Of `by_name`, those of the comparison by name, only the two runs' numbers of steps are taken.
     Values that were paired count as `equal` where their distance is 0, else as `within`.
     """
     exact = sum(match.rel_l2 == 0 for match in flow.forward)

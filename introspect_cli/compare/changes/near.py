@@ -477,7 +477,8 @@ class SideReach:
         """(index in `ORDER`, depth) of a statement, the smaller the nearer.
 
         RECORDED for lines on record (depth 0), and for what ran between and is in any of the next sets (1); then
-        COMPUTES, BUILDS, BETWEEN by the first set that has it. ELSEWHERE in none, or if it cannot matter.
+        COMPUTES and BUILDS by the first set that has it (depth: its distance there, plus 1 for a bare expression that
+        gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it cannot matter.
         """
         if not statement.can_matter:
             return ORDER.index(Nearness.ELSEWHERE), 0

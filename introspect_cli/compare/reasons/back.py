@@ -123,7 +123,10 @@ def _has_no_factor(at: View) -> bool:
 
 @finds("backward")
 def find_recomputation(at: View) -> Iterator[Finding]:
-    """Finding where the module has a record of phase `recompute` in the step (activation checkpointing)."""
+    """Finding where the module has, in either run, a record of phase `recompute` in the step.
+
+    That is activation checkpointing.
+    """
     step, alignment = at.step, at.step.alignment
     unions = alignment.by_fqn.get(at.site.fqn, [])
     if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):

@@ -135,9 +135,10 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
 
 
 def _find_merged(at: View) -> Iterator[Finding]:
-    """Findings where several modules of one run are one module in the other, and on the first value that both have.
+    """Findings: several modules of one run are one in the other; then the step's first divergence that both runs have.
 
-    Only for a merge that the cause's subject takes part in and whose name the other run lacks; at most one merge.
+    At most one merge: that which the cause's subject takes part in, if the run without the record has no name equal to
+    or below the subject. The second finding is left out where there is none, or where options select records.
     """
     structure, shared = at.outcome.structure, at.outcome.shared
     for merge in structure.merges if structure is not None else ():

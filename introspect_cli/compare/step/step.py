@@ -167,7 +167,10 @@ class Step:
 
     @property
     def state_before(self) -> Codes | None:
-        """State code of every site in the previous step; None where either run did not record it."""
+        """State code of every site in the previous step, int8 (number of sites,), as `Table.state_of`.
+
+        One-sided rows are DIFFERENT there, sites without a row ABSENT. None where either run did not record that step.
+        """
         return None if self.before is None else self.before.state_of
 
     @cached_property

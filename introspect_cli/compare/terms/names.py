@@ -199,9 +199,12 @@ THEN = ", then "
 
 
 def _joined_attributes(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
-    """A copy of `after`, where attributes with another value in `before` have both, joined by `THEN`, the old first."""
+    """A copy of `after`, where each attribute has all its values in order, joined by `THEN`.
+
+    Those of `before`, then that of `after` if it is not the last of these.
+    """
     held, texts = dict(before.attributes), dict(after.attributes)
     for name, text in after.attributes:
-        if name in held and held[name].split(THEN)[-1] != text:
-            texts[name] = f"{held[name]}{THEN}{text}"
+        if name in held:
+            texts[name] = held[name] if held[name].split(THEN)[-1] == text else f"{held[name]}{THEN}{text}"
     return replace(after, attributes=tuple(texts.items()))

@@ -367,14 +367,16 @@ class CombinedStep:
     # --- values without parts
 
     def _combine_partless(self, partless: Array) -> None:
-        """Combine groups without parts: equal copies stay, unequal copies and each rank's own values are set.
+        """Combine groups without parts.
 
-        Not observed are groups with a value without a known place, random states that differ, buffers that differ at
-        the start, and values of each rank's own where `lacking` says why some are missing. Of other kinds in `_FIRSTS`
-        the first rank's record stays.
+        Equal copies stay as recorded, and of kinds in `_FIRSTS` the first rank's record. Other unequal copies are
+        compared (`_compare_copies`), each rank's own values put together (`_gather`). Not observed are (1) groups with
+        a value without a known place, (2) values of each rank's own where `lacking` says why some are missing, (3)
+        random states that differ, and buffers that differ at the start.
 
         Args:
-            partless: bool (groups,), which they are; groups that turn out not to be observed are taken out of it.
+            partless: bool (groups,), which they are; changed in place: groups of (1) and (2) are taken out, those of
+                (3) stay.
         """
         plan, tables = self.plan, self.tables
         if not partless.any():

@@ -321,8 +321,10 @@ def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
 
 def endings(
     size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
-) -> list[str]:
+) -> dict[str, int]:
     """Sentences on ranks without a log, without a step, cut off at any step, or closed before the last step of others.
+
+    In that order, each with the first of the ranks that it is about.
 
     Args:
         size: how many ranks there are.
@@ -330,11 +332,11 @@ def endings(
         ended: for each rank that is there, whether its writer closed its log.
         left_out: those that were to record nothing.
     """
-    out: list[str] = []
+    out: dict[str, int] = {}
 
     def say(ranks: list[int], what: str) -> None:
         if ranks:
-            out.append(f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1))
+            out[f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1)] = ranks[0]
 
     say([rank for rank in range(size) if rank not in last and rank not in left_out], "left nothing")
     say([rank for rank, step in last.items() if step is None], "left no step")

@@ -200,13 +200,15 @@ class Run(Closing):
         return [*said, *self.lost_ranks]
 
     @cached_property
-    def lost_ranks(self) -> list[str]:
-        """Sentences on ranks without a log or a step, cut off, or closed before the others; see `manifests.endings`.
+    def lost_ranks(self) -> dict[str, int]:
+        """Sentences on ranks without a log or a step, cut off, or closed before the others, each with its first rank.
+
+        See `manifests.endings`.
 
         Empty while the run is being written, for a run of one rank, and for one put together from several.
         """
         if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
-            return []
+            return {}
         last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
         ended = {rank: reader.ended for rank, reader in self._ranks.items()}
         return endings(self.world_size, last, ended, self.left_out)
@@ -303,7 +305,8 @@ def run_state(
 ) -> RunState:
     """RUNNING where a writer holds a lock; COMPLETE where the manifest says so and every rank ended; else INTERRUPTED.
 
-    A rank without a described log whose manifest counts no step need not have ended.
+    A rank whose log has not begun (`began`) and whose manifest says 0 steps (the run's, where it has none) need not
+    have ended.
 
     Args:
         manifest: the run's.
