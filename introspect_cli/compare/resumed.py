@@ -528,8 +528,8 @@ def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | Non
 def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
     """(row of the step that has most of `start` in a phase, number of equal tensors); reads the run's steps for that.
 
-    Of `start`, tensors that the run has no site of in that phase do not count. The first step that has all others wins;
-    else None where two steps have as many, or the best has less than half.
+    Tensors of `start` that the run has no site of in that phase do not count. The first step that has all that count
+    wins; else None where two steps have as many, or the best has less than half of them.
 
     Args:
         whole: any step of the run that is searched.

@@ -231,8 +231,8 @@ class CollectiveProbe(GuardedProbe):
     def _record_begun(self, facts: Facts, args: tuple[Any, ...], frame: Any) -> tuple[list[int], list[torch.Tensor]]:
         """Record an operator and its inputs.
 
-        Returns sites and tensors of its outputs, which are recorded after the wait. The root of a broadcast or scatter
-        alone has inputs, that of a reduce or gather alone has outputs; that of a broadcast has none.
+        Returns numbers of sites and tensors of its outputs, which are recorded after the wait. The root of a broadcast
+        or scatter alone has inputs, that of a reduce or gather alone has outputs; that of a broadcast has none.
 
         Args:
             facts: which arguments are what.
@@ -265,8 +265,9 @@ class CollectiveProbe(GuardedProbe):
     def _record_collective(
         self, word: str, reduction: str, peer: str, group: Any, tensors: tuple[list[torch.Tensor], ...], frame: Any
     ) -> list[int]:
-        """Record what a collective is and its inputs, and note it as in flight; returns a site for each of its results.
+        """Record what a collective is and its inputs, and note it as in flight.
 
+        Returns the number of a site for each of its results, which are recorded once they are there.
         An input that is the result of a collective not waited for is a gap. A call from another line of the script than
         the first one in its place (phase, group, number) has `~1`, `~2`, ... in its path.
 

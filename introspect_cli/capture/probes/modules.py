@@ -234,7 +234,8 @@ class ModuleProbe(OwnCalls):
     ) -> tuple[ModuleState | None, bool]:
         """Decide whether a call is recorded that may be outermost, of a wrapper, compiled or of an own `__call__`.
 
-        Names the module where it has no name, and for an outermost call sets the phase and tells the clock.
+        Names the module where it has no name, and for an outermost call sets the phase and tells the clock. Sets `own`
+        and `in_graph` of the stack, and `plain` and `compiled` of the module's state.
 
         Args:
             module: what is called.

@@ -101,8 +101,10 @@ class OptimizerProbe(GuardedProbe):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Before each `step`, record what an outermost one finds: hyper-parameters, state, gradients but a closure's.
 
-        Of a step inside another, `_record_inner_step` alone. A step that `torch.distributed.checkpoint` makes to create
-        state is ignored.
+        Before that, the optimizer is named, unless it has a closure, which may call a model first, and a parameter
+        without a name; and a step of the run begins. From the first one on, roots keep their names. Of a step inside
+        another, `_record_inner_step` alone. A step that `torch.distributed.checkpoint` makes to create state is
+        ignored.
 
         Returns:
             arguments for `step` with a wrapped closure, whose gradients are recorded each time; None to change none.
@@ -214,7 +216,7 @@ class OptimizerProbe(GuardedProbe):
         """Name the optimizer and its parameters, set `stepping.known`, tell the clock, and have its settings written.
 
         Nothing while `known` has as many names, none of which was replaced since. A parameter that no module holds is
-        named by the script's variable, else `OPTIMIZER.groupN.POSITION`.
+        named by the script's variable, else `OPTIMIZER.groupN.POSITION`, N counted from `stepping.turn.first`.
         """
         optimizer, parameters, turn, held = stepping.optimizer, stepping.parameters, stepping.turn, stepping.known
         parts, all_names = self._context.parts, self._context.names

@@ -50,7 +50,8 @@ _MOST = 1 << 19
 def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
     """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
 
-    None where either run has no digests of its files. May run git to read texts.
+    None where either run has no digests of its files. Files have their names in b. May run git to read texts. A file
+    that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
 
     Args:
         a: one run.

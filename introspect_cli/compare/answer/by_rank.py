@@ -83,8 +83,9 @@ class RunPair:
         """Compare one rank, or all ranks as one, under the renamings that are found and a step offset.
 
         The offset is that of `options`, else the detected one. Where one rank diverges and evaluates, training and
-        evaluation are compared alone too, and the first divergence is the earlier of theirs. The outcome has notes on
-        offset, names and rounding.
+        evaluation are compared alone too, and the first divergence is the earlier of theirs. With `splits`, and where
+        both runs have one rank, what a resumed run restored is that of these ranks as they are recorded. The outcome
+        has notes on offset, names, what was put together of ranks, and rounding.
 
         Args:
             readers: of the rank in a and in b; of all ranks together with `splits`.
@@ -210,9 +211,9 @@ def compare_ranks(
 ) -> list[RankOutcome]:
     """Outcomes of ranks compared one by one, in the order of `ranks`.
 
-    With `work`, or more than MANY ranks, outcomes lack cause, step, structure and origins, except those of the rank
-    that diverges first and of the first whose structure differs: these two are compared a second time. `options.later`
-    is shared out among the ranks.
+    With `work` and several ranks, or with more than MANY ranks, outcomes lack cause, step, structure and origins,
+    except those of the rank that diverges first and of the first whose structure differs: these two are compared a
+    second time. `options.later` is shared out among the ranks.
 
     Args:
         pair: the runs.
@@ -287,8 +288,9 @@ def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     """Set an outcome's trailing steps, and, where a run evaluates, its evaluated steps.
 
-    Where it diverges too, training and evaluation are compared alone, and its first divergence becomes the earlier of
-    theirs. Where it does not, at most one evaluated step is listed. Does nothing where all ranks are compared as one.
+    Where the outcome diverges as well, training and evaluation are compared alone (set as `alone`), and its first
+    divergence becomes the earlier of theirs. Where it does not, at most one evaluated step is listed. Does nothing
+    where all ranks are compared as one.
     """
     options = comparison.options
     if outcome.gathered is not None:

@@ -45,13 +45,16 @@ def weighed_by_code(
 ) -> tuple[SettingChange, ...]:
     """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
 
-    A file changed only in comments or names, or in nothing that can matter, explains nothing. `settings` as they are
-    where `code` is None.
+    A file changed only in comments or names, or without a likely statement, explains nothing. Where all likely
+    statements are in one function, and of all settings only what code makes explains anything, they count as near as
+    BUILDS at least. Of files that weigh the same, the one with the nearest statement comes first. `settings` as they
+    are where `code` is None.
 
     Args:
         settings: the strongest explanation first.
         code: how the source files differ.
-        rounding: whether the distance is of the size of rounding: flags and libraries that differ come before code.
+        rounding: whether the distance is of the size of rounding: if any setting that differs rounds otherwise, files
+            keep their weight, so that flags and libraries come before code.
     """
     if code is None:
         return settings

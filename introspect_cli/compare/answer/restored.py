@@ -88,8 +88,8 @@ def with_parts(
 ) -> tuple[Origin, ...]:
     """Origins where a resumed run lost parts: one for each lost part, then those that no lost part explains.
 
-    The part that explains the first divergence comes first; the origin of the first divergence is left out in any case.
-    `origins` as they are where nothing was lost.
+    The part that explains the first divergence comes first; the origin of the first divergence, and those without a
+    divergence, are left out in any case. `origins` as they are where nothing was lost.
 
     Args:
         resumed: what the run restored.

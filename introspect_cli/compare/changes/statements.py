@@ -212,7 +212,7 @@ class CodeChanges:
         in_names: files that differ in the names of variables, and in comments, alone.
         unread: files that differ and of which a text is not there, with why: `text` (a run did not keep it), `secret`
             (only what was redacted can differ, or comments), `binary`.
-        compared: how many files both runs have digests of.
+        compared: how many files either run has a digest of, one that was renamed counted once.
     """
 
     ranked: tuple[Ranked, ...] = ()
