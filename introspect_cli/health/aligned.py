@@ -107,7 +107,11 @@ class Ledger:
     times: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
 
     def note(self, name: str, difference: Difference | None) -> None:
-        """Add the comparison of the next step for a name; `difference` is None where the values are equal."""
+        """Add the comparison of the next step for a name; `difference` is None where the values are equal.
+
+        It is counted in `times`. A difference is kept in `first`, in `since` until a step is equal again, and in
+        `parted` if the comparison before was equal; a name that is equal in its first comparison is added to `shared`.
+        """
         self.times[1][name] += 1
         if difference is None:
             self.equal.add(name)
@@ -319,7 +323,11 @@ class AlignedStep:
         return Difference(self.step, others, base, *self._distance(base, others[0], rows), single)
 
     def _distance(self, base: int, other: int, rows: Rows) -> tuple[float, float]:
-        """(distance, scale) of the records of two ranks, as `Difference` has them; each NaN where unknown."""
+        """(relative L2 distance, scale) of the records of two ranks, by sketches; both NaN without sketches or norms.
+
+        The distance is relative to the larger norm, and NaN where that is 0. Scale is NaN where neither is a multiple
+        of the other, and for records of one element.
+        """
         both = (base, rows[base]), (other, rows[other])
         sizes = []
         for at in both:

@@ -154,7 +154,7 @@ def check_tables(path: str, tables: Sequence[Table]) -> CheckResult:
 
 
 def _check_result(path: str, each: Sequence[_OfRank], rules: Sequence[Rule], ranks: Ranks | None) -> CheckResult:
-    """The check's result: findings by level, step and rule, and the rules that could not be decided.
+    """The check's result: findings by level, step and rule, rules decided or not, and a note on each rank read in part.
 
     A rule is decided if it is on any rank; otherwise the first rank's need is given.
 
@@ -244,6 +244,8 @@ class Look:
 def summarise(run: Run) -> Look:
     """Summarise a run: read all of it that there is now, and check it by the rules about one rank.
 
+    Every rank is checked; curves and labels are those of the first rank with records, and empty without any.
+
     Raises:
         StoreError: it cannot be read.
     """
@@ -256,7 +258,10 @@ def summarise(run: Run) -> Look:
 
 
 def _rate(run: Run) -> float | None:
-    """Steps per second from the start to now, of an ended run to its end; None where a time or step is missing."""
+    """Steps per second from the start to now, of an ended run to its end.
+
+    None where a time or step is missing, or the end is not after the start.
+    """
     began, ended = run.time("started"), run.time("ended")
     if run.state is RunState.RUNNING:
         ended = dt.datetime.now(dt.timezone.utc)

@@ -129,10 +129,10 @@ def compare(
 
 
 def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:
-    """Hits of the steps that never ended: by step and group, ranks that began different collectives, or one more.
+    """At most one hit for each unended step and group: ranks began different collectives, or one rank began more.
 
-    They are read now from what each rank noted. Messages between two ranks, and groups that one rank alone noted, are
-    left out.
+    Reads what each rank noted of collectives it began. Messages between two ranks, and groups that one rank alone
+    noted, are left out.
     """
     steps: dict[int, dict[str, dict[int, list[Call]]]] = {}
     for reader in readers:
@@ -161,9 +161,9 @@ def _find_under_way(readers: Sequence[RankReader]) -> list[Hit]:
 
 
 def _read_begun(reader: RankReader) -> list[tuple[int, str, str, str]]:
-    """Read (step, group, operation, `file:line`) of each collective that a rank noted as begun.
+    """Read (step, group, operation, `file:line`) of each collective that a rank noted as begun, in the file's order.
 
-    [] where there is no such file; malformed lines are skipped, since the file may be a stranger's.
+    [] where the file is missing or cannot be read; malformed lines are skipped, since the file may be a stranger's.
     """
     try:
         data = reader.read_file(IN_FLIGHT, _MOST)

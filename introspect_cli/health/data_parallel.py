@@ -51,8 +51,9 @@ class RankInputs(Gathered):
     def step(self, now: AlignedStep) -> None:
         """Compare batches and outermost inputs of each two ranks, and gradients with what the backward passes gave.
 
-        Adds to `batches` and `inputs`; sets `sizes` once. Adds to `summed` and `averaged` only where ranks train on
-        other samples in parallel, and all ranks of the launch have the step.
+        Adds to `batches` and `inputs`, by pair of ranks, how many records are equal, how many there are, and the first
+        equal one's step; sets `sizes` once. Adds to `summed` and `averaged` only where ranks train on other samples in
+        parallel, and all ranks of the launch have the step.
         """
         inputs = [number for number in now.of(Kind.INPUT, Phase.FORWARD) if "." not in now.sites[number].fqn]
         for pairs, numbers in ((self.batches, now.of(Kind.BATCH, Phase.DATA)), (self.inputs, inputs)):
@@ -71,9 +72,10 @@ class RankInputs(Gathered):
                 self._note_reduction(now, now.sites[number].fqn, now.rows[number])
 
     def _note_reduction(self, now: AlignedStep, fqn: str, rows: Rows) -> None:
-        """Note in `summed` or `averaged` how a parameter's gradient follows from the ranks' backward passes.
+        """Note whether a parameter's gradient is the sum of what the ranks' backward passes gave, or their mean.
 
-        Nothing is noted where sum and mean are about equal, or it is neither.
+        Sets its first such step in `summed`, or adds its name to `averaged`. Nothing is noted where sum and mean are
+        about equal, one is unknown, or the gradient is neither.
         """
         outputs = [now.rows[n] for n in self.ranks.adding_up.get(fqn, ()) if n in now.rows]
         taken, passed, ranks = _taken_sum(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
@@ -86,7 +88,10 @@ class RankInputs(Gathered):
 
 
 def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
-    """A hit where ranks' batches or inputs at the site `number` differ in dimension 0 alone; None otherwise."""
+    """A hit at the rank with the fewest samples, where ranks' batches or inputs at the site `number` differ in size.
+
+    None unless they differ in dimension 0, and in nothing else of their shapes.
+    """
     kind = now.sites[number].kind
     shapes = {rank: now.layout(rank, row).shape for rank, row in now.rows[number].items()}
     if len({shape[1:] for shape in shapes.values()}) > 1 or len(set(shapes.values())) < 2 or not all(shapes.values()):

@@ -64,7 +64,7 @@ class Equal(Gathered):
         self.unsound: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare the sites of each of `ROWS` between ranks; fills `ledgers` and sets the attributes of the step.
+        """Compare the sites of each of `ROWS` between ranks; adds to `ledgers`, replaces `cut`, `unsound` and `calls`.
 
         A site that only one rank has is not compared. Of outputs, none is compared after the first that differs: what
         follows rests on it.
@@ -323,7 +323,9 @@ def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) ->
 
 
 def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
-    """(sum, sum of absolutes) of all elements of output gradients on some ranks; None where any is unknown or sharded.
+    """(sum, sum of absolutes) of all elements of output gradients on some ranks.
+
+    None where any is unknown or sharded, or these ranks have none.
 
     Args:
         now: the step.
@@ -611,7 +613,8 @@ class Parts(Gathered):
     def _fault(self, now: AlignedStep, number: int) -> str:
         """What is wrong with the parts of a site, as a clause; "" where nothing is known to be.
 
-        It is wrong if the parts do not hold each element once, or two different parts have equal moments.
+        It is wrong if the parts do not hold each element once, or two different parts have equal moments. Moments are
+        compared only up to the first part of less than `_LEAST` elements, of equal elements, or without statistics.
         """
         holders = [(rank, now.layout(rank, row).part) for rank, row in _held(now, number)]
         parts: dict[Part, int] = {}

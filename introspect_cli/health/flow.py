@@ -96,7 +96,11 @@ def _roots(table: Table, sites: list[int]) -> dict[str, list[int]]:
 
 
 def _by_depth(table: Table) -> list[_Depth]:
-    """The gradient norms of each root with `LAYERS` layers or more, in the steps in which all have one."""
+    """For each root with `LAYERS` layers or more: median gradient norms of its first and of its last third of layers.
+
+    They cover the steps in which the norms of all layers are finite and any is above 0; a root without such a step is
+    left out.
+    """
     depths = []
     for root, sites in _roots(table, _layers(table)).items():
         norms = table.norms(sites)
@@ -233,7 +237,10 @@ def _activations(table: Table) -> list[int]:
 
 
 def _is_from_input(table: Table, site: int) -> bool:
-    """Whether the module's first input has as large a median share of zeros as its output, or `DEAD` or more."""
+    """Whether the module's first input has as large a median share of zeros as its output, or `DEAD` or more.
+
+    False where zeros of that input were not counted.
+    """
     given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
     before = np.zeros(0) if given is None else table.stat(given, "zeros")[1]
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(table.stat(site, "zeros")[1]))))

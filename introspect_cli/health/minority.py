@@ -46,19 +46,20 @@ _LACKING = "totals of each step, which a launch keeps since this version"
 
 
 def shares_of(task: Task) -> Array:
-    """Each rank's shares of parameters, gradients and optimizer states, as `_HELD`, with one number for each.
+    """A row of `_HELD` for each rank of the task and each share of parameters, gradients or optimizer states it holds.
 
-    Ranks with an equal share hold copies of one thing; these are equal in all steps up to `task.given` if their numbers
-    are. A rank without totals has no row.
+    A share says which records were added up; two ranks with the same one hold copies. `number` covers what they add up
+    to in all steps up to `task.given`, inclusive: equal numbers mean equal copies in all of them. A rank whose store
+    has no totals has no rows.
     """
     with task.opened() as [run]:
         return np.concatenate([np.zeros(0, _HELD), *(_totals_of(run.rank(rank), task.given) for rank in run.ranks)])
 
 
 def _totals_of(reader: RankReader, last: int) -> Array:
-    """What a rank has, as `_HELD`: per share of parameters, gradients or optimizer state, one number.
+    """A row of `_HELD` for each share of parameters, gradients or optimizer states that the reader's rank holds.
 
-    It covers the share's totals in all steps up to `last`, that one included.
+    `number` covers the share's totals in all steps up to `last`, inclusive. Empty where the store has no totals.
     """
     totals = reader.totals
     steps = reader.entries["step"]
@@ -127,9 +128,10 @@ def _scope(shares: int, alone: int, undecided: int) -> str:
 
 
 def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:
-    """(share, rank, lowest rank of the majority, size of the majority) for each rank in a minority.
+    """(share, rank, lowest rank of the majority, size of the majority) for each share and each rank in its minority.
 
-    And the number of shares without a majority, which is more than half of the ranks that have the share.
+    And the number of shares without a majority, which is more than half of the ranks that have the share; of those, no
+    rank is given.
     """
     names, share = np.unique(held["share"], return_inverse=True)
     order = np.lexsort((held["rank"], held["number"], share))

@@ -40,11 +40,12 @@ class Progress(Gathered):
         return [hit for hit in (self.losses, self.unmoved) if hit is not None]
 
     def step(self, now: AlignedStep) -> None:
-        """Compare losses, gradients and updates of the ranks; of each kind the first difference is kept.
+        """Compare how many losses ranks have, which parameters have gradients, and whether any parameter changed.
 
-        Sets `losses` where ranks that have ever had a loss have another number of them, `unmoved` where parameters with
-        a gradient changed on some ranks alone, and adds to `missing` the parameters that have a gradient on only some
-        of the ranks that have any.
+        Call it in the order of steps; the first difference stays. Sets `losses` where ranks that have ever had a loss
+        have another number of them, and `unmoved` where on some ranks no parameter with a gradient changed, and on
+        others at least one did. Adds to `missing` each parameter that has a gradient on only some of the ranks that
+        have any gradient; those cut over ranks do not count.
         """
         self._note_missing(now)
         times = Counter(rank for number in now.of(Kind.LOSS, Phase.LOSS) for rank in now.rows[number])
@@ -69,7 +70,10 @@ class Progress(Gathered):
             self.unmoved = Hit(now.step, f"rank {unchanged[0]}", evidence, unchanged[0])
 
     def _note_missing(self, now: AlignedStep) -> None:
-        """Note in `missing` parameters with a gradient on only some of the ranks that have any; parts do not count."""
+        """Add to `missing` the first hit of each parameter with a gradient on only some of the ranks that have any.
+
+        Parameters whose gradient is cut over ranks do not count, nor do ranks that hold no element of the parameter.
+        """
         holders = {now.sites[n].fqn: now.rows[n] for n in now.of(Kind.PARAM, Phase.START, Phase.OPTIMIZER)}
         gradients = now.of(Kind.GRAD, Phase.OPTIMIZER)
         stepping = {rank for number in gradients for rank in now.rows[number]}
@@ -85,7 +89,7 @@ class Progress(Gathered):
                 self.missing.setdefault(fqn, Hit(now.step, f"grad {fqn}", evidence, without[0]))
 
     def _moved_ranks(self, now: AlignedStep) -> dict[int, bool]:
-        """By rank, whether any parameter with a gradient changed in the step; keeps its checksums for the next.
+        """By rank, whether any parameter with a gradient changed in the step; keeps checksums in `_last` for the next.
 
         A rank without such a parameter, or without an earlier value of one, is left out.
         """

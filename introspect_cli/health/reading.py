@@ -31,7 +31,8 @@ def read_table(reader: RankReader, most_cells: int = MOST_CELLS) -> Table:
     """Read all steps of a rank once, into a table.
 
     Losses, batches and hyper-parameters keep every step; other sites every `stride`-th, so that about `most_cells`
-    cells or fewer are kept of each statistic.
+    cells or fewer are kept of each statistic. Moves of parameters, and the first non-finite record of each site, are
+    from all steps.
     """
     sites, steps = reader.sites, reader.entries["step"].astype(np.int64)
     is_few = np.array([kind in _FEW for kind in sites.kind], np.bool_)
@@ -155,7 +156,11 @@ class _MovesBuilder:
             self._note_parameters(row, batch, after=True)
 
     def _note_parameters(self, row: int, batch: StepBatch, *, after: bool) -> None:
-        """Keep checksums and sketches of parameters before (or `after`) the optimizer; `after`, note what changed."""
+        """Keep checksums and sketches of parameters before (or `after`) the optimizer; `after`, fill `moves` as well.
+
+        Passed over are untrained parameters, records without a checksum and, in `moves`, parameters without an earlier
+        value.
+        """
         numbers = self._param[batch.site]
         rows = np.flatnonzero((numbers >= 0) & (self._after[batch.site] == after) & (batch.checksum != 0))
         if not len(rows):

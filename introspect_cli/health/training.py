@@ -212,7 +212,7 @@ REST = 5
 def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
     """By loader, (step, checksums, samples) of each batch, by step and call; samples is a first dimension.
 
-    It is that of the tensor with most elements, 1 for a scalar.
+    It is that of the tensor with most elements, 1 for a scalar. A batch without a measured tensor is left out.
 
     Raises:
         NotObservedError: no batch of a loader was observed.

@@ -105,7 +105,8 @@ def graph_of(run: Any, step: int | None = None, rank: int | None = None) -> Grap
 def _read(reader: Any, step: int) -> Graph:
     """The graph of one step: the recorded results of operators in the order they ran, and the edges between them.
 
-    An edge leads from a recorded earlier result alone: not from parameters, nor from the operator itself.
+    Nodes and edges have site numbers. An edge leads from a recorded earlier result alone: not from parameters, nor from
+    the operator itself.
     """
     batch = reader.read(step)
     order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
@@ -162,7 +163,7 @@ def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
 
 
 def _unchanging(graph: Graph) -> set[int]:
-    """Numbers of operators with one input that leave its scale within `UNCHANGED`.
+    """Site numbers of operators with one input that leave its scale, the mean of absolutes, within `UNCHANGED`.
 
     A forward operator and its backward ones are in it together, or not at all.
     """

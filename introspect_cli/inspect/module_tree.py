@@ -74,7 +74,10 @@ def keys(path: str) -> list[str | int]:
 
 
 def _key(piece: str) -> str | int:
-    """The key in one piece of a path: an int, an unquoted text or an attribute's name."""
+    """The key in one piece of a path: an int, an unquoted text or an attribute's name; an unreadable piece as it is.
+
+    A number of `_LONGEST` digits or more stays a text.
+    """
     if _PIECE.fullmatch(piece) is None:
         return piece
     inner = piece[1:] if piece[0] == "." else piece[1:-1]
@@ -127,7 +130,7 @@ _Tree: TypeAlias = "dict[str, Any]"
 def _nested_values(sides: Iterable[Record], classes: Any) -> dict[str, tuple[ValueRow, ...]]:
     """By module, the rows of nested inputs and outputs of its first call, inputs first.
 
-    An argument that is one tensor is left out, and so is an output that is.
+    An argument that is one tensor is left out, and so is an output that is; () for a module that has no others.
 
     Args:
         sides: the records of inputs and outputs.

@@ -86,10 +86,10 @@ class RunList:
 
 
 def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
-    """All runs at or below the given directories, the latest first, those without a start time last.
+    """All runs at or below the given directories, the latest first, and what was not searched.
 
-    Neither links nor directories whose names begin with a dot are followed. Goes `DEEPEST` levels down, the nearest
-    first, and looks into no more than `most` directories.
+    Runs without a start time come last. Neither links nor directories whose names begin with a dot are followed. Goes
+    `DEEPEST` levels down, the nearest first, and looks into no more than `most` directories.
 
     Raises:
         UsageError: one of the given directories does not exist.

@@ -79,9 +79,10 @@ def numbers_of(
 ) -> dict[str, float]:
     """The numbers of a step to publish, by name.
 
-    Where they were recorded: losses, the first learning rate, L2 norms over all gradients and over all parameters (the
-    last record of each), the framework's epoch and `global_step` where they are numbers. Always counts of NaN and
-    infinities over all records. And what is selected, as `kind/fqn.../stat`: the last record of a name wins.
+    Where they were recorded: losses (`loss` for the first of call 0, others `loss/CALL` and the path), the first
+    learning rate, L2 norms over all gradients and over all parameters (the last record of each), the framework's epoch
+    and `global_step` where they are numbers. Always counts of NaN and infinities over all records. And what is
+    selected, as `kind/fqn.../stat`: the last record of a name wins.
 
     Args:
         reader: of the rank.

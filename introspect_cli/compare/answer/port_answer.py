@@ -140,7 +140,8 @@ def _value_words(value: Value) -> str:
 def _stop_of(flow: Flow) -> Stop | None:
     """Where the values stop agreeing: the first module, else a gradient, else the last values; None where they do not.
 
-    Modules count if any forward value was paired, gradients if the end of the forward pass agrees.
+    Modules and last values count if any forward value was paired. Gradients count, instead of last values, if all
+    modules and the end of the forward pass agree.
     """
     module = next((pair for pair in flow.modules if not pair.agree), None)
     if module is not None and flow.forward:
@@ -187,7 +188,7 @@ def _module_findings(flow: Flow, module: ModulePair) -> Iterator[Finding]:
 def _agreement(flow: Flow) -> tuple[Verdict, str]:
     """Verdict and sentence where no pair of values differs.
 
-    SAME if the last value of the forward pass has a partner.
+    SAME if the last value of the forward pass has a partner, else UNDECIDED.
     """
     if flow.end is None:
         return Verdict.UNDECIDED, say.told("port-undecided", step=flow.step)

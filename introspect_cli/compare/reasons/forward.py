@@ -395,7 +395,10 @@ def loss_is_fed(step: Step, position: int) -> bool:
 
 @finds("loss")
 def find_grad_scale(at: View) -> Iterator[Finding]:
-    """Finding where the losses differ by the ratio of the `GradScaler`'s scales, to a relative `_SIX_DIGITS`."""
+    """Finding where the losses differ by the ratio of the `GradScaler`'s scales, to a relative `_SIX_DIGITS`.
+
+    Nothing where the scales are equal, or a scale or loss is no plain number.
+    """
     table = at.table
     sites = table.alignment.by_fqn.get(SCALER, [])
     scales = [next((value for site in sites if (value := table.plain(site, side))), "") for side in "ab"]

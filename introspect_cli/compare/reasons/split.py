@@ -214,7 +214,8 @@ def _loss_finding(step: Step, position: int) -> Finding | None:
 def _common_factor(step: Step) -> float | None:
     """The factor above 0 by which b's gradients are a's, all of them, to `_CLOSE`; None where none fits.
 
-    It is found by the sketches of gradients that differ; None where one is missing.
+    It is found by the sketches of gradients at the optimizer that differ, of first calls alone; None where there are
+    none or a sketch is missing.
     """
     table, pairs = step.table, []
     for site, union in zip(step.sites, step.divergences.site.tolist(), strict=True):
