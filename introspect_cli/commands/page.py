@@ -80,7 +80,7 @@ def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:
 
 
 def _closeups(runs: list[Run], result: DiffResult, options: DiffOptions) -> tuple[Closeup, ...]:
-    """Divergences of the first diverging step that are worth a look, element by element.
+    """Closeups of the divergences of the first diverging step that `worth_a_look` chooses.
 
     () where nothing diverges, or a does not have the step.
     """

@@ -139,7 +139,7 @@ def _check_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
 
 
 def _gather(run: Run) -> Ranks:
-    """All ranks, with the steps that all of them have gathered, in order, for the rules about ranks."""
+    """`Ranks` of all recorded ranks; each of `_GATHERED` has taken in all steps that every rank has, in order."""
     numbers = [set(run.rank(rank).entries["step"].tolist()) for rank in run.recorded]
     ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
     ranks.gathered += [kind(ranks) for kind in _GATHERED]
@@ -202,7 +202,10 @@ def _apply_rule(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
 
 
 def finding_of(rule: Rule, hits: list[Hit]) -> Finding:
-    """One finding of all hits of a rule, at least one: the earliest, with the other sites in `also`, each once."""
+    """One finding of all hits of a rule, at least one: the earliest, with the other sites in `also`, each once.
+
+    Of several hits in the earliest step it is the first one given.
+    """
     first = min(hits, key=lambda hit: hit.step)
     also = tuple(dict.fromkeys(hit.site for hit in hits if hit.site != first.site))
     return Finding(rule.id, rule.level, first.step, first.rank, first.site, first.evidence, rule.cause, also)

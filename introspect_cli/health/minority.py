@@ -189,7 +189,7 @@ def _differing_records(run: Run, of: bytes, rank: int, base: int, most: int) -> 
 
 
 def _rows_of_share(reader: RankReader, batch: StepBatch, share: Any) -> dict[int, int]:
-    """Row numbers of a share's records in a step, by site key."""
+    """Row numbers in `batch` of the records whose kind and part are the share's, by the key of their site."""
     kinds = np.array([KIND_CODES[kind] for kind in reader.sites.kind], np.int64)
     places = np.array([part_hash(layout) for layout in reader.layouts], np.uint64)
     rows = np.flatnonzero((kinds[batch.site] == share["kind"]) & (places[batch.layout] == share["part"]))

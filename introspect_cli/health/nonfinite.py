@@ -91,7 +91,7 @@ def nonfinite(table: Table) -> Iterator[Hit]:
 def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> str:
     """A sentence: what the first non-finite record holds, and what is known of who made it.
 
-    Of an output, that the module did if its recorded inputs are finite; else what its kind tells.
+    Of an output, that the module did if its recorded inputs are finite; else a clause by the kind of the record.
     """
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)

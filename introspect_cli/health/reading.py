@@ -150,7 +150,10 @@ class _MovesBuilder:
         self._last_sketch: NDArray[np.float32] | None = None
 
     def take(self, row: int, batch: StepBatch) -> None:
-        """Compare the parameters after a step's optimizer with the values seen last; `row` is the step's position."""
+        """Note in `moves` which trained parameters changed since they were seen last, after a step's optimizer.
+
+        `row` is the step's position among all steps.
+        """
         if self.moves.names:
             self._note_parameters(row, batch, after=False)
             self._note_parameters(row, batch, after=True)

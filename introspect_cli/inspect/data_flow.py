@@ -128,7 +128,7 @@ def _read(reader: Any, step: int) -> Graph:
 
 
 def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, layers: bool = True) -> Graph:
-    """Remove nodes that tell nothing new, and connect their inputs with their users.
+    """A copy of the graph without what `targets`, `scales` and `layers` leave out; inputs lead on to later users.
 
     Args:
         graph: what to prune.
@@ -156,7 +156,7 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
 
 
 def _targeted(node: Node, targets: tuple[str, ...]) -> bool:
-    """Whether a node's FQN, name or operator matches any of the globs."""
+    """Whether any of the globs selects a node's FQN, name or operator; a glob of a module selects all inside it."""
     return (
         selects(node.record.site.fqn, targets) or selects(node.name, targets) or selects(node.record.info.op, targets)
     )
@@ -190,9 +190,9 @@ def _unchanging(graph: Graph) -> set[int]:
 
 
 def _middle(graph: Graph) -> set[int]:
-    """Numbers of nodes in layers that are neither the first nor the last of their list (`h.1` of `h.0` to `h.2`).
+    """Site numbers of nodes in numbered layers between the lowest and the highest number (`h.1` of `h.0` to `h.2`).
 
-    Any list that a name is in counts.
+    Compared are numbers behind equal names; a name with several numbers counts if any of them is between.
     """
     numbers: dict[str, set[int]] = {}
     places: dict[int, list[tuple[str, int]]] = {}
@@ -228,7 +228,7 @@ def without(graph: Graph, gone: Iterable[int]) -> Graph:
 
 
 def backward_of(graph: Graph) -> dict[int, Node]:
-    """By number of a forward operator, the node of its first operator of the backward pass."""
+    """By site number of a forward operator, the node of its first operator of the backward pass."""
     backward: dict[int, Node] = {}
     for node in graph.nodes:
         if node.forward is not None and node.record.site.phase is Phase.BACKWARD:

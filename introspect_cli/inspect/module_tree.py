@@ -175,8 +175,8 @@ def _named(document: Any, *keys: str) -> dict[str, str]:
 def _rows(node: _Tree, name: str, path: str, depth: int, classes: dict[str, str]) -> Iterator[ValueRow]:
     """Rows of a nested value, the outermost first.
 
-    Of three or more numbered neighbours in a row that look equal, only the first and the last are shown, and the first
-    says how many are hidden.
+    Of three or more numbered neighbours of equal `_form_of` (shape, dtype, what is inside), only the first and the last
+    are shown, and the first says how many are hidden.
 
     Args:
         node: the value.

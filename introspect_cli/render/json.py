@@ -50,7 +50,7 @@ def _harmless(match: re.Match[str]) -> str:
 
 
 def to_yaml(document: dict[str, Any]) -> str:
-    """A document as YAML: block style, keys in order."""
+    """A document as YAML: block style, keys in order, without a line end after it."""
     import yaml  # JSON is what most ask for
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -195,7 +195,7 @@ def _compare_wholes(pair: RunPair, options: DiffOptions, wholes: Wholes) -> Comp
 def compare_group(task: Task) -> list[RankOutcome]:
     """Outcomes of the ranks of one task, in its order; they can be pickled.
 
-    The task's runs are opened and closed here.
+    The task's runs are opened and closed here, with the manifests that the task gives in place of their own.
     """
     manifests, options, pair = task.given
     with task.opened() as runs:

@@ -67,7 +67,7 @@ class Statement:
 
     @property
     def place(self) -> Definition:
-        """File and qualified name of the function or class that it stands in: `("model.py", "Block.__init__")`."""
+        """File and qualified name of the function or class around the statement: `("model.py", "Block.__init__")`."""
         return self.file, self.scope
 
     @property

@@ -244,7 +244,10 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
 
 
 def is_resumed_start(at: View) -> bool:
-    """Whether it is the first compared step, and the runs begin with other step numbers or have an offset."""
+    """Whether the divergence is in the first compared step, and the runs begin with other step numbers.
+
+    An offset between them counts as that, too.
+    """
     comparison = at.step.comparison
     begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
     return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)

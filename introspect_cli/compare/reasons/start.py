@@ -39,7 +39,10 @@ def initial_is_fed(step: Step, position: int) -> bool:
 
 
 def is_recorded_late(at: View) -> bool:
-    """Whether it is in the first compared step, and that is not step 0 of a: training began before the recording."""
+    """Whether the divergence is in the first compared step, and that is not step 0 of a.
+
+    Training began before the recording then.
+    """
     return at.is_first_step and at.first.step > 0
 
 

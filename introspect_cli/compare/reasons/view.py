@@ -116,7 +116,7 @@ class View:
 
     @cached_property
     def agreeing_before(self) -> dict[int, int]:
-        """Number of records before it in its step by state: EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT.
+        """Number of records before the divergence in its step, by state: EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT.
 
         Hyper-parameters are not counted.
         """
@@ -134,7 +134,7 @@ class View:
 
     @cached_property
     def gradients(self) -> tuple[int, int]:
-        """How many parameter gradients of the step differ, and how many were recorded in the divergence's phase."""
+        """How many of the step's parameter gradients differ, in any phase; how many the divergence's phase has."""
         differ = sum(site.kind is Kind.GRAD for site in self.step.sites)
         recorded = [u for u in self.step.of(Kind.GRAD, frozenset({self.site.phase})) if self.step.state[u]]
         return differ, len(recorded)
