@@ -31,7 +31,7 @@ _Hyperparameters = dict[str, dict[str, Any]]
 def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | None]) -> list[Difference]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
-    Its name has groups and optimizers only where not all have the change.
+    The name of a change has its groups and optimizers in it only where not all have the change.
 
     All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
     recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always.

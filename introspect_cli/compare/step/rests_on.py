@@ -244,7 +244,7 @@ def passed_over(step: Step, _place: Place) -> list[Evidence]:
 def inputs(step: Step, place: Place) -> list[Evidence]:
     """Edge: the inputs of the call together: DIFFERS if any differs, else UNSEEN if any was not seen.
 
-    Nothing where both captures record all inputs but this call has none; else UNSEEN for none.
+    Nothing where both captures record all inputs but this call has none; UNSEEN if it has none otherwise.
     """
     site = place.site
     sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)

@@ -67,8 +67,8 @@ class Structure:
     def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
         """Add a step's one-sided sites to `only`, their modules to `giving` and `changing`, random states to `random`.
 
-        A file that one run alone saves is left out. `merges` are looked for once: in the first step in which both runs
-        have one-sided rows.
+        A saved file whose name one run alone has is left out. `merges` are looked for once: in the first step in which
+        both runs have one-sided rows.
 
         Args:
             causes: the step's table, with causes as its only diverging rows.
@@ -250,7 +250,7 @@ def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureCha
     """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
 
     Inside a module that only one run has, only that outermost module is named. Left out are modules and tensors of a
-    merge, and further calls of what a module with further calls holds itself; equal changes are one.
+    merge, and further calls of a name whose parent module has further calls too; equal changes are one.
     """
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
