@@ -176,7 +176,8 @@ class Reference:
     def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
         """Say what the comparison has reported since the last step, without waiting, and pass a divergence on.
 
-        The recorder's black box gets it, and the other ranks by a file.
+        The recorder's black box is also told how far the runs agree. Where ranks share a file, rank 0 writes the
+        divergence there and the others read it.
 
         Args:
             recorder: whose step has just ended.
@@ -209,7 +210,8 @@ class Reference:
     def _share(self, notice: Path, first: tuple[int | None] | None, after: int) -> tuple[int | None, int] | None:
         """Write a divergence to the file that all ranks share, or read it there; the first one written or read is kept.
 
-        A file that cannot be written or read is ignored.
+        Once a divergence is known here, the file is neither written nor read again. A file that cannot be written or
+        read is ignored.
 
         Args:
             notice: the file.

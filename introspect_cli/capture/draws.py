@@ -75,8 +75,9 @@ class Draws:
     def note(self, phase: Phase, fqn: str, call: int, *, before: bool = False) -> None:
         """For each default generator that has moved since the last look, record the state it had then.
 
-        Of one in `untouched` the text `UNTOUCHED` is recorded instead, and it is taken out of there. In another thread
-        than the one that began the step, `complete` becomes False.
+        The site's path is the generator's name, with `DRAWN_BEFORE` after it if `before`. Of a generator in
+        `untouched` the text `UNTOUCHED` is recorded instead, and it is taken out of `untouched`. In another thread than
+        the one that began the step, `complete` becomes False, even where no generator has moved.
 
         Args:
             phase: of the call below.
@@ -107,7 +108,8 @@ MAX_GENERATORS = 100
 def script_generators() -> dict[str, Any]:
     """At most 100 CPU generators of torch, python and numpy in the script's variables, each once, by its first name.
 
-    Their keys are class and variable: `torch.Generator g`. torch's default generator is left out.
+    Generators one level inside a variable (an item, an attribute) are found, too. Their keys are class and variable:
+    `torch.Generator g`. torch's default generator and subclasses of `random.Random` are left out.
     """
     numpy: Any = sys.modules.get("numpy.random")
     kinds = (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))

@@ -88,7 +88,7 @@ class Call(NamedTuple):
         return next(iter((*self.args, *self.kwargs.values())), None)
 
     def given(self, position: int, name: str) -> Any:
-        """The argument at a position, else the one of that name; None where neither was given."""
+        """The argument at a position, from 0, else the one of that name; None where neither was given."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name)
 
 
@@ -249,7 +249,8 @@ class Patches:
             owner: the class or module that has it.
             name: the attribute.
             guarded: of the probe.
-            handler: is given the call; what it returns, if not None, is called with the result.
+            handler: is given the call; what it returns, if not None, is called with the result, or with `RAISED` where
+                the original raised and the event asks for that.
             event: of which `home`, `compilers`, `group` and `raised` are asked.
         """
         original = getattr(owner, name)
@@ -313,7 +314,7 @@ def _never() -> bool:
 
 
 def _hook(method: Callable[..., Any], guarded: Guarded, *, compilers: bool) -> Callable[..., Any]:
-    """A hook that calls `method` inside the guard; None, with nothing called, while the probe is off.
+    """A hook that calls `method` inside the guard and returns its result; while the probe is off it only returns None.
 
     Args:
         method: of the probe.

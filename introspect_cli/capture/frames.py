@@ -145,7 +145,8 @@ def variable_names(
 ) -> dict[int, str]:
     """Names by `id` for those of the `wanted` objects that a variable leads to, such as `model` or `cfg['net']`.
 
-    The first name found counts: frames in order, in each its locals, then its globals.
+    The first name found counts: frames in order, in each its locals, then its globals. Nothing deeper than one level
+    inside a variable is found; an object without a name has no entry.
 
     Args:
         wanted: identities of the objects.
@@ -187,8 +188,9 @@ def script_frames() -> Iterator[FrameType]:
 def _named_values(variables: dict[str, Any], kind: type | tuple[type, ...]) -> Iterator[tuple[str, object]]:
     """Name and value of variables of `kind`, of items of containers, and of attributes of the script's own objects.
 
-    Containers of more than 1000 items are left out, and so are variables that begin with two underscores. Items and
-    attributes may be of any class; the caller selects.
+    Containers are plain lists, tuples and dicts. Left out are those of more than 1000 items, items under keys that are
+    neither integers nor texts, and variables that begin with two underscores. Items and attributes may be of any class;
+    the caller selects.
     """
     for name, value in list(variables.items()):
         if name.startswith("__"):

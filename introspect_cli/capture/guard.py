@@ -29,7 +29,9 @@ Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def uncounted(function: Function) -> Function:
-    """Rename the file in a function's code so that `warnings` skips its frame and Dynamo leaves it alone; returns it.
+    """Rename the file in a function's code so that `warnings` skips its frame and Dynamo leaves it alone.
+
+    Returns the same function. One that is not introspect's, or was renamed before, is not changed.
 
     `warnings.warn(..., stacklevel=5)` counts frames. It leaves out those of python's own import system, which it knows
     by two words in the names of their files: so the file of such a function is named with these words.
@@ -138,9 +140,9 @@ class Guarded:
     def __exit__(
         self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
     ) -> bool:
-        """End a section: an error of introspect's is noted, swallowed, and sets `on` to False.
+        """End a section: an error of introspect's is noted and swallowed, sets `on` to False, and has `then` called.
 
-        The script's is raised on.
+        The script's is raised on. In the main thread, signal handlers that waited run at the end of the outermost one.
         """
         if PAUSE.taken:
             PAUSE.end()

@@ -55,8 +55,9 @@ class _Waiting:
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         """Call the script's handler now; inside a guarded section, append it to those that wait for its end.
 
-        The second Ctrl-C while one waits is handled at once. Where python would drop what a handler raises (`forget`,
-        `__del__`), the signal is sent again a moment later.
+        The second Ctrl-C while one waits is handled at once, in place of both. Where python would drop what a handler
+        raises (`forget`, `__del__`), the signal is sent again a moment later. Returns what the handler returned; None
+        where it was not called.
         """
         guard = self._guard
         again = self._waiting is not None and self.handler is signal.default_int_handler
@@ -185,7 +186,7 @@ def _may_raise(handler: Any) -> bool:
 def _unwrapped(handler: Any) -> Any:
     """The script's own handler inside a wrapper; None for a handler that is not wrapped.
 
-    A `DeferredHandler` is kept, and the handler that it holds back is unwrapped.
+    A `DeferredHandler` is changed in place, so that it holds the script's own handler; None is returned for it, too.
     """
     if isinstance(handler, DeferredHandler):  # it waits while we finish
         handler.handler = _handler_of(handler.handler)

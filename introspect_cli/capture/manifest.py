@@ -87,7 +87,11 @@ def closing(options: CaptureOptions, guard: Guard, probes: Probes | None, ending
 
 
 def _recorded(probes: Probes) -> dict[str, Any]:
-    """Entries of the manifest on which steps are recorded, on ranks, and on what ran without being recorded."""
+    """Entries of the manifest on which steps are recorded, on ranks, and on what ran without being recorded.
+
+    `perturbed` and `kept_around` are there only with their options; `left_out`, `passed_over` and `ran_unseen` only
+    where they apply.
+    """
     context, box = probes.context, probes.policy.box
     return {
         "steps": probes.complete_steps,

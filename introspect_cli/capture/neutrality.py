@@ -70,6 +70,8 @@ def run_child(
 ) -> Outcome:
     """Run the script once in a fresh process, with an empty stdin, and wait for its end.
 
+    Where the process leaves no report of its last state, the aspects that come from it are None, and no tensors count.
+
     Args:
         given: options of `capture` as they were given.
         words: the script and its arguments.
@@ -266,7 +268,10 @@ class _Looked:
         self.count = 0
 
     def tensor(self, tensor: Any) -> str:
-        """Hash of a tensor's dtype, shape and bits; `not seen: <error>` where its bits cannot be read."""
+        """Hash of a tensor's dtype, shape and bits; `not seen: <error>` where its bits cannot be read.
+
+        Adds 1 to `count` in both cases.
+        """
         import torch
 
         self.count += 1
@@ -291,7 +296,7 @@ class _Looked:
         return self._hash(type(optimizer).__name__, flatten(held))
 
     def module(self, module: Any) -> str:
-        """A hash of a module's parameters and buffers."""
+        """A hash of the parameters and buffers of a module and of all modules inside it, with their own names."""
         groups = (vars(inner).get(name) or {} for inner in module.modules() for name in ("_parameters", "_buffers"))
         return self._hash(type(module).__name__, [pair for group in groups for pair in group.items()])
 

@@ -124,9 +124,9 @@ def _role_of_script(script: str) -> Role:
 
 
 def command_of(words: Sequence[str], *, module: bool, interpreter: str) -> list[str] | None:
-    """Command line to run as a process that is followed; None where this process runs the python script itself.
+    """Command line to run as a process that is followed: of a launcher, a file that is not python's, or a command.
 
-    None also where there is no such file and no such command.
+    None where this process runs the python script or module itself, and where there is no such file or command.
 
     Args:
         words: what was given to `capture`: a script or command with its arguments, or a module with its.

@@ -206,8 +206,9 @@ class ReadFiles:
     def _note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
         """Note an open file, each once: name, size, digest, and the line that opened it; sets `facts["files"]`.
 
-        Only regular files that were there before the run began, 200 in all. Where one line opens more than 16 of one
-        ending (48 for an ending in `CONFIG`), one entry for their folder takes the place of all of them.
+        Only regular files that `_is_watched` accepts and that were not written since the run began, 200 in all. Where
+        one line opens more than 16 of one ending (48 for an ending in `CONFIG`), one entry for their folder takes the
+        place of all of them. After 20,000 opened files the probe is switched off.
 
         Args:
             frame: of whoever opened it; the line is that of the innermost frame of the user's.
@@ -314,9 +315,10 @@ class ReadFiles:
         return self.guarded.on and not self._guard.depth
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """The document `settings/files`: size, digest and line by file name.
+        """The document `settings/files`: size, digest and line by file name, sorted.
 
-        `many` for a folder of files, `(others)` last.
+        Then `many` for each folder of files, by `folder/*.ending`; last, if files were left out, `(others)`. Digest and
+        line may be missing.
         """
         with self._lock:
             files = dict(sorted(self._files.items()))

@@ -106,7 +106,7 @@ def _copied(values: Any) -> Any:
 
 
 def _record_gradients(probes: Any, model: Any) -> None:
-    """Record `.grad` of each named, watched parameter as an optimizer's step would, where there is one.
+    """Record `.grad` of each named, watched parameter that has one, at the site of an optimizer's step.
 
     Nothing for a plain callable, or where gradients are not recorded.
     """

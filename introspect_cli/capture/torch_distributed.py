@@ -119,8 +119,9 @@ def local_of(value: Any) -> Any:
 def styles_of(module: torch.nn.Module) -> list[tuple[str, Any, tuple[Any, ...]]]:
     """Path, mesh and placements of each input that a module's tensor parallel style describes; [] without a style.
 
-    Inputs that are given by keyword, and meshes of several dimensions, are left out. They are in the closures of the
-    hooks that `parallelize_module` leaves. Where torch lacks this, such inputs are compared by extrema and means.
+    Inputs that are given by keyword, and meshes of several dimensions, are left out. Styles are found in the closures
+    of the module's own forward pre-hooks, which `parallelize_module` leaves. Where torch lacks this, such inputs are
+    compared by extrema and means.
     """
     styles: list[tuple[str, Any, tuple[Any, ...]]] = []
     for hook in module._forward_pre_hooks.values():  # noqa: SLF001 - there is no public way to ask for them
@@ -224,10 +225,11 @@ class Unsharded(NamedTuple):
 
 
 def unsharded_of(module: Any) -> list[Unsharded]:
-    """Parameters of a module that `fully_shard` has gathered now, once for each module that shares one.
+    """Parameters that `fully_shard`, called on this module, has cut and has gathered now.
 
-    [] where it was not called. Where torch lacks this, parameters that a script gathers before a step are taken for
-    others than its optimizer's.
+    Those of inner modules that it cut together with this one's are among them; each comes once for each module that
+    shares it. [] where `fully_shard` was not called. Where torch lacks this, parameters that a script gathers before a
+    step are taken for others than its optimizer's.
     """
     gathered = []
     for keeper in (

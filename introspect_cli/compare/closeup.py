@@ -113,7 +113,7 @@ def is_outermost(kind: str, fqn: str) -> bool:
 
 
 def _operator_inputs(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...]:
-    """Inputs of an operator, each with whether it is equal in both runs; reads the divergence's step of both.
+    """Inputs of an operator, each `equal`, `differs` or `not recorded`; reads the divergence's step of both runs.
 
     Empty for what is no operator, or where run a's record does not list them. Parameters without a record in the step
     are compared as the previous step left them.

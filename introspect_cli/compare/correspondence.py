@@ -275,7 +275,10 @@ class Side:
         return {self.sites.fqn[site] for site in np.flatnonzero(of_kinds(self.sites.kind, TENSORS)).tolist()}
 
     def held(self, names: AbstractSet[str]) -> Held:
-        """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out."""
+        """Distinctive values (`distinctive_rows`) of `names` in all of `steps`; names without one are left out.
+
+        Each is (index in `steps`, kind, phase, call, checksum).
+        """
         sites, features = self.sites, Held()
         fqn = sites.fqn
         wanted = np.fromiter(map(names.__contains__, fqn), np.bool_, len(fqn)) & self.named

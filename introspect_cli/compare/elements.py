@@ -194,7 +194,8 @@ def index_of(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
     """How many elements differ (`differing`), the first, and the farthest finite one, in a tie the first.
 
-    None if shapes differ or a dtype is not numeric.
+    Indices are () and `largest` is None where there is no such element. None if shapes differ or a dtype is not
+    numeric.
     """
     if a.shape != b.shape or a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
         return None

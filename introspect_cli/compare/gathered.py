@@ -58,7 +58,8 @@ class Gathered:
         Args:
             table: the step.
             rtol: relative tolerance of each DIFFERENT row.
-            learned: its factor of gradients is used, and is never changed once known.
+            learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
+                run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
         """
         scalar = np.logical_and(*self._of_layouts(table, "scalar"))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:

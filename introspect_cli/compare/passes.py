@@ -386,7 +386,7 @@ _COMPUTED = (
 def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark gathered values WITHIN that agree, and learn the factors they show (`Gathered.compare`).
 
-    Unchanged where no ranks or calls are put together.
+    Module values of two dtypes are not marked. Unchanged where no ranks or calls are put together.
     """
     gathered = comparison.gathered
     if gathered is None or not len(table.differing):
@@ -396,7 +396,10 @@ def accept_gathered(table: Table, learned: Learned, comparison: Comparison) -> t
 
 
 def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
-    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse`."""
+    """Pass: mark DIFFERENT rows WITHIN that the tolerance or any noise run lets pass; learn `coarse` with `rtol_fine`.
+
+    Where ranks or calls are put together, the tolerance does not let module values of two dtypes pass.
+    """
     options, after = comparison.options, learned
     if options.rtol_fine and _first_coarse(table, comparison)[0] < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
@@ -508,7 +511,8 @@ _MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT)
 def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> tuple[Table, Learned]:
     """Pass: mark rows WITHIN that rest only on parameters whose gradients are rounding alone; learn which these are.
 
-    Nothing without a tolerance, or where the step has no norms.
+    They stay so in later steps: learned are `unsettled`, and `let_pass` where a row of one was marked. Nothing without
+    a tolerance, or where the step has no norms.
     """
     if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
         return table, learned
@@ -594,7 +598,7 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
 
     Of all: its size is a few roundings of its module's largest gradient, and a's and b's are farther apart than
     `_UNRELATED`. Of some: a bias that agrees, and whose smallest element is so small (as in one bias for queries, keys
-    and values).
+    and values). Empty where all gradients of the step are equal, or either run did not keep `absmin`.
     """
     alignment = table.alignment
     taken = (alignment.kind == kind_code(Kind.GRAD)) & (alignment.phase == phase_code(Phase.OPTIMIZER))
@@ -917,6 +921,8 @@ def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
 
 def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
     """The batch with the calls of module `fqn` renumbered; unchanged if any renumbered record would have no site.
+
+    Only module values of the phases `forward` and `backward` are renumbered.
 
     Args:
         columns: the run's sites.

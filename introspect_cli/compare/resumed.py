@@ -132,7 +132,8 @@ def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
     """(mask over `table.only_a`, mask over `table.only_b`), true for records that repeat their tensor's last value.
 
     That is the last value from earlier in the step, else from the previous step of that run, else (where that is not on
-    record) of the other run's.
+    record) of the other run's. False for all but start values (call 0), and parameters written in the forward pass or
+    by an optimizer.
     """
     alignment = table.alignment
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
@@ -220,7 +221,7 @@ def written(alignment: Alignment, unions: Ids) -> Mask:
 def carried_at_resume(sides: Sides, offset: int) -> Carried:
     """Tensors that differ as the run that begins later begins, from what the other run had after the step before.
 
-    Empty where both begin at one step.
+    Empty where both begin at one step, or the step before is not on record.
 
     Args:
         sides: both runs.
@@ -528,8 +529,9 @@ def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | Non
 def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
     """(row of the step that has most of `start` in a phase, number of equal tensors); reads the run's steps for that.
 
-    Tensors of `start` that the run has no site of in that phase do not count. The first step that has all that count
-    wins; else None where two steps have as many, or the best has less than half of them.
+    Tensors of `start` that the run has no site of in that phase do not count; one without a record in a step has its
+    last one. The first step that has all that count wins; else None where two steps have as many, or the best has less
+    than half of them.
 
     Args:
         whole: any step of the run that is searched.
@@ -856,7 +858,8 @@ def _is_unused(key: StateKey, first: At, last: At) -> bool:
 def place(resume: ResumePoint) -> Part:
     """Part: place in the data, by the batches of all common steps; NO at the first step with another batch.
 
-    In its first step the resumed run may read others before, to get there. Without batches that can be compared in that
+    In its first step the resumed run may read others before, to get there; a loader is passed over in it where only one
+    run read batches, or the resumed run read just the other's last ones. Without batches that can be compared in that
     step, by the inputs of root modules in it; UNSEEN without these.
     """
     seen = 0

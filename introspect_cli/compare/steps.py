@@ -128,6 +128,9 @@ def pair_steps(
 ) -> Paired:
     """Match steps of a and b by number.
 
+    Steps of one run alone are given by their number in a, of b with `offset` added; `tail_a` and `tail_b` count those
+    after the last common step.
+
     Args:
         a: reader of run a's rank; its `entries` are ascending.
         b: reader of run b's rank.

@@ -247,7 +247,10 @@ class Parameters(NamedTuple):
 
 
 def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
-    """Pair the parameters of a (`one`) with those of b (`two`): by checksum, else by moments, else as merges."""
+    """Pair the parameters of a (`one`) with those of b (`two`): by checksum, else by moments, else as merges.
+
+    One that is left over counts as one run's alone only if no parameter of the other has its checksum.
+    """
     pairs, *rest = _pair_up(one, two)
     merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
     used = {name for merge in merges for name in (*merge.parts, merge.whole)}
@@ -539,7 +542,8 @@ def flow_of(
 ) -> Flow:
     """Pair the values of one step of both runs; reads the step of both.
 
-    Modules are in a's order; in b's where only b's records are in the order of computation.
+    Modules are in a's order; in b's where only b's records are in the order of computation. `end` is the first pair
+    among the last outputs (`ends`), None for none.
 
     Args:
         readers: of a rank of a and of b.
@@ -582,8 +586,9 @@ def ends(values: Sequence[Value]) -> list[Value]:
 def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value], close: float) -> list[ModulePair]:
     """Pairs of outputs of modules whose paired parameters all have partners in one module; inputs are compared too.
 
-    An output is paired with the first of the same call that has as many elements. Modules that take part in a merge are
-    left out.
+    An output is paired with the first of the same call that has as many elements, whether they agree or not. Inputs
+    agree if each of a's does with any of b's; None where either has none. Modules that take part in a merge are left
+    out.
 
     Args:
         shared: which parameters are which.

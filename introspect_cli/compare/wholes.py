@@ -210,7 +210,7 @@ def microbatches_of(reader: RankReader, root: str, step: int | None, number: int
     Args:
         reader: of the rank.
         root: the module, by the run's own name.
-        step: the step; None for none, so that samples are unknown.
+        step: the step; None for none, so that samples are unknown, as they are where any microbatch has none.
         number: forward passes of a step, at most.
     """
     first = [] if step is None else _microbatches_of_rank(reader, root, step)
@@ -244,7 +244,8 @@ def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> li
 def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
     """One microbatch per forward call of `root`, in order, by the shape of its first input (else output).
 
-    Tokens are those of the first gradient at a module's output; 0 in all unless every call has some by it.
+    Tokens are the rows that are not all zero in the gradient at a module's output, of the first module with one; 0 in
+    all unless every call has some.
     """
     sites, batch = reader.sites, reader.read(step)
     given: dict[int, tuple[int, ...]] = {}
@@ -281,7 +282,7 @@ def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
 def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
     """Numbers (means of tensors) recorded at a site in a step: a list per rank, in order of calls.
 
-    NaN without statistics.
+    NaN without statistics; an empty list for a rank without a record there.
     """
     of_ranks = []
     for rank in reader.readers:
@@ -410,6 +411,9 @@ def _in_tf32(run: Run, reader: Reader) -> bool:
 def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence | None = None) -> Splits:
     """How two runs are split over ranks and microbatches, by their layouts and numbers of calls.
 
+    One microbatch each where ranks have partners and the first pair has the same sites; else reads the first common
+    step.
+
     Args:
         a: run a.
         b: run b.
@@ -517,7 +521,7 @@ def _folds(called: _MostCalls, other: _MostCalls, number: int, others: int) -> d
 
 
 def _common_root(a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """The outermost module that both runs call, if possible one they call differently often; "" for none.
+    """The outermost module (fewest dots) that both runs call, if possible one they call differently often; "" for none.
 
     Of several, the one with the fewest calls in both (by product), then a's first.
 

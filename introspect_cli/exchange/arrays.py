@@ -84,13 +84,14 @@ class Dump:
     sorted: bool = field(default=False, init=False)
 
     def read(self) -> Iterator[Incoming]:
-        """Every step of every rank as records, by rising step and then rank; sets `kept` and `sorted` on the way.
+        """Every step of every rank as records, by rising step and then rank; fills `kept` and sets `sorted` on the way.
 
-        Records are in order of the numbers before their kinds where all of a step have one, else in the order of a
-        single `.npz` archive, else sorted by kind and name.
+        `kept` gets the arrays whose FQNs `whole` selects; `sorted` becomes True where records of any step had to be
+        sorted. Records are in order of the numbers before their kinds where all of a step have one, else in the order
+        of a single `.npz` archive, else sorted by kind and name.
 
         Raises:
-            StoreError: a file cannot be read, or two arrays have one name.
+            StoreError: a file or an element type cannot be read, or two arrays are of one site.
             UsageError: a name does not say what it is of.
         """
         steps: dict[tuple[int, int], list[tuple[int | None, int, Row]]] = defaultdict(list)
@@ -154,7 +155,8 @@ def find_arrays(source: Path) -> list[tuple[str, Path]]:
 def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     """Parse an array's name, such as `step3/rank0/output/model.h.0`.
 
-    An input without a path gets `[0]`; a batch or a loss without a name is called `DataLoader` or `loss`.
+    Step, rank and call are 0, and the order is None, where the name has none. An input without a path gets `[0]`; a
+    batch or a loss without a name is called `DataLoader` or `loss`.
 
     Args:
         words: the name.

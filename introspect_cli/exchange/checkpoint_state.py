@@ -97,8 +97,10 @@ class _Parts:
 def _sort_entries(tree: Mapping[Any, Any], state: State) -> _Parts:
     """Sort a checkpoint's top-level entries into optimizers, models and plain values.
 
-    An optimizer is told by its content; random states by the entry's name, and go into `state` at once; what else has
-    tensors is a model, and the rest is plain. A model of single numbers alone is plain where another model has arrays.
+    An optimizer is recognised by its content; a list of optimizers gives one for each. Random states are recognised by
+    the entry's name, and go into `state` at once. Any other entry with tensors is a model; tensors at the top are one
+    model together, named "". All others are plain. A model of single numbers alone is plain where another model has
+    arrays.
 
     Args:
         tree: the entries.
@@ -206,11 +208,12 @@ def _put_optimizers(
 ) -> None:
     """Put the optimizers' states and settings into `state`, under parameter names where these can be known.
 
-    Names are those in the file, else found by the order of shapes, else numbers, with a note.
+    Names are those in the file, else found by the order of shapes, else the optimizer's name and a number, with a note.
+    The settings, under `optimizers`, are set only where there is an optimizer.
 
     Args:
         optimizers: name and state dict of each.
-        candidates: name and shape of the model's parameters in order; None where the order tells nothing.
+        candidates: name and shape of the model's parameters in order; None where the order is not the model's.
         state: what they are put into.
     """
     documents = []
@@ -262,7 +265,9 @@ def _plain_setting(value: Any) -> Any:
 
 
 def _given_names(groups: Sequence[Mapping[str, Any]], held: Mapping[Any, Any]) -> dict[Any, str] | None:
-    """Parameter names by state key, from the keys or from `param_names`; None where any group has none that fit.
+    """Parameter names by state key, from the keys where all are texts other than numbers, else from `param_names`.
+
+    None where any group has another number of `param_names` than of parameters, or where there is no parameter.
 
     Args:
         groups: the parameter groups, from `_parameter_groups`.
@@ -284,7 +289,8 @@ def _names_by_order(
 ) -> dict[Any, str] | None:
     """Parameter names by state key, where shapes in order match the model's tensors in exactly one way; else None.
 
-    Each group is matched by itself; None also where two of them come to the same tensor.
+    Each group is matched by itself; None also where two parameters come to the same tensor. A parameter without a state
+    of several elements fits any tensor.
 
     Args:
         groups: the parameter groups, from `_parameter_groups`.
@@ -350,6 +356,6 @@ def _is_cpu(values: Mapping[str, Any]) -> bool:
 
 
 def in_usual_order(rows: Mapping[Site, Any]) -> Iterator[tuple[Site, Any]]:
-    """The rows in three groups, each in its own order: random states, parameters and buffers, all others."""
+    """The rows in three groups: random states, parameters and buffers, all others; within each in the given order."""
     ranks = {Kind.RNG: 0, Kind.PARAM: 1, Kind.BUFFER: 1}
     yield from sorted(rows.items(), key=lambda row: ranks.get(row[0].kind, 2))

@@ -146,7 +146,8 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
     """The nested data that the metadata describes; tensors as `Pieces`, read when asked for, other values at once.
 
-    A value that no file has is left out.
+    A value that no file has is left out. ValueError where parts are compressed, encrypted or not where they should be;
+    other damage raises what python does.
     """
     places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
     for index, where in state["storage_data"].items():

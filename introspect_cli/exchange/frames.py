@@ -40,10 +40,10 @@ def arrow() -> Any:
 def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Any:
     """The records of a step of a rank as a `pyarrow.Table`, in the order they were made.
 
-    Columns: step, rank, sequence (int64); phase, kind, fqn, module_class, path, op, source, status, dtype, device,
-    strides, checksum (16 hex digits), text (strings); call, numel and counts (int64); shape (list of int64); float64
-    statistics, those that this version does not know included; null where absent; `sketch` (list of 16
-    float32) when asked for and kept.
+    Of `selection`, only kinds and modules count here, not steps and ranks. Columns: step, rank, sequence (int64);
+    phase, kind, fqn, module_class, path, op, source, status, dtype, device, strides, checksum (16 hex digits), text
+    (strings); call, numel and counts (int64); shape (list of int64); float64 statistics, those that this version does
+    not know included; null where absent; `sketch` (list of 16 float32) when asked for and kept.
 
     Raises:
         KeyError: there is no such step or rank.

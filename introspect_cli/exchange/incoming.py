@@ -72,7 +72,8 @@ def plain_summary(plain: object) -> Summary:
 def scalar_summary(number: float, dtype: str = "float32") -> Summary:
     """The summary of a tensor without dimensions, of which only the printed value is known.
 
-    Statistics follow from the value; of NaN and infinity only the counts.
+    Statistics follow from the value; of NaN and infinity only the counts. The status is PARTIAL, and the checksum a
+    hash of the value's text, not of bits.
     """
     printed = float(number)
     flags = {"nans": np.isnan(printed), "posinfs": printed == np.inf, "neginfs": printed == -np.inf}

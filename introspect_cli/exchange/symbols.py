@@ -93,8 +93,9 @@ def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str
 def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
     """Parse a line into layout, statistics and hash ("" where it has none).
 
-    None for what is no such line: a plain value, or the value of a tensor without dimensions. Where the variance is
-    missing, `add_biased_variance` computes it from the unbiased one, or from `std`, which is that of n - 1.
+    None for what is no such line: a plain value, or the value of a tensor without dimensions. A missing dtype is
+    `unknown`. Where the variance is missing, `add_biased_variance` computes it from the unbiased one, or from `std`,
+    which is that of n - 1.
     """
     parts = text.split("|")
     if len(parts) < 2:

@@ -74,7 +74,11 @@ _DAMAGE = (
 
 
 def is_tensors(path: str | Path) -> bool:
-    """Whether a path is a tensor file by its suffix, or a directory with tensor files or a distributed checkpoint."""
+    """Whether a path is a tensor file by its suffix, or a directory with tensor files or a distributed checkpoint.
+
+    In a directory, files directly in it count, and subdirectories that are distributed checkpoints. A link to nothing
+    counts by its suffix.
+    """
     place = Path(path)
     if place.is_dir():
         names = {entry.name for entry in place.iterdir()}
@@ -157,7 +161,8 @@ def _read_directory(path: Path) -> dict[Any, Any]:
 def _read_sharded(folder: Path, name: str) -> dict[Any, Any]:
     """The tensors that an index's `weight_map` lists, each from the file that it names there.
 
-    StoreError where a file does not lie beside the index, or lacks a tensor.
+    Other tensors of these files are left out. StoreError where there is no `weight_map`, a file does not lie beside the
+    index, or a file does not have a tensor that the index lists.
     """
     index = _read_json(folder / name)
     places = index.get("weight_map") if isinstance(index, dict) else None
@@ -217,7 +222,10 @@ def _read_file(path: Path) -> Any:
 
 
 def _read_safetensors(path: Path) -> dict[Any, Any]:
-    """The tensors of a safetensors file by name; ValueError where a size or place in it cannot be."""
+    """The tensors of a safetensors file by name, their data read when asked for.
+
+    One of an unknown type says in `unread` that it is not read. ValueError where a size or place in the file cannot be.
+    """
     with _open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = struct.unpack("<Q", file.read(8))[0]
@@ -298,6 +306,8 @@ def _open_member(path: Path, member: str) -> Iterator[Any]:
 
 def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
     """An array in numpy's format, read piece by piece when asked for; one in Fortran order as a whole.
+
+    One of an unknown element type says in `unread` that it is not read.
 
     Args:
         name: of the array, for messages.

@@ -91,10 +91,10 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def _values(run: Run, record: Record) -> list[dict[str, Any]]:
-    """Summary values of a record: plain numbers and statistics as scalars, a stored tensor as a histogram.
+    """Summary values of a record: plain numbers and statistics as scalars, a stored tensor as a histogram as well.
 
-    Of a loss, and of a tensor without dimensions, the mean alone. Empty for what was not observed, and for a plain
-    value that is no number.
+    Of a loss, and of a tensor without dimensions, the mean alone; no histogram of complex elements. Empty for what was
+    not observed, and for a plain value that is no number.
     """
     site, summary = record.site, record.summary
     again = f"/call{site.call}" if site.call else ""

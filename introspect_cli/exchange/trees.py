@@ -257,7 +257,11 @@ def _is_tensor(item: Any) -> bool:
 
 
 def _read_summary(item: Any) -> Summary:
-    """The summary of a leaf: a tensor's statistics, or a plain value."""
+    """The summary of a leaf: a tensor's statistics for a dict, else that of a plain value.
+
+    A tensor's status is PARTIAL, its checksum a hash of its shape, dtype, statistics and printed elements. Statistics
+    that are NaN or no number are left out.
+    """
     if not isinstance(item, dict):
         return plain_summary(item)
     shape = tuple(int(size) for size in re.findall(r"\d+", str(item["shape"]))[:64])

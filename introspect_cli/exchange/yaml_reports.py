@@ -309,7 +309,8 @@ def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
 def _read_rows(document: dict[Any, Any], root: str) -> Iterator[Row]:
     """The records of a report: batch, random states, parameters (gradient, then data), buffers, then optimizers.
 
-    Digests over all (`__all_*`) are left out.
+    A random state is a plain value: its digest, of which the text holds 200 characters. Digests over all (`__all_*`)
+    are left out.
     """
     names = [name for name in _dict_or_empty(document.get("parameters")) if not str(name).startswith("__all_")]
     yield from _batch_rows(document.get("batch"))
@@ -334,7 +335,10 @@ def _dict_or_empty(document: object) -> dict[Any, Any]:
 
 
 def _read_summary(leaf: Any) -> Summary:
-    """The summary of a value in a report: of a tensor's line, a number, or any other plain value."""
+    """The summary of a value in a report: of a tensor's line, a number, or any other plain value.
+
+    The checksum of a tensor is a hash of the digest in its line, or of the whole line where that has none.
+    """
     if isinstance(leaf, str):
         tensor = read_tensor(leaf)
         if tensor is not None:

@@ -59,9 +59,9 @@ class LiveReference:
     def result(self, run: Run) -> DiffResult | None:
         """Compare the reference with a run; None while the run goes on and nothing can be said of it yet.
 
-        That is while it has no backward or optimizer record, but the reference has (or the run has no rank yet): what
-        a model computes before anything is trained may turn out to have been an evaluation. So it is while nothing
-        that was selected is there.
+        That is while it has no record of training (backward or optimizer), but the reference has: what a model computes
+        before anything is trained may turn out to have been an evaluation. It is also while the run has no rank, or has
+        nothing of what was selected.
 
         Raises:
             UsageError: the run is over, and the two cannot be compared.

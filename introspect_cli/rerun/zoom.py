@@ -335,8 +335,8 @@ def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
     """Globs of the tensors to store whole: the FQN of the site and all inside it, its parent, and batches.
 
-    Of a root module, only the module itself and not all inside it. Where no batch was recorded, what outermost modules
-    are given is stored in their place.
+    `=name` stands for that name alone, a plain name for all inside it, too. Of a root module, only the module itself
+    and not all inside it. Where no batch was recorded, what outermost modules are given is stored in their place.
     """
     name = first.site.fqn
     inside = name if "." in name else f"={name}"
@@ -351,7 +351,8 @@ def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
 def source_lines(runs: tuple[Run, Run], first: Divergence) -> tuple[SourceLine, ...]:
     """Source lines that ran the diverging operator, in a and in b; one, named `a and b`, where they are equal.
 
-    A side without the site or without a recorded line is left out, so there may be none.
+    A side without the site or without a recorded line is left out, so there may be none. The text of a line is "" where
+    its file is not kept.
     """
     lines = []
     for name, run, step in zip("ab", runs, (first.step, first.step_b), strict=True):

@@ -132,7 +132,7 @@ class Schedule:
 
     @classmethod
     def of(cls, steps: Sequence[int]) -> Schedule:
-        """The schedule of ascending steps, at least one."""
+        """The schedule that wants exactly these steps, ascending and at least one; neighbours become one span."""
         spans: list[Span] = []
         for step in steps:
             if spans and step == spans[-1].stop:
@@ -199,7 +199,10 @@ def parse_rule(text: str) -> Schedule | Rule:
 
 
 def _rule(node: ast.AST, text: str) -> Rule:
-    """A rule from its syntax tree: `|` takes the later expiry, `&` the earlier; UsageError for anything else."""
+    """A rule from its syntax tree: `|` takes the later expiry, `&` the earlier, and a call is `_rule_of_call`'s.
+
+    UsageError for anything else.
+    """
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitOr, ast.BitAnd)):
         one, two = _rule(node.left, text), _rule(node.right, text)
         pick = max if isinstance(node.op, ast.BitOr) else min
@@ -269,7 +272,8 @@ def _when(condition: str, text: str) -> Rule:
         text: all of the schedule, for messages.
 
     Raises:
-        UsageError: it is more than arithmetic and comparisons, or asks for a name that is not in `NAMES`.
+        UsageError: it has more than arithmetic, comparisons, `and`, `or`, `not`, and calls of `abs`, `min` and `max`;
+            it has a power, a shift, or too few numbers for a function; or it asks for a name that is not in `NAMES`.
     """
     wrong = UsageError(f"{condition!r} is not a condition: write one such as 'loss > 3 * median' or 'grad_norm > 100'")
     try:

@@ -47,7 +47,7 @@ _MOST_FRAMES = 500
 
 
 def frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    """Path, line and function of an exception's frames outside this package, outermost first, at most 500.
+    """Path, line and function of an exception's frames outside this package: the outermost 500, outermost first.
 
     A syntax error has its own file and line as the last one, with the function "".
     """

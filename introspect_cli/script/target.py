@@ -42,7 +42,8 @@ def check(target: Target) -> None:
     """Check that the script or module exists and can be run, without running anything; of a module, its top package.
 
     Raises:
-        UsageError: no such script or module, a directory without `__main__.py`, a file that is not text.
+        UsageError: no such script or module, a directory without `__main__.py`, a file that cannot be read, or one that
+            is not text and does not end in `.pyc`.
     """
     if target.module is not None:
         _check_module(target.module)
@@ -133,8 +134,8 @@ def fresh_main() -> ModuleType:
 def prepare(target: Target, *, contained: bool) -> None:
     """Set `sys.argv`, `sys.orig_argv` and `sys.path[0]` as python has them for the script or module.
 
-    Modules that introspect has imported, and that the script's directory has a file for, are dropped from
-    `sys.modules`.
+    Where python was told not to put a directory there (`-P`), `sys.path` stays, but for a directory or zip file that is
+    run. Modules that introspect has imported, and that `sys.path[0]` has a file for, are dropped from `sys.modules`.
 
     Args:
         target: what is to be run.
@@ -181,7 +182,10 @@ def _drop_shadowed_modules(first: str) -> None:
 
 
 def _interpreter_words() -> list[str]:
-    """The interpreter and its options in this process's command line, without `-m`, `-c` and all that follows."""
+    """The interpreter and its options in this process's command line, without `-m`, `-c` or a script and what follows.
+
+    Of letters in one word (`-Bm`) those before `m` or `c` are kept.
+    """
     words = sys.orig_argv
     count = 1
     while count < len(words) and words[count].startswith("-"):

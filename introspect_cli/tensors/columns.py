@@ -56,7 +56,8 @@ class Columns:
     def fill(self, arena: Arena, facts: Facts, slots: list[int], fixed: dict[int, int], texts: dict[int, str]) -> None:
         """Write the records' rows to `arrays`, and set `slots`, `layout` and `texts`.
 
-        `layout` stays the same object while facts and slots are those of the last call.
+        `layout` has the records' order, and stays the same object while facts and slots are those of the last call.
+        `texts` has each text that is not empty, by its record's place in that order.
 
         Args:
             arena: the rows.

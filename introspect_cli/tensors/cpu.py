@@ -160,7 +160,8 @@ class Engine:
             out: the row, shape (32,); overwritten.
             tensor: any shape, strides and dtype; not quantized.
             flags: the sum of STATS and SKETCH, as far as they are wanted.
-            sorted_stats: `med`, `mode` or both, to compute these too.
+            sorted_stats: `med`, `mode` or both, to compute these too, over all of the tensor; nothing where it has no
+                elements, or none that are numbers.
             runs: contiguous runs to summarise in place of the tensor, each with the index of its first element in the
                 whole tensor; None for all of the tensor.
         """

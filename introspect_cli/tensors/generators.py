@@ -96,7 +96,8 @@ class Generators:
     def take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
         """Name and 64-bit state before the draw of each generator that has moved since it was last read.
 
-        Reads their present states, so that a second call returns [].
+        In the order of `names`, then accelerators, whose 64 bits are a hash of seed and offset. Reads their present
+        states, so that a second call returns [].
 
         Args:
             whole: True to compare the states themselves: for use after others have called the compiled

@@ -115,7 +115,8 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
         whole: sizes of the whole tensor.
 
     Returns:
-        In the order in which the local tensor has them, row-major; empty for an empty part.
+        In the order in which the local tensor has them, row-major; of a part of a flat tensor the ranges themselves, in
+        the flat tensor. [] for an empty part that is not of a flat tensor.
     """
     if part.source == FLAT:
         return [span for ranges in part.ranges for span in ranges]
@@ -134,7 +135,7 @@ def run_offsets(part: Part, whole: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def runs(local: torch.Tensor, whole: Sequence[int], part: Part) -> Iterator[tuple[int, torch.Tensor]]:
-    """Row-major index in the whole and elements, shape (n,), of each contiguous run of a part, in row-major order.
+    """Row-major index in the whole and elements, shape (n,), of each contiguous run of a part, as of `run_offsets`.
 
     Elements are views of `local`, or of one copy of it where it is not contiguous, or conjugated or negated lazily.
 

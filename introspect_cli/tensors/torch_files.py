@@ -97,7 +97,8 @@ def _numpy_globals() -> list[Any]:
 def _refusal_sentence(called: str, error: Exception) -> str:
     """Sentence for the person: why torch's weights-only loader did not read the file.
 
-    It names the class that reading would have run, where the error does; else the first line of the error.
+    It names the class that reading would have run, where the error does; else it has the first 200 characters of the
+    error's first line, or, where that is one word, says that the file is damaged or of another format.
     """
     text = str(error)
     found = _GLOBAL.search(text)

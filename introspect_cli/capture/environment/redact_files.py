@@ -86,7 +86,8 @@ def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> b
     """Whether a string in a source file is secret: by the name before it, or as 40 hex digits that are no commit's.
 
     After a name that is as often of something else (`token`, `key`) only a string of 16 characters or more with letters
-    and digits is; one that is itself the name of a secret (`"HF_TOKEN"`) is not.
+    and digits is; one that is itself the name of a secret (`"HF_TOKEN"`) is not. A blank string, and one with a part
+    that is redacted already, never is.
 
     Args:
         text: the file.

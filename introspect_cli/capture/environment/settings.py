@@ -133,7 +133,7 @@ def libraries() -> dict[str, Any]:
 
 
 def devices() -> list[dict[str, Any]]:
-    """Visible GPUs: name, compute capability, MiB of memory, UUID; empty until CUDA is initialised."""
+    """Visible GPUs by number: name, compute capability, MiB of memory, UUID if known; [] until CUDA is initialised."""
     if not torch.cuda.is_initialized():
         return []
     gpus = []

@@ -222,7 +222,8 @@ def _project_first(files: Iterator[tuple[str, str]]) -> list[tuple[str, str]]:
 def _main_without_file() -> Iterator[tuple[str, str]]:
     """At most one pair: name and text of a `__main__` without a file (`python -c`, a notebook's cells, standard input).
 
-    None for an input that is a pipe, which cannot be read again, or for an interactive python.
+    No pair where `__main__` has a file, for an input that is a pipe, which cannot be read again, and for an interactive
+    python.
     """
     main = sys.modules.get("__main__")
     if main is None or sources.file_of(main) not in {"", STDIN}:

@@ -34,10 +34,10 @@ PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 def git(directory: str) -> dict[str, Any]:
     """`commit`, `branch`, `subject`, `dirty` and `changed` of a directory's work tree.
 
-    `dirty` is whether a tracked file is changed, `changed` these files, the first 200 by name. Credentials in branch
-    and subject are replaced. To be called before the script starts. Git is run by its full path, since to find a
-    program by name `subprocess` enters `warnings.catch_warnings`, after which warnings that the script has shown are
-    shown again.
+    `dirty` is whether a tracked file is changed, `changed` these files as git prints them, the first 200 by name.
+    Credentials in branch and subject are replaced. To be called before the script starts. Git is run by its full path,
+    since to find a program by name `subprocess` enters `warnings.catch_warnings`, after which warnings that the script
+    has shown are shown again.
 
     Returns:
         {} outside of git, and where git is missing or fails.
@@ -154,7 +154,7 @@ def relative(path: str) -> str:
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """An object's `__dict__`, read past methods of its class; {} where it has none."""
+    """An object's own `__dict__`, no copy, read past methods of its class; {} where it has none, or no plain dict."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -35,6 +35,8 @@ SITE = str(Path(__file__).with_name("site"))
 def run_followed(command: Sequence[str], target: Target, options: CaptureOptions, words: Sequence[str]) -> int:
     """Run a command, with each python process below it that imports torch recorded; wait, and print what came of it.
 
+    A run's directory that is left empty is removed; with `force`, one that exists is removed before.
+
     Args:
         command: its command line.
         target: what was asked for, for the run's name.

@@ -117,8 +117,8 @@ class Names:
     def note_child(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
         """Note that a module was put into another; torch calls it (registration hook).
 
-        Before training, a root that is put into another loses its name, and all below it theirs. Nothing for None, and
-        for a parent that only passes a model on (a graph of a compiler, an export).
+        Before training, a root that is put into another loses its name, and all below it theirs. Nothing for None, for
+        a parent of torch's compiler or export, and for an FX graph that is given a module which another one holds.
         """
         if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
             return
@@ -145,7 +145,8 @@ class Names:
     def ensure_named(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
         """The state of a module that is being called; names it now if it has no name, and with it all of its root.
 
-        A module that no other one holds, called in another's forward, is named below its caller: `GPT.Linear`.
+        A module that no other one holds, called in another's forward, is named below its caller, `GPT.Linear`, goes on
+        with the count of calls of the last module of that name, and is given to `made_on_the_fly`.
 
         Args:
             module: the module called.
@@ -215,6 +216,8 @@ class Names:
     def name_holders_of(self, tensors: list[torch.Tensor]) -> None:
         """Name the models that hold any of these tensors as parameters, among all modules that were seen being built.
 
+        All below them is named, too. Graphs of compilers and exports are passed over.
+
         A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
         `functional_call` calls a model while it holds other tensors.
         """
@@ -268,7 +271,7 @@ class Names:
             seen.add(id(module))
 
     def _name_tree(self, root: nn.Module, base: str) -> None:
-        """Make a module a root, and name all below it.
+        """Make a module a root, and name all below it; of a new one with parameters the script's variable is noted.
 
         Args:
             root: keeps its name if it, or what it wraps, has one.
@@ -303,6 +306,9 @@ class Names:
 
     def _name_below(self, root: nn.Module, fqn: str) -> None:
         """Name each module, parameter and buffer of a tree that has no name; new modules get a row, but wrappers none.
+
+        Of parameters that `fully_shard` has gathered, this rank's shards are named as well. Wrappers' states are given
+        the state of what they wrap as `inner`.
 
         Args:
             root: of the tree.
@@ -368,7 +374,7 @@ def _variable_name(root: nn.Module) -> str:
 
 
 def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
-    """Each module of a tree once: the module, its FQN, and the module that it wraps, None for none.
+    """Each module of a tree once, depth first: the module, its FQN, and the module that it wraps, None for none.
 
     A wrapped module has the FQN of its wrapper.
 

@@ -289,7 +289,10 @@ class ParameterNames(dict[int, ParameterName]):
                     del self[id(tensor)]
 
     def aliases(self, module: nn.Module, fqn: str) -> list[str]:
-        """`attribute=name` for each parameter of a module whose name is another than `<fqn>.<attribute>`."""
+        """`attribute=name` for each of a module's own parameters that is named otherwise than `<fqn>.<attribute>`.
+
+        Parameters without a name, or with a makeshift one, are left out.
+        """
         aliases = []
         for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
             name = None if tensor is None else self.name_of(tensor)
@@ -300,7 +303,7 @@ class ParameterNames(dict[int, ParameterName]):
     def drop_gone(self) -> None:
         """Drop the names of tensors whose holders are gone; looks only where there are many more names than before.
 
-        That is, more than twice as many as it left the last time, and 1000. No weak reference to a tensor tells when it
+        That is, over 100 more than twice as many as it left the last time. No weak reference to a tensor tells when it
         goes: with one, torch could not swap it for another.
         """
         if len(self) > self._room:

@@ -283,7 +283,7 @@ class OpProbe(GuardedProbe):
         self._by_node.setdefault(private_api.next_node() - 1, None)
 
     def _known_forward_call(self, node: Any) -> OpCall | None:
-        """The recorded forward call that an autograd node was made for; None where none was seen."""
+        """The forward call that an autograd node was made for; None where that was not recorded in this step."""
         return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
 
     def _forward_call(self, node: Any) -> OpCall | None:

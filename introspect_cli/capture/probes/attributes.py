@@ -109,7 +109,7 @@ class AttributeProbe(GuardedProbe):
         self._watched.clear()
 
     def on_root(self, root: nn.Module) -> None:
-        """Write rows for a root's modules where attributes, mode or hooks have changed since its last call.
+        """Write rows for modules named since the last look, and for a root's with other attributes, mode or hooks.
 
         Nothing in evaluation, or for a root without a name.
         """
@@ -178,7 +178,7 @@ class AttributeProbe(GuardedProbe):
         return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
-        """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, if there are any.
+        """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, kinds and functions, if any.
 
         Secret values are redacted. Changes of each attribute are counted: from the 8th on, the text is
         `(changes often)`.
@@ -219,9 +219,9 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
-    """Names and values in a module's `__dict__`, without what every module has but `training`.
+    """Names and values in a module's `__dict__`, in its order: `training`, and what not every module has.
 
-    Of torch's own classes, without private names.
+    For a module of torch's own classes, private names are left out, too.
     """
     attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _ATTRIBUTES_OF_TORCH]
     if type(module).__module__.startswith("torch."):  # private names in its own classes

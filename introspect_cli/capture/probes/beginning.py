@@ -112,8 +112,8 @@ class BeginningProbe(GuardedProbe):
     def document(self) -> dict[str, object]:
         """The document `settings/beginning`: events as lines of words, files read, and the script's own generators.
 
-        Of the events the first 2200, and under `left_out` how many more there were. Names are looked up now, so call it
-        once the model has names.
+        Of the events the first 2200, and under `left_out` how many more there were; only the files, under `read`, if
+        random states are not recorded. Names are looked up now, so call it once the model has names.
         """
         if self._generators is None:  # nobody looked for draws
             return {"read": list(self._files)}

@@ -267,9 +267,10 @@ class CollectiveProbe(GuardedProbe):
     ) -> list[int]:
         """Record what a collective is and its inputs, and note it as in flight.
 
-        Returns the number of a site for each of its results, which are recorded once they are there.
-        An input that is the result of a collective not waited for is a gap. A call from another line of the script than
-        the first one in its place (phase, group, number) has `~1`, `~2`, ... in its path.
+        Returns the number of a site for each of its results, which are recorded once they are there. The FQN is the
+        group's name, for `send` and `recv` after `messages of`, where calls are counted by word and peer. An input
+        that is the result of a collective not waited for is a gap. A call from another line of the script than the
+        first one in its place (phase, group, number) has `~1`, `~2`, ... in its path.
 
         Args:
             word: what it does.

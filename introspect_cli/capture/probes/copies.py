@@ -65,7 +65,7 @@ class CopiesProbe(GuardedProbe):
         self._recorded = -1
 
     def on_after_optimizer(self) -> None:
-        """Record the copies found so far; after 1, 2, 16, 128, ... steps look for more before that."""
+        """Record the copies found so far; once 1, 2, 16, 128, ... steps have ended, look for more before that."""
         if self._context.clock.ticks >= self._due:
             self._due = 8 * self._due if self._due > 1 else 2
             self._find_copies()
@@ -98,10 +98,11 @@ class CopiesProbe(GuardedProbe):
             self._recorder.emit_many(self._sites[path][1], tensors)
 
     def _find_copies(self) -> None:
-        """Look for objects whose tensors have all shapes of the parameters of a trained model, and note new copies.
+        """Look for objects with as many tensors of each shape as a trained root has parameters, and note new copies.
 
-        An object is a copy from now on if its tensors have changed since the last look. Passed over are named modules,
-        objects with any named tensor or memory of a trained parameter or its gradient, and models of one parameter.
+        Only parameters that require a gradient count; the object may have more tensors. It is a copy from now on if its
+        tensors have changed since the last look. Passed over are named modules, objects with any named tensor or memory
+        of a trained parameter or its gradient, and models of one parameter.
         """
         clock, names = self._context.clock, self._context.names.parameters
         trained = [root for root in self._context.names.roots() if clock.trained.is_trained(root)]
@@ -178,7 +179,8 @@ def _parts_of(value: object) -> dict[Any, Any]:
 def _candidates(fewest: int, most: int) -> Iterator[tuple[ObjectPath, object]]:
     """Paths and objects that may be copies, breadth first from the script's variables.
 
-    2000 objects are visited at most, 4 keys deep; each object comes once, by its first path.
+    2000 objects are visited at most, 4 keys deep; each object comes once, by its first path. Variables whose names
+    begin with `__` are passed over, and a container whose first item is a tensor is not looked into.
 
     Args:
         fewest: a list, tuple or dict of tensors is given only if it has as many or more; modules always are.

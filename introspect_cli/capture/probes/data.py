@@ -87,7 +87,8 @@ class DataProbe(GuardedProbe):
     def _watch_iter(self, call: Call) -> Callable[[Any], None]:
         """Called before a loader makes an iterator.
 
-        Returns what ties the iterator to the loader, and numbers a new loader.
+        Returns what ties the iterator to the loader, and numbers a new loader; where batches are not recorded, it also
+        names the loader and notes its settings, as is else done at the first batch.
         """
 
         def begun(iterator: object) -> None:

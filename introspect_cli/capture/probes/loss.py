@@ -44,17 +44,19 @@ class LossProbe(GuardedProbe):
         self._last: tuple[int, list[tuple[str, weakref.ref[torch.Tensor]]]] = -1, []
 
     def on_look(self) -> None:
-        """Record the leaves of the last backward pass once more, if it was in this step and no optimizer exists."""
+        """Record the values of the last backward pass's leaves once more, see `_record_leaves_again`."""
         with unobserved():
             self._record_leaves_again()
 
     def _watch_backward(self, begun: Call) -> Callable[[Any], None] | None:
-        """Called before a backward pass: tells the clock, and records losses and leaves.
+        """Called before `backward` or `autograd.grad`: tells the clock, and records the losses that it starts from.
+
+        In a script in which no module has been seen, also the values of the graph's leaves (`_record_leaves`). In an
+        unrecorded step only the clock is told. Nothing at all is done for passes inside another backward pass, of
+        compilers, and of pipeline stages before the last. Losses that are given as an iterator are not recorded.
 
         Returns:
-            what records the leaves' gradients afterwards; None where there are none, as with modules, and in an
-            unrecorded step. Nothing is done for passes inside another backward pass, of compilers, and of pipeline
-            stages before the last. Roots in an iterator are not recorded.
+            what to call with the pass's result to record the leaves' gradients; None where no leaf was named.
         """
         if private_api.graph_task() != -1:
             return None  # a backward inside a backward: checkpointing, not the script
@@ -93,6 +95,8 @@ class LossProbe(GuardedProbe):
     def _record_returned(self, inputs: Any, result: Any, call: int) -> None:
         """Record gradients that `torch.autograd.grad` has returned, for those inputs that are leaves with a name.
 
+        Nothing where inputs are given as an iterator.
+
         Args:
             inputs: as the script gave them.
             result: as torch returned them.
@@ -120,9 +124,11 @@ class LossProbe(GuardedProbe):
                 self._recorder.emit(self._recorder.site(site, SiteInfo(source=self._context.line())), root)
 
     def _record_leaves(self, roots: Iterable[object]) -> list[tuple[str, torch.Tensor]]:
-        """Name the leaves of a graph before its backward pass, and record their values.
+        """Name the leaves of a graph before its backward pass in place of the last one's, and record their values.
 
-        Values are recorded in each step if the script has no optimizer, else at their first step and after a gap.
+        A leaf is named by the script's variable, else `leafN`; a further leaf of the same name is left out. Values are
+        recorded, if parameters are, at each backward pass of a script without optimizer; else when a name is first met,
+        and in the first recorded step after unrecorded ones.
 
         Args:
             roots: what the backward pass starts from.
@@ -163,7 +169,11 @@ class LossProbe(GuardedProbe):
         return names.any_module
 
     def _record_leaves_again(self) -> None:
-        """Record the last leaves as call 1, at the end of the script; only in the step of the last backward pass."""
+        """Record the values of the last backward pass's leaves as call 1 of phase `start`, and forget these leaves.
+
+        Only in a script without optimizer in which no module has been seen, and if the current step is recorded and is
+        that of the pass.
+        """
         step, named = self._last
         self._last = -1, []
         if step == self._recorder.step and self._recorder.wanted and not self._context.names.any_module:

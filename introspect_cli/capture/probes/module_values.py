@@ -91,7 +91,7 @@ class ModuleValues:
             self.record_value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
 
     def record_value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        """Record one input or output, and watch the gradients of its tensors.
+        """Record one input or output, if its kind is recorded; have its tensors' gradients recorded, if theirs is.
 
         A tensor or plain value is recorded at `prefix`, each leaf of a nested one at `prefix` and its path; leaves of
         other types are left out. A gap where looking into the value fails.
@@ -170,7 +170,9 @@ class ModuleValues:
         value: torch.Tensor,
         placed: Placed | None = None,
     ) -> None:
-        """Have a tensor's gradient recorded, where wanted and required, and call the listener with the tensor.
+        """Have a tensor's gradient recorded when it comes, and call the listener, if there is one, with the tensor.
+
+        The gradient only if its kind is recorded, the tensor requires one, and gradients are on.
 
         Args:
             state: of the module.

@@ -81,7 +81,7 @@ class ParameterSites:
         return sites
 
     def states(self, optimizer: Optimizer) -> tuple[Sequence[int], list[Any]]:
-        """Positions of those recorded parameters that have state, and the state dict of each.
+        """Positions, among the optimizer's parameters, of watched ones that have state, and the state dict of each.
 
         Adds nothing to the script's optimizer. Where that has no state, the states of the optimizers in it are given.
         """
@@ -139,7 +139,8 @@ class Plan:
     def is_recorded(self, recorder: Recorder, stepping: Stepping) -> bool:
         """Record all state in one compiled call, if its keys are those of the plan; returns whether it was recorded.
 
-        False means that nothing was, and that the caller has to do it one by one.
+        False means that nothing was, and that the caller has to do it one by one; so always for a plan that was made
+        where a parameter had no state or was not watched.
         """
         state, parameters = stepping.optimizer.state, stepping.parameters
         if type(state) not in _STATES or not self._are_all:

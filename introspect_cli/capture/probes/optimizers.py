@@ -345,7 +345,7 @@ class OptimizerProbe(GuardedProbe):
     def _place_states(
         self, stepping: Stepping, positions: Sequence[int], states: list[Any], phase: Phase
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """Positions of parameters, and the state of each with its tensors placed in their wholes.
+        """Positions in `stepping.parameters`, and the state of each there with its tensors placed in their wholes.
 
         State of a flat tensor is recorded here, split among its parameters, and not returned.
         """
@@ -383,6 +383,8 @@ class OptimizerProbe(GuardedProbe):
 
     def _record_hyperparameters(self, optimizer: Optimizer, name: str, first: int) -> None:
         """Record `lr` of each group; other entries, but `params`, if new, changed, or after an unrecorded step.
+
+        Of a tensor that is not on the CPU the tensor itself is recorded, of any other value what `setting` gives.
 
         Args:
             optimizer: whose groups.

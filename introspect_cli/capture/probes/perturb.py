@@ -72,7 +72,7 @@ class PerturbProbe(GuardedProbe):
         """Move a parameter's elements in place, of a DTensor those of the shard; nothing where they were moved before.
 
         Nothing either for one that is empty, expanded, not strided, or of a dtype that is not in `_MOVED`; complex
-        numbers are moved by real and imaginary parts.
+        numbers are moved by real and imaginary parts. What is moved is counted in `document`.
         """
         data: Any = parameter.data
         data = getattr(data, "_local_tensor", data)  # of a DTensor the shard

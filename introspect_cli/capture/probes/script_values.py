@@ -72,7 +72,7 @@ class ProductProbe(GuardedProbe):
     def _record_saved(self, held: object, name: str) -> None:
         """Record the tensors in a saved object, 100,000 at most, without states of generators.
 
-        Other probes record first what models hold now. In an unrecorded step only the name is noted.
+        Other probes record first what models hold now. In an unrecorded step only the name is noted, of 20 files.
 
         Args:
             held: what was saved.

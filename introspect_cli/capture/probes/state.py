@@ -226,9 +226,10 @@ class StateProbe(GuardedProbe):
         return True
 
     def _record_rewritten(self, root: nn.Module, *, with_buffers: bool) -> None:
-        """Record again those tensors of a root whose fingerprint is not that of their record.
+        """Record again those tensors of a root whose fingerprint is not that of their record, or that have none.
 
-        Tensors that an optimizer alone holds are looked at, too.
+        In phase `start`, inside an optimizer step in `optimizer`. Parameters that an optimizer alone holds are looked
+        at, too.
 
         Args:
             root: the outermost module.
@@ -271,6 +272,7 @@ class StateProbe(GuardedProbe):
         """Record parameters that a forward pass has written to, such as a moving average inside a model.
 
         Looks after the first call of a model, and later only if something besides optimizers writes to its parameters.
+        Nothing for a root that `on_root` has not recorded.
         """
         state, writes = self._context.names.find(root), self._writes.get(root)
         if writes is False or state is None or state.fqn not in self._started:
@@ -314,7 +316,10 @@ class StateProbe(GuardedProbe):
             self._after.set(owner, (mark, numbers_of(sites)))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
-        """Walk a root for modules that hold tensors; keep weak references to them, and return these."""
+        """Walk a root for modules with tensors of their own; keep weak references to them, and return these.
+
+        In a process group, modules that `fully_shard` has cut are kept as well.
+        """
         holders = list(map(weakref.ref, holders_in(root)))
         self._holders.set(root, holders)
         self._context.parts.ask_again()
@@ -408,6 +413,6 @@ class StateProbe(GuardedProbe):
 
 
 def _filtered(contents: Contents, are: Callable[[torch.Tensor], bool]) -> Contents:
-    """The tensors for which `are(tensor)` is true, with their kinds; `are` is called once for each."""
+    """The tensors for which `are(tensor)` is true, with their kinds and an empty key; `are` is called once for each."""
     at = [position for position, tensor in enumerate(contents[1]) if are(tensor)]
     return [contents[0][position] for position in at], [contents[1][position] for position in at], []

@@ -112,13 +112,16 @@ class FlatParts:
             parameters: all that the inner optimizer is given at the moment.
 
         Returns:
-            `ALL` where none of the parameters is a flat tensor of DeepSpeed's.
+            `first` of the turn of the first flat tensor among them, `is_last` of that of the last one; `ALL` where none
+            of the parameters is a flat tensor of DeepSpeed's.
         """
         turns = [self._turns[id(parameter)] for parameter in parameters if id(parameter) in self._turns]
         return Turn(turns[0].first, turns[-1].is_last) if turns else ALL
 
     def names_inside(self, parameter: torch.Tensor) -> list[ParameterName] | None:
-        """Names of the parameters in a flat tensor of DeepSpeed's, on all ranks; [] where they are not known.
+        """Names of all parameters in a flat tensor of DeepSpeed's, in their order; [] where they are not known.
+
+        Those that this rank has no element of are among them.
 
         Returns:
             None for any other parameter, pieces of FSDP's flat tensors among them.
@@ -164,12 +167,12 @@ class FlatParts:
     def split_state(
         self, parameter: torch.Tensor, state: dict[str, Any]
     ) -> list[tuple[ParameterName, dict[str, Any]]] | None:
-        """An optimizer's state of a flat parameter, split among the watched parameters that it consists of.
+        """An optimizer's state of a flat tensor of DeepSpeed's, split among the watched parameters in it.
 
         Values of other shapes than the parameter's, such as a count of steps, are given to each.
 
         Returns:
-            None for a parameter that is not flat, or whose parameters are not known.
+            None for any other parameter, pieces of FSDP's flat tensors among them, and where those in it are not known.
         """
         pieces = self._pieces.get(id(parameter))
         if pieces is None:
@@ -238,7 +241,8 @@ class FlatParts:
     def _find_zero_places(self) -> None:
         """Find the places of parameters in the flat tensors of DeepSpeed's optimizers, and the turn of each tensor.
 
-        A flat tensor of which any parameter is unnamed gets no places, which is noted.
+        A flat tensor of which any parameter is unnamed or not known gets no places, which is noted. Parameters of
+        another dtype than their flat tensor count as rounded.
         """
         for root in self._names.roots():
             for flats in zero.optimizers_in(root):

@@ -44,7 +44,11 @@ class DataParallel:
         self._seen: ById[bool] = ById()
 
     def find_ranks(self, root: nn.Module) -> None:
-        """Look for wrappers in an outermost module, once each, and set the attributes; nothing once ranks are known."""
+        """Look for wrappers in an outermost module, once each, and set the attributes; nothing once ranks are known.
+
+        `ranks` are those of the first module, from the outermost on, that shares samples; `copies` is empty where
+        parameters have copies on different ranks.
+        """
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
@@ -136,7 +140,8 @@ class Pipelines:
     def number_forward(self, stage: Any, chunk: int, module: nn.Module, step: int) -> None:
         """Before a stage's forward: have the calls of its modules counted on from where its microbatch belongs.
 
-        Nothing where the microbatch is the next in order, so that the count is right already. While it is not known how
+        The stage is noted as the last one called (`note_stage`). No call is numbered where the microbatch is the next
+        in order: the count is right already. Else a module without a name is named. While it is not known how
         often a microbatch calls each module, only the stage's own module is counted on.
 
         Args:

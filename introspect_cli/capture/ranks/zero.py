@@ -104,7 +104,10 @@ def is_stepped(parameter: torch.Tensor) -> bool:
 
 
 def optimizers_in(root: nn.Module) -> list[list[Flat]]:
-    """Flat tensors of the groups of each DeepSpeed engine's optimizer in a model; those without any are left out."""
+    """A list for each DeepSpeed engine in a model: the flat tensors of its optimizer's groups, in their order.
+
+    Engines whose optimizer has none are left out.
+    """
     engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
     optimizers = (
         [_flat_tensors(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]

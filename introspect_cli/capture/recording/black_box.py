@@ -95,8 +95,8 @@ class BlackBox:
     def reserve(self, site: Site, value: torch.Tensor) -> bool:
         """Whether a value is to be copied; if so its size is taken from the step's share of memory.
 
-        False once closed, for tensors that are not plain and strided, and where the share is used up or the tensor
-        vastly expanded: the first such site is noted.
+        False once closed and for tensors that are not plain and strided; also where the share is too small for it or
+        the tensor vastly expanded: of these two cases the first site in the run is noted.
         """
         if not self.open or type(value) not in PLAIN or is_wrapped(value):
             return False
@@ -179,9 +179,10 @@ class BlackBox:
         self._write("divergence", chosen, "" if step is None else f"at step {step}")
 
     def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
-        """Write steps' tensors, each once, and say so; later calls for this reason write nothing.
+        """Write steps' tensors, each once, note them in `written` and `stored`, and say so, unless there are none.
 
-        Closes the box when no reason is left. An error closes it too, with a note.
+        This reason is not waited for any more; when none is left to wait for, the box is closed. An error closes it
+        too, with a note.
 
         Args:
             why: `nan` or `divergence`.

@@ -242,7 +242,10 @@ class Recorder:
                 self._note(site, slot)
 
     def take_back(self, start: int) -> list[Row]:
-        """Remove and return all rows of this step from index `start` on; their sites count as not recorded in it."""
+        """Remove and return all rows of this step from index `start` on; their sites count as not recorded in it.
+
+        Summaries and copies of the values stay until the step ends, so that `put` can record the rows elsewhere.
+        """
         with self._lock:
             numbers = zip(self._row_sites[start:], self._row_slots[start:], strict=True)
             taken = [Row(*pair, self._given.pop(at, None)) for at, pair in enumerate(numbers, start)]
@@ -293,7 +296,7 @@ class Recorder:
         A store that can no longer be written ends the recording, and the session is told.
 
         Args:
-            keep: whether the current step's records stay, as step 0.
+            keep: whether the current step's records stay, as step 0, where that step is wanted.
         """
         with self._lock:
             wanted = self._policy.wants(0) and (self.wanted or not keep)
@@ -314,7 +317,8 @@ class Recorder:
     def tick(self) -> None:
         """End the step and begin the next; write the ended steps whose summaries are there.
 
-        The last step is not waited for if a device still computes it: it is written when the next one has ended.
+        The last step is not waited for if a device still computes it: it is written when the next one has ended. Sets
+        `step`, `wanted` and `resumed` for the next one.
         """
         with self._lock:
             was_wanted = self.wanted
@@ -380,7 +384,8 @@ class Recorder:
     def _write_one(self, block: StepBlock) -> None:
         """Wait for a step's summaries and write it with its whole tensors, unless the policy does not want it.
 
-        Nothing is written once recording has stopped. A store that fails stops it, and the session is told.
+        Black box and policy are given what was written. Nothing is written once recording has stopped. A store that
+        fails stops it, and the session is told.
         """
         block.rows.finish()
         if not self.alive:

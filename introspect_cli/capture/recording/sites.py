@@ -52,7 +52,7 @@ class Sites:
     def number(self, site: Site, info: SiteInfo = NO_INFO) -> int:
         """Number of a site, the same for the whole run; at its first call it is written to the store, with `info`.
 
-        A later call ignores `info`.
+        That call also adds it to `of`, and to `whole` or `secret` where it belongs there. A later call ignores `info`.
         """
         known = self._numbers.get(site)
         if known is not None:

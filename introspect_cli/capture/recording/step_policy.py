@@ -96,6 +96,8 @@ class Records(NamedTuple):
     def take_values(self, before: deque[float]) -> dict[str, float]:
         """Values that a condition may name, those that are missing left out; appends the step's loss to `before`.
 
+        `loss` is the mean of the step's losses; `nans` and `infs` count elements in all its records.
+
         Args:
             before: losses of earlier steps, the last 100, not only finite ones; `median` and `mean` are of the finite
                 ones, from five on.
@@ -186,6 +188,7 @@ class StepPolicy:
     def keep(self, step: int, records: Records | None) -> int:
         """Step from which on an ended step may be dropped; `NEVER` if it is not to be written, `ALWAYS` if it stays.
 
+        With a condition its loss, if any, is added to those that later steps are compared with, be it written or not.
         Sets `nan_at` at the first step with a NaN, under `--until-nan`; that step always stays.
 
         Args:
@@ -247,7 +250,7 @@ class StepPolicy:
         self._drop(self._expired(last))
 
     def _expired(self, step: int) -> list[int]:
-        """Steps in the store that may be dropped when `step` was the last."""
+        """Steps in the store, in the order of writing, that may be dropped when `step` was the last to end."""
         return [one for one, expiry in self._expiry.items() if expiry <= step]
 
     def _tensors_of(self, steps: set[int]) -> set[int]:
@@ -256,9 +259,9 @@ class StepPolicy:
         return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
 
     def _drop(self, steps: list[int]) -> None:
-        """Drop steps from the store, never the newest one, and tensors that no other step has.
+        """Drop steps from the store, never the newest one, and tensors that no other step has; `dropped` counts them.
 
-        A failure ends all dropping.
+        A failure is noted and ends all dropping.
         """
         gone = set(steps) - {next(reversed(self._tensors), None)}
         if not gone or self._gave_up:

@@ -187,7 +187,7 @@ def __getattr__(name: str) -> Any:
 
 
 def tuple_items(annotation: str) -> tuple[str, ...] | None:
-    """Element types, as text, of `Tuple[...]`; None for another type or a tuple of unknown length."""
+    """Element types, as text, of `Tuple[...]`, not those inside them; None for another type or any text with `...`."""
     if not annotation.startswith("Tuple[") or "..." in annotation:
         return None
     inner, depth, places = annotation[len("Tuple[") : -1], 0, [""]

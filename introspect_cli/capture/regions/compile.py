@@ -217,7 +217,7 @@ def _modules_reached(function: Any) -> list[nn.Module]:
 def _modules_among(values: Iterable[Any]) -> Iterator[nn.Module]:
     """Modules among values, and the first 64 in the attributes of each other value, with all inside them.
 
-    Tensors are passed over.
+    Tensors are passed over, and lists, tuples and dicts are not looked into. A module may come several times.
     """
     for value in values:
         if isinstance(value, nn.Module):

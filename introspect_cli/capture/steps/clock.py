@@ -160,8 +160,9 @@ class StepClock(Moments):
     def outermost_forward(self, module: nn.Module) -> Phase:
         """Phase of an outermost call outside of backward passes, which is about to run: FORWARD or EVAL.
 
-        In training the call may end the step before, and it begins one; before an evaluation, the batches that the last
-        loader gave are taken out of the step, and given to `on_evaluation`.
+        In training, batches that were taken for an evaluation's are put back; the call may end the step before, begins
+        one, and `on_forward` is told. Before an evaluation, the batches that the last loader gave are taken out of the
+        step, and given to `on_evaluation`; if evaluation is not recorded, the step is added to `passed_over`.
         """
         evaluation = self.evaluation
         trained = self.trained
@@ -214,8 +215,8 @@ class StepClock(Moments):
     def mark_graph(self, result: object) -> None:
         """Put a mark in the autograd graph of an outermost call's result, to see later whether the graph is alive.
 
-        Nothing without gradients, or once an optimizer or a backward pass was seen: from then on it is known that
-        something is trained.
+        A result without tensors counts as a graph that stays alive, one whose tensors have no graph as none. Nothing
+        without gradients, or once an optimizer or a backward pass was seen: then it is known that something is trained.
         """
         if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
             return
@@ -238,9 +239,10 @@ class StepClock(Moments):
             self.auto_tick()
 
     def end_unseen_step(self) -> None:
-        """End the step if the first parameter of an optimizer was written to, though none was ever seen to step.
+        """End the step if any optimizer's first parameter was written to, though none was ever seen to step.
 
-        A compiled optimizer step runs no hooks; without this, the whole run would be one step.
+        That is, written to since the last such look; `unseen_steps` is set then. A compiled optimizer step runs no
+        hooks; without this, the whole run would be one step.
         """
         if not self.stepped and self.trained.is_any_written():
             self.unseen_steps = True
@@ -249,6 +251,7 @@ class StepClock(Moments):
     def note_backward(self) -> None:
         """Note that a backward pass begins, so something is trained; begins the step.
 
+        At the first sign of training, steps so far are dropped if they were an evaluation (`_leave_out_evaluation`).
         Without an optimizer, modules that ran with gradients count as trained; where no module runs, a second backward
         pass ends the step of the first.
         """
@@ -270,7 +273,10 @@ class StepClock(Moments):
             self.labels.read()
 
     def expect_optimizers(self) -> None:
-        """Have optimizer steps end steps from now on, since an optimizer exists; nothing at later calls."""
+        """Have optimizer steps end steps from now on, since an optimizer exists; nothing at later calls.
+
+        Steps so far are dropped if they were an evaluation (`_leave_out_evaluation`).
+        """
         if not self.has_optimizer:
             self.has_optimizer = True
             if not self.evaluation.has_training:
@@ -278,12 +284,13 @@ class StepClock(Moments):
             self.evaluation.has_training = True
 
     def _leave_out_evaluation(self, *, keep: bool) -> None:
-        """Drop all steps so far, and count from 0 again, if they were an evaluation; else nothing.
+        """Drop all steps so far, count from 0 again, tell `on_restart` and set `left_out`, if they were an evaluation.
 
-        They were if nothing in them had gradients, or all their autograd graphs are gone: no backward pass can begin
-        there. Only when training begins is that certain. Where an optimizer is built (not `keep`), calls in step 0
-        count as no steps even if their graphs are alive: a method has called the modules of a model one after the
-        other, to initialise it.
+        Else nothing, and nothing once the script has ended a step itself. They were if nothing in them had gradients,
+        or all their autograd graphs are gone: no backward pass can begin there. Only when training begins is that
+        certain. Where an optimizer is built (not `keep`), calls in step 0 count as no steps even if their graphs are
+        alive: a method has called the modules of a model one after the other, to initialise it. Then the batches so far
+        are forgotten, and `on_tick` is told, too.
 
         Args:
             keep: True if the current step belongs to training, and stays as step 0.

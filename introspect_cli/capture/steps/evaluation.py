@@ -47,7 +47,7 @@ class Trained:
         self._versions: ById[tuple[int, int]] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add an optimizer, which is referred to weakly."""
+        """Add an optimizer, which is referred to weakly, and drop the cached answers of `is_trained`."""
         self._optimizers = [reference for reference in self._optimizers if reference() is not None]
         self._optimizers.append(weakref.ref(optimizer))
         self.forget_answers()
@@ -70,9 +70,10 @@ class Trained:
         self._by_hand.set(module, True)
 
     def is_trained(self, module: nn.Module) -> bool:
-        """Whether an optimizer holds a module's parameter that requires a gradient, or the module is trained by hand.
+        """Whether an optimizer holds any parameter, of a module or below it, that requires a gradient.
 
-        Cached, but for a module whose held parameters are all frozen.
+        True also for a module that was given to `add_by_hand`. Cached, but for a module whose held parameters are all
+        frozen.
         """
         is_trained = self._roots.get(module) or self._by_hand.get(module)
         if is_trained is None:
@@ -189,10 +190,11 @@ class Evaluation:
         """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
 
     def note_batch(self, loader: int, *, start: int, began: bool) -> None:
-        """Note a batch that was drawn.
+        """Note a batch that was drawn, and its loader as the last one.
 
-        One that is drawn without gradients only makes its loader the last one, and begins an evaluation in a script
-        that trains.
+        One that is drawn without gradients is not kept for `take_back`; in a script that trains it begins an
+        evaluation. One with gradients is kept, ends an evaluation if its loader feeds training, and drops those batches
+        that `take_back` has taken out: they are not put back any more.
 
         Args:
             loader: number of its loader, -1 for an unknown one.
@@ -210,9 +212,11 @@ class Evaluation:
         self._draws.append(Draw(loader, start, began))
 
     def note_training(self) -> None:
-        """Note a backward pass or an optimizer step: all loaders drawn from since the last one feed training.
+        """Note a backward pass or an optimizer step, which ends an evaluation under way.
 
-        So does the last batch's loader if the last call with gradients was taken for an evaluation on it.
+        Loaders that gave a batch with gradients on since the last such note, and were dropped neither by `drop_batches`
+        nor by `take_back`, feed training from now on. So does the loader on whose batch the last call with gradients
+        was taken for an evaluation.
         """
         self.has_training = True
         self.feeding |= self._fed
@@ -222,13 +226,19 @@ class Evaluation:
         self._doubted = -1
 
     def drop_batches(self) -> None:
-        """Forget all batches drawn so far, since what ran was an evaluation; their rows stay as they are."""
+        """Forget all batches drawn so far, since what ran was an evaluation, which is over; their rows stay.
+
+        Their loaders do not feed training at the next `note_training`.
+        """
         self._fed.clear()
         self._draws.clear()
         self._under_way = self._loss_is_due = False
 
     def end_step(self) -> None:
-        """Forget the batches drawn in the step that has ended: their rows stay in it."""
+        """Forget the batches drawn in the step that has ended: their rows stay in it.
+
+        Their loaders still come to feed training at the next `note_training`.
+        """
         self._draws.clear()
         self._loss_is_due = False
 
@@ -238,10 +248,10 @@ class Evaluation:
         """FORWARD or EVAL for an outermost call outside of backward passes; the answer is remembered for later calls.
 
         FORWARD as long as nothing is trained, neither this module nor another. With gradients on, a call is EVAL only
-        on a batch of a loader that feeds no training: of a trained module in eval mode, or of any other module after a
-        call that was EVAL. With gradients off, a trained module is EVAL, unless it is a target of the loss in train
-        mode, or is run again inside an `autograd.Function`; any other is EVAL after a call that was, on such a batch in
-        eval mode, or as a late copy.
+        on a batch of a loader that feeds no training, while another does: of a trained module in eval mode whose
+        optimizers have all stepped, or of any other module after a call that was EVAL. With gradients off, a trained
+        module is EVAL, unless it is a target of the loss in train mode, or is run again inside an `autograd.Function`;
+        any other is EVAL after a call that was, on such a batch in eval mode, or as a late copy.
 
         Args:
             module: what is called.
@@ -292,6 +302,9 @@ class Evaluation:
     def take_back(self) -> tuple[list[Row], bool]:
         """Take the last loader's newest batches, with all rows after them, out of the step, before an evaluation.
 
+        Back to the newest batch of another loader. What the last loader has given so far does not make it one that
+        feeds training.
+
         Returns:
             the rows taken out now, in their order; and whether the step had begun with one of the batches.
         """
@@ -310,10 +323,11 @@ class Evaluation:
     def give_back(self) -> bool:
         """Put batches that `take_back` took out back into the step, at its end, before a call that trains.
 
-        Not where another batch has been drawn since. From then on no batch so far is taken back any more.
+        Not where another batch has been drawn since. From then on no batch so far is taken back any more; the loaders
+        of those put back feed training at the next `note_training`.
 
         Returns:
-            whether the step began with one of them.
+            whether the step began with one of those put back; False where none is.
         """
         began = False
         if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use

@@ -313,7 +313,7 @@ class Forms:
         )
 
     def match_all(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
-        """Match all forms (tied, transposed, merged, constant) and fill `matched` and `settled`.
+        """Match all forms (tied, transposed, merged, constant) and fill `matched` and `settled`; reads tensors for it.
 
         Args:
             only: what a alone has by name, and what b alone has.

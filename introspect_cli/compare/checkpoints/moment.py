@@ -273,7 +273,7 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
     """(prefix in `names`, prefix in `others`) by which most names differ from their partner; ("", "") for no partners.
 
     A name's partner is the one name of `others` with the most equal components at its end, at least two (one, where
-    that is the other's whole name). It has none where several have as many.
+    that is the other's whole name). It has none where several have as many. Prefixes are without a dot at the end.
     """
     ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in others:
@@ -293,9 +293,10 @@ def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
 
 
 def with_prefix_changed(name: str, change: tuple[str, str]) -> str:
-    """A name with the prefix `change[0]` replaced by `change[1]`, either of which may be "".
+    """A name with the leading dotted parts `change[0]` replaced by `change[1]`; both without a dot at the end.
 
-    Unchanged if it does not begin so.
+    `GPT` begins `GPT.head`, but neither `GPT2.head` nor `GPT` itself; a name that does not begin so is unchanged. "" as
+    the first puts the second in front of every name, "" as the second drops the first.
     """
     old, new = change
     if old and not name.startswith(f"{old}."):

@@ -133,7 +133,10 @@ def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
 
 
 def partings(runs: tuple[Run, Run], rank: int) -> list[Parting]:
-    """Where the events of a rank part, for torch, python and numpy in this order; none on record count as none."""
+    """How far seedings and draws before the first step are alike on a rank: a `Parting` each for torch, python, numpy.
+
+    Always three, in this order, also where nothing parts. A run without events on record counts as one with none.
+    """
     generators = dict.fromkeys(GENERATORS.values())
     both = ([events_of(run, rank, generator) or [] for run in runs] for generator in generators)
     return [parting(a, b) for a, b in both]
@@ -164,9 +167,8 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
 def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
     """Finding for the first seeding or draw before the first step that differs.
 
-    Nothing where a run has no record of them.
-
-    Where none differs, but nobody saw what drew last in b, it is that draw, as the state after it is what differs.
+    Nothing where a run has no record of them. Where none differs, but the function of b's last draw is unknown, it is
+    that draw, as the state after it is what differs.
 
     Args:
         runs: a and b.
@@ -229,7 +231,7 @@ def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = Fals
     Args:
         runs: a and b.
         rank: number of the rank.
-        seeds: leave out a variable whose seeds are equal and whose states differ.
+        seeds: whether only other seeds count; then nothing where the first variable's seeds are equal.
     """
     findings = list(_find_difference(script_seedings(runs, rank)))
     yield from findings
@@ -280,10 +282,11 @@ def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | 
 
 
 def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
-    """Finding on how the runs filled a parameter: by one run alone, another function, from another state or arguments.
+    """Finding on how the runs last filled a parameter: the first of these in which they differ.
 
-    From another state of torch's generator it is the first event that differs. Where all that is equal, that the script
-    changed the parameter after it. Nothing where neither run has it on record, or arguments are not.
+    One run alone filled it; the function (or the state, with a generator of the script); the state of torch's
+    generator, which gives the first event that differs; the arguments. Where all are equal, that the script changed the
+    parameter after it. Nothing where neither run has it on record, or arguments are not.
     """
     one, two = last_fillings(runs, rank, name)
     if one is None or two is None:

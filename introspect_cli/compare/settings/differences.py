@@ -114,7 +114,8 @@ def _nested_differences(a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 def describe(change: SettingChange) -> str:
     """A change in words, like a diff: `lr 0.0003 -> 0.001`, `model.py changed`, `--amp, only in b`.
 
-    Source files and other files compared by digest have no values in it.
+    Source files and other files compared by digest have no values in it; nor has what one run alone was given, imported
+    or read.
     """
     a, b, name = change.a, change.b, change.name
     if None not in (a, b):

@@ -37,7 +37,8 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
     """All settings of two runs that differ, noise included; a document that one run alone kept is no difference.
 
     First the command line, then other documents in the order of a, files that were read if both recorded them, and the
-    options of `capture` that change a training. Seedings, draws and operators' arguments are compared elsewhere.
+    options of `capture` that change a training. The script's folder does not count if both kept their sources.
+    Seedings, draws and operators' arguments are compared elsewhere.
     """
     settings_a, settings_b = ({n: run.settings[n] for n in run.settings if n not in _NO_SETTINGS} for run in (a, b))
     words_a, words_b = argv_of(settings_a, a.manifest), argv_of(settings_b, b.manifest)

@@ -31,12 +31,15 @@ _Hyperparameters = dict[str, dict[str, Any]]
 def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | None]) -> list[Difference]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
+    The name of a change has its groups and optimizers in it only where not all have the change.
+
     All but the learning rate are recorded only when new or changed, so a value missing in one run may have been
     recorded in an earlier step. `initial_lr` is left out where `lr` differs too, and the scaler always.
 
     Args:
         table: the step.
         standing: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
+            Asked only for sites that both runs have; of others the missing value is None.
     """
     alignment = table.alignment
     changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
@@ -98,8 +101,8 @@ class Optimizers:
     def __init__(self, a: Any, b: Any, rename: Callable[[str], str] = str) -> None:
         """Read both runs' settings documents and pair their optimizers.
 
-        By class and parameters where these are the same in both runs and tell all apart, else by name. `rename` maps
-        names of parameters of a to those of b.
+        By class and parameters where these are the same in both runs and no two optimizers of a run share them, else by
+        name. `paired` has b's optimizers under a's names. `rename` maps names of parameters of a to those of b.
         """
         one, two = _optimizers_by_name(a, rename), _optimizers_by_name(b)
         self.named = {"a": one, "b": two}

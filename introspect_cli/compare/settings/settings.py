@@ -264,9 +264,10 @@ class Blame:
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
     """Settings that differ, the heaviest first; from weight 0.5 on a change explains the divergence, if there is one.
 
-    Noise is left out, and what a list of arrays lacks. Where the distance is rounding, what rounds otherwise is raised
-    to 0.9 and the script's settings lowered to 0.75; where nothing else weighs 0.6, up to three variables of the
-    environment are raised to 0.8.
+    Left out are noise, what a list of arrays lacks, and what the document of optimizers says of a hyper-parameter that
+    `blame.hyperparameters` has too. Where the distance is rounding, what rounds otherwise is raised to 0.9 and the
+    script's settings lowered to 0.75; where nothing else weighs 0.6, up to three variables of the environment are
+    raised to 0.8.
 
     Args:
         a: one run.

@@ -168,8 +168,8 @@ class Comparison(Sides):
     def causes(self) -> tuple[Mask, Mask] | None:
         """Masks of sites that can be causes but no divergences: (random states, others that are if one-sided).
 
-        None if `strict`. The others are activations and evaluation, and sites whose name is not that of a site, module
-        or tensor of one run, nor an ancestor of such a name. Computed once.
+        None if `strict`. The others are activations, records of evaluation, and sites whose FQN one of the runs has
+        nowhere, neither as a site, module or tensor nor as an ancestor of one. Computed once.
         """
         if self.options.strict:
             return None

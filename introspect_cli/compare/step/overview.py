@@ -70,7 +70,8 @@ class Heat:
     def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
         """Raise the cells of a diverging step's column, in place.
 
-        Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown.
+        Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown. Other
+        distances count as 1e-12 at least.
 
         Args:
             place: index of the step among the compared ones.
@@ -98,7 +99,9 @@ class Heat:
     def result(self) -> DivergenceMap:
         """The finished map; rows of generators that never differ are left out.
 
-        A module whose forward pass differs in any step has the distances of its forward pass alone in every column.
+        A module whose forward pass differs in any step has the distances of its forward pass alone in every column;
+        `behind` is True in columns where that leaves 0, though something else of it differs. `unmeasured` is True where
+        the value stands for an unknown distance.
         """
         shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
         in_forward = self.forward.any(axis=1, keepdims=True)
@@ -131,7 +134,7 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a DIFFERENT one at `first`.
 
     Records that count for nothing (ABSENT, and not in one run alone) and those without a place in a's order are left
-    out.
+    out. Only cells that differ have a distance, if it is known.
     """
     alignment, table, diverging = step.alignment, step.table, step.divergences
     rel = relative(*table.distances(step.comparison.layouts))

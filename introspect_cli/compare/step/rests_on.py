@@ -82,8 +82,8 @@ def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
 def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor at `order`: by its last earlier record in this step, else by its state before the step.
 
-    Before the step: DIFFERS if `carried` has it; else its last record of the previous step; else UNSEEN if only one run
-    has the tensor, or the previous step was not recorded and optimizers change the tensor; else WITHIN if `carried`
+    Before the step: DIFFERS if `carried` has it; else its last record of the previous step; else UNSEEN if no site of
+    it is in both runs, or the previous step was not recorded and optimizers change the tensor; else WITHIN if `carried`
     says so, or EQUAL.
 
     Args:
@@ -244,7 +244,7 @@ def passed_over(step: Step, _place: Place) -> list[Evidence]:
 def inputs(step: Step, place: Place) -> list[Evidence]:
     """Edge: the inputs of the call together: DIFFERS if any differs, else UNSEEN if any was not seen.
 
-    Nothing where both captures record all inputs but this call has none.
+    Nothing where both captures record all inputs but this call has none; UNSEEN if it has none otherwise.
     """
     site = place.site
     sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
@@ -256,8 +256,8 @@ def inputs(step: Step, place: Place) -> list[Evidence]:
 def inside(step: Step, place: Place) -> list[Evidence]:
     """Edge: outputs of other modules recorded from the call's start to before the place.
 
-    Nothing where `place.start` is -1. With ranks put together only those of submodules, by name. One that was not seen
-    makes it UNSEEN, unless another differs.
+    Nothing where `place.start` is -1. With ranks put together only those of submodules, by name. UNSEEN where there is
+    none, or one was not seen, unless another differs.
     """
     if place.start < 0:
         return []
@@ -333,7 +333,10 @@ def _unless_left_out(step: Step, fact: Evidence) -> Evidence:
 
 
 def everything(step: Step, place: Place) -> list[Evidence]:
-    """Edge: one fact, the joint state of all records before the place, those that one run alone has included."""
+    """Edge: one fact, the joint state of all of a's records before the place, those that a alone has included.
+
+    Records that b alone has do not count, as they have no place in a's order.
+    """
     earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
     return [Evidence(Thing.EVERYTHING, step.known(earlier))]
 
@@ -372,7 +375,7 @@ def gradients(step: Step, place: Place) -> list[Evidence]:
 def gradient(step: Step, place: Place) -> list[Evidence]:
     """Edge: the parameter's gradient as the optimizer takes it; nothing if it alone has none (`lacks_gradient`).
 
-    GRADIENT_SUM instead where the ranks of one run alone have not summed it yet.
+    GRADIENT_SUM instead where the ranks of one run alone have not summed it yet. UNSEEN without a record of it.
     """
     sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
     if lacks_gradient(step, place.site.fqn):

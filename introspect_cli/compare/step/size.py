@@ -62,7 +62,7 @@ def size_of(
         b: what run b recorded; None where it has no record.
         rel: relative L2 distance; None where it is not known.
         terms: number of terms of the sum that gives the value; 0 where that is not known.
-        scale: c where b is c times a, else None: no other order of sums multiplies all elements by one factor.
+        scale: c where b is c times a, else None; with it, more than `LEAST_BOUND` roundings are MORE already.
     """
     if a is None or b is None or a.status is not b.status or shapes_differ(a, b):
         return Size.STRUCTURAL
@@ -85,7 +85,7 @@ def terms_of(step: Step, site: Site, a: Summary | None) -> int:
     """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
 
     Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
-    input gradient: the largest fan-in of its module's parameters. 0 for all other kinds.
+    input gradient: the largest fan-in of its module's parameters. 0 for all other kinds and for single numbers.
 
     Args:
         step: the step of the record.
@@ -181,8 +181,8 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     """The divergence at a position of `step.divergences`, with role and reason of `cause`, distance, size and factor.
 
     Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Else it is that of the
-    texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have none.
-    `floor` is the largest of all noise runs.
+    texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have no
+    distance, random states no size either. `floor` is the largest of all noise runs, None without any.
     """
     comparison, table, divergences = step.comparison, step.table, step.divergences
     layouts_a, layouts_b = comparison.layouts

@@ -201,7 +201,8 @@ class Step:
 
         Args:
             sites: their union numbers.
-            before: position in run a's sequence; only earlier records count.
+            before: position in run a's sequence; only earlier records of a count. Infinity for all, those that b alone
+                has included.
             every: whether one record that was not seen makes the answer UNSEEN.
         """
         numbers = np.asarray(sites, dtype=np.int64)
@@ -244,18 +245,19 @@ class Step:
         return self._by_kind.get((kind, fqn), [])
 
     def differs_inside(self, fqn: str, low: float, high: float) -> bool:
-        """Whether a forward record other than the module's own differs from `low` to `high`, both inclusive.
+        """Whether a forward record inside a module's call differs, among those whose order is from `low` to `high`.
 
-        All records from a call's start to its end count as inside it; with ranks put together, those of modules below
-        its name.
+        Both are orders in the table, as `spans_of` gives, inclusive. All records between count as inside, of whatever
+        module, but not the module's own inputs, outputs and the like; its operators' outputs do. With ranks put
+        together only those of modules below its name count, and its operators.
         """
         of_all, of_it = (_count_between(self._inside.get(name, []), low, high) for name in ("", fqn))
         return of_it > 0 if self.is_gathered else of_all > of_it
 
     def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
-        """What run `side` alone has: (FQNs, first position by FQN, also by each ancestor of these).
+        """Of divergences that run `side` alone has: (their FQNs, by FQN and each ancestor the first position).
 
-        Computed once per side.
+        Positions are those in `divergences`. Computed once per side; not to be changed.
         """
         if side not in self._one_sided:
             missing = self.divergences.row_b if side == "a" else self.divergences.row_a
@@ -270,7 +272,7 @@ class Step:
     # --- the last value of each tensor and setting
 
     def last(self, union: int, side: str) -> tuple[StepBatch, int] | None:
-        """(records of a step, row) of the last earlier record of what a site is about; None for none.
+        """(records of a step, row in them) of the last earlier record of what a site is about; None for none.
 
         Earlier records of one kind, FQN and path count, whatever their phase and call. Looked for in this step before
         the site's own record, then in the `_MAX_STEPS_BACK` steps before it (only one where steps were thinned), which
@@ -347,9 +349,10 @@ class Step:
 
     @cached_property
     def _tensors_from(self) -> dict[str, float]:
-        """By module, the lowest order at which a parameter or buffer at or below it differs.
+        """By module, the lowest order at which a parameter or buffer of it or of its submodules differs.
 
-        -inf if it does as the step begins.
+        Only in the phases `_BEFORE_USE`; -inf if it does as the step begins (`carried`). Modules where none differs are
+        left out.
         """
         tensors = dict.fromkeys(
             (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf

@@ -65,9 +65,10 @@ class Structure:
     _looked: bool = False
 
     def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add a step's one-sided rows and random states; a file that one run alone saves is no structure.
+        """Add a step's one-sided sites to `only`, their modules to `giving` and `changing`, random states to `random`.
 
-        Merges are looked for once: in the first step in which both runs have one-sided rows.
+        A saved file whose name one run alone has is left out. `merges` are looked for once: in the first step in which
+        both runs have one-sided rows.
 
         Args:
             causes: the step's table, with causes as its only diverging rows.
@@ -248,8 +249,8 @@ def _merge_changes(structure: Structure) -> list[StructureChange]:
 def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureChange]:
     """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
 
-    Inside a module that only one run has, only that outermost module is named; modules and tensors of a merge are left
-    out, and equal changes are one.
+    Inside a module that only one run has, only that outermost module is named. Left out are modules and tensors of a
+    merge, and further calls of a name whose parent module has further calls too; equal changes are one.
     """
     alignment = structure.alignment
     merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}

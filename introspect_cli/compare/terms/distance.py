@@ -121,9 +121,10 @@ def distances(
 ) -> tuple[Floats, Floats]:
     """(estimated L2 distance, larger of the two L2 norms) of each pair of rows, both float64 (n,).
 
-    The distance is NaN where it is unknown: no sketches, another shape, unequal counts of NaNs or infinities, sparse
-    tensors with other places, or equal finite elements beside some that are not finite. A bound from the statistics
-    stands in for the sketches' estimate where it is more than twice that.
+    Norms are from statistics, else from sketches; both are NaN without sketches. The distance is also NaN where it is
+    unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
+    elements beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it
+    is more than twice that.
 
     Args:
         a: records of run a.

@@ -200,7 +200,7 @@ class Attempts:
 def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     """A's source and opened files with the changes among `elements`, as bytes by name.
 
-    Files that only b has are always included.
+    Settings among `elements` are passed over. Files that only b has are always included.
 
     Raises:
         ValueError: a changed file cannot be parsed.

@@ -132,7 +132,10 @@ def _recipe_for_texts(run: Run) -> Recipe:
 
 
 def _names_in_a(a: Recipe, b: Recipe, root_a: Path, root_b: Path) -> dict[str, str]:
-    """B's name of the script mapped to a's, where they are two names of one script; {} otherwise."""
+    """B's source name of its script mapped to that of a's, where they are two names of one script; {} otherwise.
+
+    They are where b recorded a source of b's name and none of a's. {} also where either ran a module.
+    """
     if not a.script or not b.script:
         return {}
     name_a, name_b = (

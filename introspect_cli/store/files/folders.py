@@ -256,7 +256,12 @@ class Folder(Descriptor, Directory):
         return Folder(fd, f"{self.path}/{name}")
 
     def file(self, name: str) -> Handle:
-        """The regular file `name` inside this directory, for reading."""
+        """The regular file `name` inside this directory, opened for reading; links are not followed.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it is no regular file, or cannot be read.
+        """
         path = f"{self.path}/{name}"
         try:
             handle = Handle(os.open(name, _READ, dir_fd=self.fd), path)

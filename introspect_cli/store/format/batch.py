@@ -147,7 +147,8 @@ class StepBatch:
     def columns(self, schema: Schema) -> dict[str, ColumnData]:
         """The columns to write, by name, for those of `schema`; texts are cut to LIMIT_TEXT characters.
 
-        Where the batch lacks one, `calls` is 1 in each row and any other an `absent_column`.
+        Where the batch has none of that name, `calls` is 1 in each row and any other an `absent_column`. Columns of the
+        batch that `schema` does not have are not written.
         """
         rows = len(self)
         columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN} | self.counts | self.floats

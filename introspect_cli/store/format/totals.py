@@ -106,9 +106,10 @@ class StepTotals:
         self._heads = np.concatenate([self._heads[:counted], np.array(heads, np.uint64)])
 
     def encoded(self, columns: dict[str, Any], keys: Array, kinds: Array) -> bytes:
-        """The bytes of a step's TOTALS frame: its shares, and the total of each.
+        """The bytes of a step's TOTALS frame: its shares (rows that are added up together), and the total of each.
 
-        What belongs to which share is kept for the next step, and worked out again where its rows are others.
+        Which rows belong to which share is kept for the next step, and worked out again where its sites, layouts or
+        statuses are others.
 
         Args:
             columns: of the step's records.
@@ -132,9 +133,9 @@ class StepTotals:
         return len(totals).to_bytes(8, "little") + last.form + totals.tobytes()
 
     def _arranged(self, site: Array, layout: Array, status: Array, keys: Array, kinds: Array) -> _Arrangement:
-        """Group the rows into shares: by kind and part for state and parts, one for settings, one for the rest.
+        """Group the rows into shares: by kind and part for state and parts, one for settings, one for all other rows.
 
-        Rows of kinds in LEFT_OUT that are no settings are in none.
+        Rows of kinds in LEFT_OUT are only in the share of settings, if they are settings.
         """
         kind, place = kinds[site], self._places[layout]
         counts = ~np.isin(kind, LEFT_OUT)

@@ -42,6 +42,8 @@ def layout_free_digests(
 ) -> tuple[list[bytes | None], NDArray[np.int64]]:
     """Digests of steps that are equal for equal values in any layout.
 
+    A form is the list of shares of a rank's step: rows of one kind and part, which are added up.
+
     Args:
         totals: of each rank.
         keys: uint64, of all sites by common number.
@@ -51,9 +53,9 @@ def layout_free_digests(
         plans_of: gives the plans of all slices of the step at a position.
 
     Returns:
-        the digest of each step, None where the ranks' totals do not tell, and of all but the `_MOST_FORMS` commonest
-        combinations of the ranks' forms; and int64 (steps,), the number of each step's combination, -1 where a rank has
-        no totals.
+        the digest of each step, None where the ranks' totals do not determine it (a rank has none, copies differ,
+        parts do not fit together), nor for any but the `_MOST_FORMS` commonest combinations of the ranks' forms; and
+        int64 (steps,), the number of each step's combination, -1 where a rank has no totals.
     """
     out: list[bytes | None] = [None] * rows.shape[1]
     groups = np.full(rows.shape[1], -1, np.int64)
@@ -87,8 +89,8 @@ def layout_free_digests(
 def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
     """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
 
-    The first two numbers are over shares that add up, of copies the first rank's; the others over what each rank has
-    its own of. Copies of whole values of kinds in FIRST may differ.
+    The first two numbers add up shares of state and parts, each share that several ranks have once, by the first rank's
+    total; the other two add up what each rank has its own of. Copies of whole values of kinds in FIRST may differ.
 
     Args:
         shares: of each rank.
@@ -119,8 +121,8 @@ def _constant_parts(
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
-        the keys of sites that were not seen, and what wholes have beside their elements, uint64 (4,); None where the
-        steps' totals do not say how they compare.
+        keys of the sites with a row that was not observed, and a sum of the wholes' headers, each times its site's
+        factors, uint64 (4,), 0 in the last two; None where totals do not determine the digests.
     """
     basis = plan.basis
     if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
@@ -148,9 +150,9 @@ def _constant_parts(
 
 
 def _share_of(kinds: Array, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
-    """For each row a number of its share, equal for shares of the same copies.
+    """For each row the number of its share, equal for shares of ranks that hold copies of the same rows.
 
-    -1 stands for values of each rank's own, -2 where the rank has no such share on record.
+    -1 is for values that each rank has its own of, -2 where the rank's totals do not have such a share.
     """
     kind, rank = kinds[basis.site[rows]], basis.rank[rows]
     place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]

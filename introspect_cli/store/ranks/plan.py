@@ -210,7 +210,8 @@ def _misfits(
 def _misfit(layouts: Sequence[Layout], ranks: Sequence[int]) -> str | None:
     """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are, None if unknown.
 
-    Equal parts count once. An overlap is told before a gap; how large the whole is, the first layout says.
+    Equal parts count once. Of several faults, the first overlap is named, with the first rank that holds either part; a
+    gap only without one. The first layout says how large the whole is.
     """
     held = [(rank, layout.part) for rank, layout in zip(ranks, layouts, strict=True)]
     holders = {part: rank for rank, part in reversed(held) if part is not None}

@@ -35,8 +35,8 @@ def whole_layout(layout: Layout) -> Layout:
 def batched_layout(layouts: Sequence[Layout]) -> Layout:
     """The layout of tensors put end to end: dimension 0 summed, others the largest, dtypes joined by " and ".
 
-    The first layout gives the rest, and also the shape where it is 0-dimensional or another has another number of
-    dimensions; further ones without dimensions are ignored.
+    Device and strides are the first layout's, without a part; its shape, too, where it is 0-dimensional or another has
+    another number of dimensions. Further layouts without dimensions are ignored for the shape.
     """
     shape = layouts[0].shape
     shapes = [layout.shape for layout in layouts if layout.shape]

@@ -124,12 +124,13 @@ def combined_elsewhere(
 ) -> Iterator[StepBatch]:
     """Combine steps in tasks; yields each step's batch in order, its layouts numbered as the reader's.
 
-    The reader is given layouts that it does not have. Runs that tasks left open in this process are closed at the end.
+    The reader is given layouts that it does not have. Runs that tasks left open in this process are closed at the end,
+    also where the iterator is not used up.
 
     Args:
         reader: of the run.
         path: the run, as workers find it.
-        rows: positions of the steps.
+        rows: positions of the steps in the reader's `common_steps`.
         fold: as `WholeReader` takes it.
         work: runs the tasks.
         each: steps of a task.
@@ -181,7 +182,7 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
 def ended_unevenly(run: Run) -> bool:
     """Whether all ranks ended properly, none with another exit code than 0, and their last steps differ.
 
-    False also where a rank is missing or has no step; ranks that were to record nothing are ignored.
+    False also where a rank is missing, has no step or was cut off; ranks that were to record nothing are ignored.
     """
     readers = [run.rank(rank) for rank in run.ranks if rank not in run.left_out]
     last = {reader.last_step for reader in readers}

@@ -124,9 +124,9 @@ class WholeReader(Reader):
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
-        """Entries of the steps that every rank has; `rows` is 0, see `rows_in`.
+        """Entries of the steps that every rank has; only step, digest and chain are set (see `rows_in` for `rows`).
 
-        Their digests are the same in any layout where the ranks' totals tell, and else are over the ranks' digests.
+        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests.
         """
         out = np.zeros(len(self.common_steps), ENTRY)
         out["step"] = self.common_steps
@@ -142,10 +142,10 @@ class WholeReader(Reader):
         return out
 
     def _layout_free_digests(self) -> list[bytes | None]:
-        """For each step a digest that is equal in any layout; None where the ranks' totals do not tell.
+        """For each step a digest that is equal in any layout; None where the ranks' totals do not determine it.
 
-        None for all of one rank, of stages of a pipeline, with a fold, and where ranks are lacking. Notes the steps'
-        forms for `rows_in`.
+        None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded. Else
+        sets `_forms` to the number of each step's combination of forms, for `rows_in`.
         """
         if self._fold or self.stages or self._lacking or len(self.readers) == 1:
             return [None] * len(self.common_steps)
@@ -155,7 +155,7 @@ class WholeReader(Reader):
         return step_digests
 
     def _plans(self, row: int) -> list[Plan]:
-        """The plan of each slice of the step at a position; notes its number of records for `rows_in`."""
+        """The plan of each slice of the step at a position; sets its number of records, for `rows_in`."""
         of = self._slices_of(row)
         plans = [self._combiner(which, of).planned(self._stacked(row, which, of)) for which in range(of)]
         self._sizes[self._size_key(row)] = sum(len(plan.starts) for plan in plans)
@@ -370,8 +370,8 @@ class WholeReader(Reader):
     def _combined_row(self, row: int) -> StepBatch:
         """Combine the `row`-th step; where `combine` is given and it was announced, with the announced ones after it.
 
-        These are 4 at first, then twice as many each time, at most 64, and are kept until they are asked for or others
-        are combined.
+        Those are 4 at first, the step itself included, then twice as many each time, at most 64; they are kept until
+        they are asked for or others are combined. Sets the number of records for `rows_in`.
         """
         if self._combine is None:
             of = self._slices_of(row)

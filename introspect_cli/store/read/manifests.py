@@ -273,8 +273,9 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
 
-    What the launch's manifest says takes the place of what the rank's does. The exit code and exception are those of
-    the rank that failed first; `steps` is the smallest number. The status is the first other than `complete` that a
+    What the launch's manifest says takes the place of what the rank's does; `rank`, `local_rank` and `host` are left
+    out. Exit code, exception, `how` and `raised_at` are those of the rank that failed first, by its end; without a
+    failure, the lowest rank's. `steps` is the smallest number. The status is the first other than `complete` that a
     rank has; `interrupted` where a rank is missing, `running` without any; else `complete`.
 
     Args:

@@ -39,7 +39,7 @@ def poll(
 
     Args:
         path: the run.
-        look: called with the opened run.
+        look: called with the opened run; what it returns at last is returned.
         opened: opens the run at a path.
         pause: the least number of seconds between two looks.
         rest: the pause is at least so many times as long as the look before it took.

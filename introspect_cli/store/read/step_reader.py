@@ -58,7 +58,7 @@ class Reader(ABC):
     @property
     @abstractmethod
     def is_whole(self) -> bool:
-        """Whether its records may stand for those of several ranks."""
+        """Whether each record may be put together from the records of several ranks."""
 
     @property
     @abstractmethod

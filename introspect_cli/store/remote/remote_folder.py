@@ -76,7 +76,13 @@ class RemoteFolder(Directory):
             self._inside[name] = _folder(self._storage, place, catalogue)
 
     def folder(self, name: str) -> RemoteFolder:
-        """The directory `name` inside this one; its catalogue is read where it was not yet."""
+        """The directory `name` inside this one; its catalogue is read where it was not yet.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamageError: it is a file.
+            StoreError: its catalogue cannot be read.
+        """
         self.prefetch([name])
         if name not in self._inside:
             raise FileNotFoundError(name)

@@ -135,7 +135,7 @@ class LogWriter:
             shared: whether other ranks write the same run.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be made; FileExistsError where there is a log.
         """
         self.folder, self.rank = folder, rank
         self._run_id, self._durable, self._shared = run_id, durable, shared
@@ -178,9 +178,10 @@ class LogWriter:
             self._torn = False
 
     def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
-        """The frame of a table of names.
+        """The frame of a table of names; the encoded rows are its body, unless `shared/` has them.
 
-        Its bytes go into `shared/` at once instead, where ranks share them (`_put_shared`).
+        Where several ranks write the run, `_put_shared` may put them there at once; the body is then empty, and the
+        frame's `step` their length in bytes (0 where the body has them).
 
         Args:
             kind: SITES, LAYOUTS or MODULES.
@@ -223,10 +224,12 @@ class LogWriter:
         return named in there
 
     def drop(self, steps: Collection[int], why: str) -> None:
-        """Rewrite the log without some steps, and note in it how many were dropped and why.
+        """Rewrite the log without the steps with the numbers `steps`, and note in it how many were dropped and why.
+
+        Numbers that the log does not have are ignored; with none that it has, nothing is written.
 
         Raises:
-            StoreError: the rest could not be written anew; then all steps are still there.
+            StoreError: the log could not be written anew; then all steps are still there.
         """
         with self._lock:
             try:
@@ -280,8 +283,8 @@ class LogWriter:
     def undo_uncounted(self) -> None:
         """Truncate the log to what counts as written, where a write may have failed; go on with the log in place.
 
-        The file is looked at once more when it is written to: whether its descriptor is still its own, and it still
-        there.
+        Whether the descriptor is still the log's, and the log still there, is checked again when it is written to.
+        Where `drop` failed, the new log goes on if it has the log's name; else it is deleted.
 
         Raises:
             StoreError: this is a forked child.

@@ -188,12 +188,12 @@ class RankWriter:
             self._fail(reason(error))
 
     def thin(self, steps: Collection[int], why: str) -> None:
-        """Drop steps that were written, the last one excepted; `why` is a key of `log.OPTIONS`.
+        """Drop steps (numbers) that were written, the last one excepted; `why` is a key of `log.OPTIONS`.
 
-        Does nothing after a failure.
+        Does nothing after a failure, nor with numbers that the log does not have.
 
         Raises:
-            StoreError: the rest could not be written anew; then all steps are still there.
+            StoreError: the log could not be written anew; then all steps are still there.
         """
         dropped = frozenset(steps) - {self._log.written.step}
         if self.failure is None and dropped:

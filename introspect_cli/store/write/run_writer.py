@@ -229,7 +229,8 @@ class StoreWriter(Closing):
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
         """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already.
 
-        One that could not be written is not tried again.
+        Bytes written are added to `tensor_bytes`. One that could not be written is not tried again, and counts as
+        stored: 0.
 
         Args:
             checksum: the tensor's.
@@ -258,7 +259,10 @@ class StoreWriter(Closing):
         return written
 
     def drop_tensors(self, checksums: Iterable[int]) -> None:
-        """Delete tensors that this writer stored, by checksum; others, and those that cannot be deleted, stay."""
+        """Delete tensors that this writer stored, by checksum, and lower `tensor_bytes`; they may be stored again.
+
+        Tensors that it did not store, and those that cannot be deleted, stay.
+        """
         for checksum in checksums:
             name = f"{checksum:016x}.safetensors"
             with suppress(OSError):

@@ -69,7 +69,8 @@ class Pending:
     def rows(self) -> Rows:
         """Wait for the rows and return them, shape (len(slots), 32), with floats as float64; give the blocks back.
 
-        Call it once only, and only after `is_ready` was True.
+        They are in the order of `slots`, in which a slot may come several times. Call it once only, and only after
+        `is_ready` was True.
         """
         self.send()
         if self._copied is not None:

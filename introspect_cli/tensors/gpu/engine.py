@@ -243,7 +243,8 @@ class DeviceEngine:
     def add(self, slot: int, tensor: torch.Tensor, token: tuple[int, ...] | None = None, **wanted: bool) -> bool:
         """Summarise a tensor of any strides on the current stream; does not wait for it.
 
-        A tensor that is launched in several parts gets a row for each; `Pending.fill` adds up the rows of a slot.
+        A tensor that is launched in several parts gets a row for each, a complex one also one for its checksum and
+        sketch and one for its statistics; `Pending.fill` adds up the rows of a slot.
 
         Args:
             slot: the slot of the row.
@@ -252,7 +253,7 @@ class DeviceEngine:
             wanted: as for `launch_one`.
 
         Returns:
-            False where `prepare` returns None: nothing is done then.
+            False, with nothing launched, where `prepare` returns None for the parts: no elements, or an unknown type.
         """
         if tensor.dtype in (torch.complex64, torch.complex128):
             # A complex number has the words and the sketch of its two parts, and the statistics of its size.
