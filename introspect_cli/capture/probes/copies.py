@@ -111,7 +111,7 @@ class CopiesProbe(GuardedProbe):
         if not shapes:
             return
         held = {memory_of(one) for root in trained for one in parameters_in(root)}
-        groups = [group for optimizer in clock.trained.optimizers() for group in optimizer.param_groups]
+        groups = [group for optimizer in clock.trained.of_this_thread() for group in optimizer.param_groups]
         gradients = [one.grad for group in groups for one in group["params"]]
         held = (held | {memory_of(one) for one in gradients if one is not None}) - {0}
         fewest, most = min(map(Counter.total, shapes)), 2 * max(map(Counter.total, shapes)) + MAX_ITEMS

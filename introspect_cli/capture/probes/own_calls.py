@@ -181,7 +181,7 @@ class OwnCalls(GuardedProbe):
         if step & (step - 1) or not self._context.recorder.wanted or not names.any_module:
             return  # after 1, 2, 3, 5, 9... steps
         known: dict[int, bool] = {}
-        for optimizer in clock.trained.optimizers():
+        for optimizer in clock.trained.of_this_thread():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 name = names.parameters.name_of(parameter)
                 place = None if name is None or parameter.grad is None else name.place_of(parameter)

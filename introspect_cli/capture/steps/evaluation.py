@@ -13,6 +13,7 @@ batch, and what the call before was. What a loader gave is taken back when its b
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ class Trained:
         self._roots: ById[bool] = ById()
         self._by_hand: ById[bool] = ById()
         self._versions: ById[tuple[int, int]] = ById()
+        self._threads: ById[int] = ById()
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Add an optimizer, which is referred to weakly, and drop the cached answers of `is_trained`."""
@@ -64,6 +66,13 @@ class Trained:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Live optimizers, in the order in which they were added."""
         return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def of_this_thread(self) -> list[torch.optim.Optimizer]:
+        """Live optimizers whose last step was this thread's.
+
+        A backward pass of another thread may be writing the gradients of its own, and torch does not guard `.grad`.
+        """
+        return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
 
     def add_by_hand(self, module: nn.Module) -> None:
         """Count a module as trained from now on although no optimizer holds its parameters."""
@@ -88,7 +97,7 @@ class Trained:
         return is_trained
 
     def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Note that an optimizer steps; drop cached answers if its parameters, `requires_grad` or names changed.
+        """Note which thread steps an optimizer; drop cached answers if its parameters, `requires_grad` or names changed.
 
         With ZeRO they are dropped at each step.
 
@@ -96,6 +105,7 @@ class Trained:
             optimizer: what steps.
             named: how often names of parameters were given or taken back so far.
         """
+        self._threads.set(optimizer, threading.get_ident())
         held = parameters_of(optimizer)
         now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
         if zero.is_loaded() or now != self._stepped_with.get(optimizer):
