@@ -97,7 +97,7 @@ class Trained:
         return is_trained
 
     def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
-        """Note which thread steps an optimizer; drop cached answers if its parameters, `requires_grad` or names changed.
+        """Note which thread steps an optimizer; drop cached answers if parameters, `requires_grad` or names changed.
 
         With ZeRO they are dropped at each step.
 
