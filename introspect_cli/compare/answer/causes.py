@@ -100,8 +100,13 @@ def ranked_candidates(
     """Statements that are likely, then settings that explain, in the order given.
 
     Settings with the same values in a and b are one candidate, and so is an argument of one run alone with the setting
-    that has its value. Left out are the git commit, nested settings, and source files whose statements were all
-    compared.
+    that has its value. Left out are the git commit and nested settings; source files too, unless `code` has files that
+    it could not read, or no changed statement.
+
+    Args:
+        findings: a setting is PROVED, not LIKELY, if a proved one of these has its two values; they add no candidates.
+        code: what changed in the code; None where that was not compared.
+        settings: the best first.
     """
     statements = [
         Candidate(

@@ -390,6 +390,11 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
     No difference are a definition that moved to another file with an equal value, a name that one version alone binds
     (what reads it differs, unless functions of both versions read it), and a parameter's added or removed default.
     Where effects do not differ, calls that are made another number of times are differences.
+
+    Args:
+        a: one version.
+        b: the other.
+        pairs: b's places to a's.
     """
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]

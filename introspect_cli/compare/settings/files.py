@@ -133,7 +133,8 @@ def _paired_files(
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     """Differences of two paired files; none where their content is equal or a digest is missing.
 
-    Of values the first `_MOST`; of texts that are no configuration the first line.
+    Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
+    one difference, of the digests.
     """
     if a.content == b.content or not (a.digest and b.digest):
         return

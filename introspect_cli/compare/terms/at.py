@@ -118,10 +118,10 @@ class At:
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
     def left_by_updates(self, looked_at: int) -> dict[Tensor, int | None]:
-        """Checksum of each tensor after its last optimizer step up to this step, which is included.
+        """Checksum of each tensor after its last optimizer step up to this step, which counts and must be on record.
 
-        Tensors with a record after an optimizer step anywhere in the run are looked for. Where a step on the way was
-        not recorded, those not found by then are None; those not found in `looked_at` steps are left out.
+        Tensors with a record after an optimizer step anywhere in the run are looked for. Where an earlier step on the
+        way was not recorded, those not found by then are None; those not found in `looked_at` steps are left out.
 
         Args:
             looked_at: how many earlier steps are read at most.
