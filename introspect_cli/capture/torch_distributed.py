@@ -183,9 +183,10 @@ def is_cut(module: Any) -> bool:
 
 
 def _cut_together(module: Any) -> list[Any]:
-    """The sets of parameters that `fully_shard` cuts together, one for each mesh; [] where it was not called.
+    """Torch's groups (`FSDPParamGroup`) of a module that `fully_shard` was called on, one for each mesh; else [].
 
-    Older torch has one set at most. Newer torch has a list, and raises where the one is asked for and there are more.
+    Older torch keeps one at most, newer torch a list; its attribute for the one raises where there are more, so the list
+    is read first.
     """
     state = module._get_fsdp_state() if is_cut(module) else None  # noqa: SLF001 - told in the docstring
     many = getattr(state, "_fsdp_param_groups", None)

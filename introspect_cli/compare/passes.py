@@ -904,9 +904,11 @@ def _values_by_call(columns: Columns, batch: StepBatch, kind: Kind) -> dict[str,
 
 
 def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
-    """A new number for each call of the longer run; {} where that pairs no more equal calls than equal numbers do.
+    """The new number of each call of the longer run, by its old one.
 
-    {} also for more than `_MOST_CALLS` calls.
+    Equal calls, paired in order, take the number that the shorter run has; the others take those numbers of the longer
+    run that are left, in order. {} where that pairs no more equal calls than the numbers of today do, or for more than
+    `_MOST_CALLS` calls.
     """
     if len(longer) > _MOST_CALLS:
         return {}

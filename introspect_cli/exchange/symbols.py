@@ -91,10 +91,10 @@ def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str
 
 
 def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
-    """Parse a line into layout, statistics and hash ("" where it has none).
+    """Layout, statistics by name, and the report's own hash ("" without one) of a tensor's line in a YAML report.
 
-    None for what is no such line: a plain value, or the value of a tensor without dimensions. A missing dtype is
-    `unknown`. Where the variance is missing, `add_biased_variance` computes it from the unbiased one, or from `std`,
+    Such a line has parts joined by `|`: shape, dtype, statistics with their symbols. None for any other text, also for a
+    bare value, as reports write a tensor without dimensions. A missing dtype is `unknown`. Where the variance is missing, `add_biased_variance` computes it from the unbiased one, or from `std`,
     which is that of n - 1.
     """
     parts = text.split("|")

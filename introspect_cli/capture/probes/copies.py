@@ -81,7 +81,10 @@ class CopiesProbe(GuardedProbe):
                 self._record()
 
     def _record(self) -> None:
-        """Record all copies, at most once in a step; one that is gone, or is now a module with a name, is skipped."""
+        """Record the tensors of each averaged copy found so far (`_moving`), at most once in a step.
+
+        One that is gone, or that is by now a module with a name, is skipped.
+        """
         if self._recorded == self._recorder.step or not self._moving:
             return
         self._recorded = self._recorder.step

@@ -214,7 +214,7 @@ class Step:
     # --- what differs
 
     def order_at(self, position: int) -> float:
-        """Place of the divergence at `position` in a's sequence (`Table.order`)."""
+        """Where divergence number `position` of this step stands in a's sequence (`Table.order`)."""
         return float(self.divergences.order[position])
 
     def is_one_sided(self, position: int) -> bool:

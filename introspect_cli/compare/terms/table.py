@@ -293,17 +293,17 @@ class Table:
         return self._rows_of[side].get(site), self.a if side == "a" else self.b
 
     def status(self, site: int, side: str) -> Status | None:
-        """Status of a site's record in run `side`; None without a record."""
+        """Status of the record that run `side` has of site `site`, a union number; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else Status(int(batch.status[row]))
 
     def checksum(self, site: int, side: str) -> int | None:
-        """Checksum of a site's record in run `side`; None without a record."""
+        """Checksum of the record that run `side` has of site `site`, a union number; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else int(batch.checksum[row])
 
     def sequence(self, site: int, side: str) -> int | None:
-        """Place of a site's record in run `side`'s order of recording; None without a record."""
+        """Place of that record in run `side`'s order of recording; `site` is a union number. None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else int(batch.sequence[row])
 
