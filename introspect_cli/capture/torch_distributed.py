@@ -185,8 +185,8 @@ def is_cut(module: Any) -> bool:
 def _cut_together(module: Any) -> list[Any]:
     """Torch's groups (`FSDPParamGroup`) of a module that `fully_shard` was called on, one for each mesh; else [].
 
-    Older torch keeps one at most, newer torch a list; its attribute for the one raises where there are more, so the list
-    is read first.
+    Older torch keeps one at most, newer torch a list; its attribute for the one raises where there are more, so the
+    list is read first.
     """
     state = module._get_fsdp_state() if is_cut(module) else None  # noqa: SLF001 - told in the docstring
     many = getattr(state, "_fsdp_param_groups", None)

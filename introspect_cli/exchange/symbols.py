@@ -93,9 +93,9 @@ def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str
 def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
     """Layout, statistics by name, and the report's own hash ("" without one) of a tensor's line in a YAML report.
 
-    Such a line has parts joined by `|`: shape, dtype, statistics with their symbols. None for any other text, also for a
-    bare value, as reports write a tensor without dimensions. A missing dtype is `unknown`. Where the variance is missing, `add_biased_variance` computes it from the unbiased one, or from `std`,
-    which is that of n - 1.
+    Such a line has parts joined by `|`: shape, dtype, statistics with their symbols. None for any other text, also for
+    a bare value, as reports write a tensor without dimensions. A missing dtype is `unknown`. Where the variance is
+    missing, `add_biased_variance` computes it from the unbiased one, or from `std`, which is that of n - 1.
     """
     parts = text.split("|")
     if len(parts) < 2:
