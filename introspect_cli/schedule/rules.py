@@ -54,6 +54,7 @@ class Span(NamedTuple):
         return self.start + (self.stop - 1 - self.start) // self.stride * self.stride
 
     def __str__(self) -> str:
+        """The span as it is written in an option: `5`, `10:20`, `100::50`."""
         if self.stop == self.start + 1:
             return str(self.start)
         start = str(self.start) if self.start else ""

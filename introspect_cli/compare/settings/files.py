@@ -48,7 +48,7 @@ class ReadFile(NamedTuple):
     size: Any
 
     @property
-    def content(self) -> tuple[Any, Any]:
+    def content_key(self) -> tuple[Any, Any]:
         """Key by which files have equal content: digest and size."""
         return self.digest, self.size
 
@@ -116,7 +116,7 @@ def _paired_files(
     pairs = [(name, name) for name in a if name in b]
     only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
     for key in (
-        lambda of, name: of[name].content,
+        lambda of, name: of[name].content_key,
         lambda _, name: PurePath(name).name,
         lambda of, name: of[name].ending,
     ):
@@ -136,7 +136,7 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
     one difference, of the digests.
     """
-    if a.content == b.content or not (a.digest and b.digest):
+    if a.content_key == b.content_key or not (a.digest and b.digest):
         return
     text_a, text_b = a.text(), b.text()
     if text_a is not None and text_b is not None:

@@ -28,7 +28,7 @@ _Hyperparameters = dict[str, dict[str, Any]]
 """Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
 
 
-def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | None]) -> list[Difference]:
+def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | None]) -> list[Difference]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     The name of a change has its groups and optimizers in it only where not all have the change.
@@ -38,7 +38,7 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
 
     Args:
         table: the step.
-        standing: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
+        last_value: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
             Asked only for sites that both runs have; of others the missing value is None.
     """
     alignment = table.alignment
@@ -57,7 +57,7 @@ def hyperparameter_changes(table: Table, standing: Callable[[int, str], str | No
         values = (table.plain(union, "a"), table.plain(union, "b"))
         elsewhere = union < len(alignment.a) and union in in_b
         if elsewhere and None in values:
-            values = (values[0] or standing(union, "a"), values[1] or standing(union, "b"))
+            values = (values[0] or last_value(union, "a"), values[1] or last_value(union, "b"))
         if values[0] != values[1] and not (elsewhere and None in values):
             changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
     owners = dict.fromkeys(fqn for fqn, _ in groups)
