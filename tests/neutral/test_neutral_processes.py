@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from neutrality import Log, assert_neutral, mlp
+from neutrality import Log, assert_neutral, mlp, watched
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 
@@ -104,6 +104,42 @@ def test_two_models_in_two_threads(tmp_path):
     seen = assert_neutral(train, tmp_path / "run")
     assert 30 <= len(seen.steps) <= 60  # a step in which nothing happened is none
     assert {"Sequential", "Sequential#2"} <= set(seen.modules)
+
+
+def test_gradients_of_another_threads_optimizer_are_not_read(tmp_path):
+    """A backward pass there may be writing them."""
+    readers = set()
+
+    class Watched(torch.nn.Parameter):
+        @property
+        def grad(self):
+            readers.add(threading.get_ident())
+            return torch.Tensor.grad.__get__(self)
+
+        @grad.setter
+        def grad(self, value):
+            torch.Tensor.grad.__set__(self, value)
+
+    def train(net, steps):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(steps):
+            net(torch.ones(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return optimizer
+
+    other, kept = mlp(), []
+    for layer in other:
+        for name, parameter in list(layer.named_parameters()):
+            setattr(layer, name, Watched(parameter.detach()))
+    with watched(tmp_path / "run"):
+        thread = threading.Thread(target=lambda: kept.append(train(other, 3)))
+        thread.start()
+        thread.join()
+        assert readers
+        readers.clear()
+        train(mlp(), 5)
+    assert threading.get_ident() not in readers
 
 
 def test_a_backward_pass_in_another_thread_trains_the_same(tmp_path):
