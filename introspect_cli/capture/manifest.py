@@ -100,7 +100,6 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         **({"kept_around": box.written} if box is not None else {}),
         "pipeline": context.pipelines.manifest,
         "data_parallel": context.data_parallel.ranks,
-        "copies": context.copies(),
         **({"passed_over": context.clock.passed_over} if context.clock.passed_over else {}),
         **({"ran_unseen": probes.modules.unseen} if probes.modules.unseen else {}),
         "broadcasts_buffers": context.data_parallel.broadcasts,

@@ -221,9 +221,13 @@ def built_differences(a: Any, b: Any) -> Iterator[Difference]:
             others = tuple(f"{name}{sign}" for name, _, _ in changes for sign in ".[")
             alone = [change for change in changes if not change[0].startswith(others)]
             for name, x, y in alone:
-                functions = [{*re.findall(r"'([^']*)'", str(value))} for value in (x, y)]
-                if not (name == "lr_lambdas" and functions[0] == functions[1]):
+                if name != "lr_lambdas" or _names_in(x) != _names_in(y):
                     yield Difference(kind, f"{where}: {name}", x, y)
+
+
+def _names_in(value: Any) -> set[str]:
+    """The quoted names in a list's text, each once: {"a", "b"} of "['a', 'b', 'a']"."""
+    return {*re.findall(r"'([^']*)'", str(value))}
 
 
 def _shared_keys(a: Any, b: Any) -> list[Any]:
