@@ -116,6 +116,7 @@ class BackgroundProcess:
 UNPUBLISHED = " was not published to "
 """Words in the sentence on a place that failed."""
 
+
 class Publishers:
     """Processes that publish one run to named places."""
 
