@@ -131,7 +131,7 @@ def _open(path: str, _: Engine) -> tuple[str, int]:
 
 def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.read.run import open_run
 
     with open_run(a) as one, open_run(b) as two:

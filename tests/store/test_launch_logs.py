@@ -8,8 +8,7 @@ import pytest
 from laid_out import ALL, SHARED, write
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.store.ranks.merge import merge
 from introspect_cli.store.read.run import RunState, open_run
