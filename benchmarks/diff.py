@@ -32,7 +32,7 @@ import json, resource, sys, time
 began = time.perf_counter()
 import click, rich, yaml, pyarrow
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.render.diff_text import diff_blocks
 from introspect_cli.store.read.run import open_run
 ready = time.perf_counter()

@@ -131,7 +131,7 @@ def _open(path: str, _: Engine) -> tuple[str, int]:
 
 def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.read.run import open_run
 
     with open_run(a) as one, open_run(b) as two:
@@ -258,9 +258,9 @@ def send(folder: Path, url: str) -> None:
     class Counted(Storage):
         """Storage that counts what it is asked for."""
 
-        def entries(self, folder: str = "") -> dict[str, int] | None:
+        def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int] | None:
             counted.update(requests=1, together=1)
-            return super().entries(folder)
+            return super().entries(folder, deep=deep)
 
         def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
             got = super().read(wanted)
@@ -280,7 +280,7 @@ def send(folder: Path, url: str) -> None:
         if work is not _diff or not {"rows", "again", "late", "columns"}.issuperset(names):
             continue
         size = sum(file.stat().st_size for name in names for file in (folder / name).rglob("*") if file.is_file())
-        pieces.KEPT = pieces.Kept(64 << 20)
+        pieces.CACHE = pieces.BlockCache()
         counted.clear()
         with engine_of("here") as engine:
             clock = time.perf_counter()

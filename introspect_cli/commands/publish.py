@@ -133,7 +133,7 @@ def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> No
     import tempfile
 
     from introspect_cli.commands.page import page_of
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.store.remote.pack import ENDING, local_copy, pack
 

@@ -13,7 +13,7 @@ from introspect_cli.commands.shared import Comparing, RunType, exit_code, last_r
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.health.check import Look
     from introspect_cli.render.blocks import Block
     from introspect_cli.store.read.run import Run

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
-from introspect_cli.compare.reasons.judge import judge
-from introspect_cli.compare.reasons.structure import drawn_one_sided_start
-from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
-from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
-from introspect_cli.compare.step.outcome import (
+from introspect_cli.compare.evidence import Cause, Known, worst_of
+from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.outcome import (
+    Heat,
     RankOutcome,
+    Structure,
     agreed_kinds,
     has_updates,
     is_training,
@@ -35,35 +34,42 @@ from introspect_cli.compare.step.outcome import (
     results_known,
     watches_results,
 )
-from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.size import divergence_at
-from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.step.structure import Structure
+from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
+from introspect_cli.compare.reasons.judge import judge
+from introspect_cli.compare.reasons.structure import drawn_one_sided_start
+from introspect_cli.compare.result import Role
+from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
+from introspect_cli.compare.say import what
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.step import Step, divergence_at
 from introspect_cli.compare.steps import differing, steps_of
-from introspect_cli.compare.terms.distance import Layouts
-from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
-from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.result import Role
-from introspect_cli.compare.terms.sites import (
+from introspect_cli.compare.table import (
+    EQUAL,
     FLOWING_BACK,
+    NOT_SEEN,
+    UNUSED,
+    WITHIN,
+    Because,
     Columns,
+    Layouts,
+    Learned,
     Mask,
+    Table,
     evaluating,
     kind_code,
     of_kinds,
     phase_code,
     selected,
+    unseen,
 )
-from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, UNUSED, WITHIN, Because, Learned, Table, unseen
-from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from introspect_cli.compare.step.comparison import Comparison
-    from introspect_cli.compare.terms.result import Part, Resumption
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.result import Part, Resumption
+    from introspect_cli.compare.table import Table
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.format.log import StepEntry
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     Pairs = Sequence[tuple[RankReader, RankReader]]
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from introspect_cli.compare.correspondence import Correspondence
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.match import Correspondence
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.read.manifests import Stages
 
     Calls = Mapping[tuple[bool, str], int]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MAX_RUNS, Proof, prove
 from introspect_cli.rerun.commits import Captures, Command

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Phase
 from introspect_cli.store.read.poll import poll

@@ -14,7 +14,7 @@ from sweeps import sliced
 from torch import nn
 
 from introspect_cli.capture.environment import redact, settings, sources
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.write.rank_writer import RankWriter

@@ -10,7 +10,7 @@ from artefacts import launched
 from launches import DISTRIBUTED, needs
 from opcapture import compared
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.store.ranks.tasks import as_one

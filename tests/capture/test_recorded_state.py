@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from validated import STEPS, Net
 
 from introspect_cli.capture.probes.optimizer_values import Plan
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.read.run import open_run
 

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 from projects import MODEL, TRAIN
 
-from introspect_cli.capture.environment import redact_files, source_files
+from introspect_cli.capture.environment import redact, source_files
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
 from introspect_cli.store.read.run import open_run
@@ -206,5 +206,5 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
     ],
 )
 def test_secrets_are_taken_out_of_code(text, clean):
-    assert redact_files.source(text) == clean
+    assert redact.source(text) == clean
     ast.parse(clean)

@@ -6,9 +6,8 @@ from small_runs import train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.names import parse_rename
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Restored, Verdict
+from introspect_cli.compare.names import parse_rename
+from introspect_cli.compare.result import DiffOptions, Restored, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.read.run import open_run

@@ -10,7 +10,7 @@ from artefacts import decided
 from launches import DISTRIBUTED, SCRIPT
 from sweeps import sliced
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.engine import Engine
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind

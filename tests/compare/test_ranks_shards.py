@@ -8,7 +8,7 @@ import pytest
 from laid_out import SMALL, small_rows, write_step
 from opcapture import compared
 
-from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import UNPLACED, Kind, Phase, Site, Status
 from introspect_cli.store.ranks.tasks import as_one

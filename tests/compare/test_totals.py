@@ -12,8 +12,7 @@ from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, wr
 from logs import rewrite, without
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.files.folders import LOG
 from introspect_cli.store.format.batch import StepBatch

@@ -13,7 +13,7 @@ from opcapture import captured, compared
 from synthetic import row, write_run
 
 from introspect_cli.commands.stores import import_
-from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parse_name
 from introspect_cli.records import Kind, Phase, Site

@@ -10,7 +10,7 @@ from opcapture import captured
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import backward_of, graph_of, prune, without
 from introspect_cli.records import Phase

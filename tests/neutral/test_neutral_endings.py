@@ -17,7 +17,7 @@ from opcapture import compared
 from survival import ENVIRONMENT, HEAD, capture
 from sweeps import sliced
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.store.read.run import RunState, open_run
 from introspect_cli.store.read.verify import verify_run
 

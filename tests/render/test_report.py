@@ -20,8 +20,7 @@ from synthetic import COUNTS, NUMBERS, row, site, write_run
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import DivergenceMap
+from introspect_cli.compare.result import DiffOptions, DivergenceMap
 from introspect_cli.health.history import DIFFERS, EQUAL, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind, Layout, ModuleInfo, SiteInfo

@@ -11,7 +11,7 @@ import pytest
 import torch
 from opcapture import captured
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
 from introspect_cli.rerun.golden import Golden, compare_golden, pack_golden

@@ -9,7 +9,7 @@ import torch
 from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.store.read.run import open_run
 

@@ -15,7 +15,7 @@ from logs import frames_of
 from introspect_cli import engine
 from introspect_cli.compare.answer import by_rank
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.exchange import formats
 from introspect_cli.health import check as health

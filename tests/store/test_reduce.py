@@ -10,7 +10,7 @@ from laid_out import CHANGES, write_changed
 from logs import frames_of
 
 from introspect_cli import engine
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.store.ranks import merge, tasks, whole_reader
 from introspect_cli.store.read.run import RunState, open_run

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.correspondence import Correspondence, matched_by_value
+from introspect_cli.compare.match import Correspondence, matched_by_value
 from introspect_cli.records import Status
 from introspect_cli.store.format.batch import StepBatch
 

@@ -267,7 +267,7 @@ class StepPolicy:
         if not gone or self._gave_up:
             return
         try:
-            self._rank.thin(sorted(gone), "last")
+            self._rank.thin(sorted(gone))
         except StoreError as error:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")

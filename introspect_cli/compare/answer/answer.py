@@ -10,22 +10,21 @@ from introspect_cli.compare.answer.compared import notes_on
 from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.answer.restored import head_of, origins_of, resumed_rightly, with_parts
 from introspect_cli.compare.answer.verdict import agreement, diverges_words, separate_answers, subject_of
+from introspect_cli.compare.evidence import RANDOM, Known, Thing
+from introspect_cli.compare.names import owner_of
+from introspect_cli.compare.outcome import strip_of
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.say import sentence, told
+from introspect_cli.compare.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
+from introspect_cli.compare.say import how_far, sentence, thing, told, what
 from introspect_cli.compare.settings.beginning import find_first_event
 from introspect_cli.compare.settings.documents import notes_on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
-from introspect_cli.compare.step.overview import strip_of
-from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
-from introspect_cli.compare.terms.names import owner_of
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
-from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.words import how_far, thing, what
+from introspect_cli.compare.table import OTHER
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.result import Beside, Resumption
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Beside, Resumption
 
 
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.statements import Clues, CodeChanges
+from introspect_cli.compare.evidence import Known, Thing
+from introspect_cli.compare.names import ancestors, owner_of
 from introspect_cli.compare.reasons.draws import is_drawn_otherwise
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
@@ -25,8 +27,6 @@ from introspect_cli.compare.settings.beginning import (
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.terms.evidence import Known, Thing
-from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.read.source_texts import Sources
 from introspect_cli.sums import source_digest
 
@@ -297,7 +297,7 @@ def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
 
 def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
     """For each run, the line of the last record that agrees and that of the first that differs; None where unknown."""
-    from introspect_cli.compare.step.step import lines_around
+    from introspect_cli.compare.step import lines_around
 
     one, two = (
         [next(iter(_parsed_lines([line])), None) for line in lines]

@@ -8,17 +8,17 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Nearness
+from introspect_cli.compare.result import Candidate, Certainty, SettingChange
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
-from introspect_cli.compare.terms.result import Candidate, Certainty, SettingChange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.changes.statements import CodeChanges
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
 
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))

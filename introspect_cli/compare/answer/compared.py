@@ -12,16 +12,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, exception_of, exception_of_one
+from introspect_cli.compare.evidence import Known
+from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of
 from introspect_cli.compare.reasons.ranks import order_of_ranks
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.say import told
-from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
-from introspect_cli.compare.step.structure import changes_of
-from introspect_cli.compare.terms.evidence import Known
-from introspect_cli.compare.terms.result import Counts
-from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import (
+from introspect_cli.compare.result import Counts
+from introspect_cli.compare.say import listed, some, told, what
+from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.watched import (
     blindness_notes,
     chooses_modules,
     has_failed,
@@ -29,7 +28,6 @@ from introspect_cli.compare.terms.watched import (
     option_notes,
     perturbed_notes,
 )
-from introspect_cli.compare.terms.words import listed, some, what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.texts import count, rank_list
@@ -37,9 +35,8 @@ from introspect_cli.texts import count, rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Divergence, StructureChange
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import DiffOptions, Divergence, StructureChange
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.read.run import Run
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.say import told
-from introspect_cli.compare.step.structure import sentence_of
-from introspect_cli.compare.terms.distance import Layouts, nan_throughout
-from introspect_cli.compare.terms.result import Separate, Verdict
-from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import has_failed, ran_unseen, stopped_within
-from introspect_cli.compare.terms.words import some, what, what_diverges
+from introspect_cli.compare.outcome import sentence_of
+from introspect_cli.compare.result import Separate, Verdict
+from introspect_cli.compare.say import some, told, what, what_diverges
+from introspect_cli.compare.table import OTHER, Layouts, nan_throughout
+from introspect_cli.compare.watched import has_failed, ran_unseen, stopped_within
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count, rank_list
 
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.answer.compared import Compared
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.result import Divergence
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Divergence
 
 
 _RESULTS = {

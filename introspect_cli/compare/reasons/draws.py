@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Cause, Known, Thing
+from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
@@ -28,11 +30,8 @@ from introspect_cli.compare.settings.beginning import (
     find_later_beginning,
     find_script_seedings,
 )
-from introspect_cli.compare.step.rests_on import Place, random_at_start
-from introspect_cli.compare.terms.evidence import Cause, Known, Thing
-from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.sites import Alignment, Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, OTHER, Table
+from introspect_cli.compare.step import Place, random_at_start
+from introspect_cli.compare.table import DIFFERENT, OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.reasons.rows import ROWS
-from introspect_cli.compare.terms.evidence import Cause, Known, with_state
-from introspect_cli.compare.terms.result import Role
+from introspect_cli.compare.result import Role
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.base import Reason
-    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.step import Step
     from introspect_cli.records import Kind
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import MOST_RANKS, Difference, describe, on_one_line, unequal_values
 from introspect_cli.compare.settings.files import FILES, file_differences
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
-from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.store.format.documents import gpu_names
 from introspect_cli.texts import rank_list
 

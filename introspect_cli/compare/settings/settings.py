@@ -10,12 +10,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
 from introspect_cli.compare.settings.files import FILES, file_name, holds_tensors, read_by_one
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
-from introspect_cli.compare.terms.result import SettingChange
-from introspect_cli.compare.terms.watched import is_list
+from introspect_cli.compare.watched import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

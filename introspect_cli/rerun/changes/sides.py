@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.project import changed_between
 from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.elements import Difference, Element, differing_settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.read.run import Run
 
 _SHOWN = 5

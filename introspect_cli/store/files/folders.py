@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.store.files.handles import Closing, Descriptor, Handle, Source, status_of, take_lock
-from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,8 +44,6 @@ GOLDEN_RUN = "run.zip"
 TENSORS = "tensors"
 SOURCES = "sources"
 CHILDREN = "children"
-SHARED = "shared"
-"""What ranks of a launch have alike, once: files named by their content."""
 DIVERGENCE = "divergence.jsonl"
 """What the first of several ranks says to the others while they are compared with a reference; see the capture."""
 LOCK = ".lock"
@@ -62,7 +59,7 @@ ATTEMPT_NAME = re.compile(r"attempt([1-9]\d{0,3})")
 NAMES = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
     r"(manifest\.yaml|label|(log|heads)\.bin|divergence\.jsonl|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
-    r"|sources/[0-9a-f]{16}\.gz|shared/[a-z0-9_]{1,64}-[0-9a-f]{32})"
+    r"|sources/[0-9a-f]{16}\.gz)"
 )
 """Files of a run, by their paths in it."""
 
@@ -370,54 +367,6 @@ def outside_cause(error: OSError | ValueError) -> str:
 def reason(error: OSError | StoreError) -> str:
     """The message of an error to follow a colon: an OSError's `strerror` in lower case, or the StoreError's text."""
     return (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-
-
-# --- what ranks share
-
-SHARED_NAME = re.compile(r"[a-z0-9_]{1,64}-[0-9a-f]{32}")
-LARGEST = 64 << 20
-"""Bytes of a file that is shared."""
-
-
-def shared_name(name: str, digest: bytes) -> str:
-    """File name under `shared/`: `<name>-<hex digest of the content>`."""
-    return f"{name}-{digest.hex()}"
-
-
-def launch_of_rank(rank: Folder) -> Folder:
-    """Open the parent directory of a rank's directory: the launch's."""
-    return Folder(os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=rank.fd), f"{rank.path}/..")
-
-
-def read_shared(run: Directory, name: str, length: int, asked_by: str) -> bytes:
-    """The bytes of `shared/<name>` of a run, checked against the digest in the name.
-
-    Args:
-        run: the run's directory.
-        name: of the file.
-        length: the most bytes to read, and never over LARGEST.
-        asked_by: path of the log that names the file, for messages.
-
-    Raises:
-        DamageError: the file is missing, or its content has another digest.
-        StoreError: it cannot be read.
-    """
-    path = f"{run.path}/{SHARED}/{name}"
-    try:
-        with run.folder(SHARED) as folder, folder.file(name) as file:
-            data = file.read(0, min(length, LARGEST))
-    except FileNotFoundError:
-        raise DamageError(asked_by, f"{SHARED}/{name}, which it names, is missing") from None
-    except OSError as error:
-        raise unreadable(path, error) from None
-    return checked_shared(data, name, path)
-
-
-def checked_shared(data: bytes, name: str, path: str) -> bytes:
-    """`data` itself; DamageError where its digest is not the one that ends `name`."""
-    if content_digest(data) != name.rpartition("-")[2]:
-        raise DamageError(path, "it is not what its digest says")
-    return data
 
 
 # --- locks

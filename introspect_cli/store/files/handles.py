@@ -139,14 +139,6 @@ class Descriptor(Closing):
         """Whether the descriptor still refers to the file it was opened on (same device and inode)."""
         return self.fd >= 0 and _identity(self.fd) == self._file
 
-    def is_same_file(self, folder: Descriptor, name: str) -> bool:
-        """Whether `name` in `folder`, a link not followed, is this file (same device and inode).
-
-        FileNotFoundError where nothing is there.
-        """
-        status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-        return (status.st_dev, status.st_ino) == self._file
-
     def open_again(self, flags: int) -> None:
         """Open `path` again with `flags`; FileNotFoundError where nothing, or another file, is there by now.
 

@@ -17,10 +17,8 @@ pseudorandom number generators", 2014).
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 import zlib
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,9 +75,6 @@ COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"
 LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END = b"LABL", b"SUMS", b"STEP", b"BACK", b"DROP", b"META", b"ENDS"
 NAMED = (SITES, LAYOUTS, MODULES)
 KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
-OF_STEPS = (LABELS, TOTALS, STEP)
-"""Frames of a step, which go when it is taken back or dropped."""
-
 SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
 
@@ -92,35 +87,6 @@ CACHE = struct.Struct("<8sII")
 _CACHE_MAGIC = b"INTROSPH"
 _CHUNK = 1 << 16
 """Bytes that are read at once where heads are gone through."""
-
-OPTIONS = {"last": "--steps", "rule": "--steps"}
-"""What drops steps, and the option that asks for it."""
-
-_MOST_STEPS = 1 << 62
-
-
-@dataclass(frozen=True)
-class Thinned:
-    """Steps that were recorded and dropped afterwards, for one reason.
-
-    Attributes:
-        why: the reason, a key of `OPTIONS`.
-        count: number of steps.
-        first: the lowest step.
-        last: the highest step.
-    """
-
-    why: str
-    count: int
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        """How many steps between which were dropped by which option, in words; of a single one its number."""
-        steps = (
-            f"step {self.first}" if self.count == 1 else f"{self.count:,} steps between {self.first} and {self.last}"
-        )
-        return f"{steps} (recorded, then dropped by {OPTIONS[self.why]})"
 
 
 class StepEntry(NamedTuple):
@@ -381,26 +347,32 @@ class Frames:
             raise DamageError(self.path, str(error)) from None
 
     @cached_property
-    def thinned(self) -> tuple[Thinned, ...]:
-        """Steps that were recorded and then dropped, one entry per reason; empty where none were.
-
-        They are what the last DROP frame says, of those after the last BACK frame.
+    def dropped(self) -> NDArray[np.int64]:
+        """Numbers of the steps that DROP frames after the last BACK frame name.
 
         Raises:
-            DamageError: it is not what a writer writes.
+            DamageError: a frame is not what a writer writes.
         """
         try:
-            return tuple(_thinned(row) for each in self.numbers_of(DROP)[-1:] for row in json.loads(self.body(each)))
-        except (ValueError, TypeError, RecursionError):
+            return np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8")
+        except ValueError:
             raise DamageError(self.path, "what it says of dropped steps cannot be") from None
 
-    def entries(self) -> Entries:
-        """Steps after the last BACK frame, as an array of `ENTRY`; sites and layouts are counted from the log's start.
+    def entries(self) -> tuple[Entries, tuple[str, ...]]:
+        """Steps after the last BACK frame that were not dropped, and in words which were; () for none.
+
+        They are an array of `ENTRY`; sites and layouts are counted from the log's start, and the chain is over the
+        steps that are there.
 
         Raises:
             DamageError: step numbers do not rise, or one is negative.
         """
-        rows = self.numbers_of(STEP)
+        rows = np.array(self.numbers_of(STEP), np.int64)
+        steps = self.heads["step"][rows]
+        if len(rows) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
+            raise DamageError(self.path, "its steps do not rise")
+        gone = np.isin(steps, self.dropped)
+        lost, rows = steps[gone], rows[~gone]
         heads = self.heads[rows]
         out = np.zeros(len(rows), ENTRY)
         for name in HEADS.names or ():
@@ -409,9 +381,15 @@ class Frames:
         for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
             counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
             out[name] = np.minimum(np.cumsum(counts, dtype=np.int64)[rows], (1 << 32) - 1)
-        if len(out) and (out["step"][0] < 0 or (np.diff(out["step"]) <= 0).any()):
-            raise DamageError(self.path, "its steps do not rise")
-        return out
+        if not len(lost):
+            return out, ()
+        chain = FIRST_CHAIN
+        for entry in out:
+            chain = chained(chain, int(entry["step"]), entry["digest"].tobytes())
+            entry["chain"] = np.void(chain)
+        several = f"{len(lost):,} steps between {lost[0]} and {lost[-1]}"
+        told = several if len(lost) > 1 else f"step {lost[0]}"
+        return out, (f"{told} (recorded, then dropped by --steps)",)
 
     def bodies_of(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
         """(step, body) of each frame of `kind` after the last BACK frame; each body is read and checked in turn."""
@@ -459,26 +437,6 @@ def newer_format(number: int, version: str | None, path: str) -> StoreError:
         f"{path} was written by {by}, format {number}; "
         f"this is {__version__}, which reads up to format {FORMAT}: {remedy}"
     )
-
-
-# --- steps that were dropped
-
-
-def add_thinned(thinned: tuple[Thinned, ...], why: str, steps: list[int]) -> tuple[Thinned, ...]:
-    """`thinned` with more dropped `steps` (at least one) added to the entry of the reason `why`."""
-    by_reason = {each.why: each for each in thinned}
-    before = by_reason.get(why, Thinned(why, 0, min(steps), max(steps)))
-    first, last = min(before.first, *steps), max(before.last, *steps)
-    more = Thinned(why, before.count + len(steps), first, last)
-    return tuple((by_reason | {why: more}).values())
-
-
-def _thinned(row: Any) -> Thinned:
-    """Decode one entry of a DROP frame; ValueError for an unknown reason or a number out of range."""
-    why, *numbers = row
-    if why not in OPTIONS or not all(type(number) is int and 0 <= number < _MOST_STEPS for number in numbers):
-        raise ValueError(row)
-    return Thinned(why, *numbers)
 
 
 # --- digests

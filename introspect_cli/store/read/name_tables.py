@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind, Layout, ModuleInfo, Part, Phase, Site, SiteInfo
-from introspect_cli.store.files.folders import DamageError, Directory, read_shared, shared_name
+from introspect_cli.store.files.folders import DamageError
 from introspect_cli.store.format.columns import Lists, Malformed, Texts, absent_column, concatenated, decode_rows
 from introspect_cli.store.format.log import LAYOUTS, MODULES, SITES
 from introspect_cli.store.format.schemas import LIMIT_NAME, LIMIT_NAMES
@@ -48,7 +48,6 @@ class Shared:
 
     def table(
         self,
-        run: Directory,
         frames: Frames,
         kind: bytes,
         schema: Schema,
@@ -57,7 +56,6 @@ class Shared:
         """The table that a rank's frames of `kind` hold; the same object for frames with equal digests.
 
         Args:
-            run: the run's directory, for what ranks share.
             frames: of the rank's log.
             kind: one of `TABLES`.
             schema: columns of the table.
@@ -70,12 +68,12 @@ class Shared:
         heads = frames.heads[numbers]
         key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
         if key not in self._tables:
-            self._tables[key] = made(_columns(run, frames, numbers, schema, path), path)
+            self._tables[key] = made(_columns(frames, numbers, schema, path), path)
         return self._tables[key]  # type: ignore[no-any-return]  # what these very frames were made into
 
 
-def _columns(run: Directory, frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
-    """The columns of the table in the frames `numbers`, or in the files of `shared/` that these name, end to end.
+def _columns(frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
+    """The columns of the table in the frames `numbers`, end to end.
 
     Raises:
         DamageError: the bytes are no such table, or it is longer than LIMIT_NAMES.
@@ -83,10 +81,7 @@ def _columns(run: Directory, frames: Frames, numbers: list[int], schema: Schema,
     parts, size = [], 0
     for number in numbers:
         head = frames.heads[number]
-        data, length = frames.body(number), int(head["step"])
-        if length > 0:
-            named = shared_name(bytes(head["kind"]).decode().lower(), head["digest"].tobytes())
-            data = read_shared(run, named, length, path)
+        data = frames.body(number)
         size += len(data)
         if size > LIMIT_NAMES:
             raise DamageError(path, "it is longer than a table of names")

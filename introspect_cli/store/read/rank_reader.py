@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.errors import StoreError
 from introspect_cli.records import Layout, ModuleInfo, Status
 from introspect_cli.store.files.folders import (
     HEADS,
-    LIMIT_DOCUMENT,
     LOG,
     DamageError,
     Directory,
-    read_shared,
-    shared_name,
     unreadable,
 )
 from introspect_cli.store.format.batch import StepBatch
@@ -59,7 +57,7 @@ class RankReader(Reader):
         entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
         frames: of its log.
         cut: what is missing of its log although its writer closed it; "" for nothing.
-        thinned: steps that were recorded and then dropped.
+        thinned: in words which steps were recorded and then dropped.
         unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
     """
 
@@ -98,8 +96,8 @@ class RankReader(Reader):
             self.frames = Frames(log, rank, path, cached, damaged=damaged)
             self._limit_open_logs()
         self.cut = self.frames.damage
-        self.run_id, self.ended, self.thinned = self.frames.run_id, self.frames.ended, self.frames.thinned
-        self.entries = self.frames.entries()
+        self.run_id, self.ended = self.frames.run_id, self.frames.ended
+        self.entries, self.thinned = self.frames.entries()
         self._schema = self.frames.columns.records
 
     @property
@@ -169,13 +167,12 @@ class RankReader(Reader):
     # --- documents
 
     @cached_property
-    def _documents(self) -> dict[str, tuple[int, bytes]]:
-        """Frame number and body of each document in the log, by name; the last one of a name counts."""
+    def _documents(self) -> dict[str, bytes]:
+        """The body of each document in the log, by name; the last one of a name counts."""
         found = {}
         for number in self.frames.numbers_of(DOCUMENT, counting=False):
-            data = self.body(number)
-            name, _, rest = data.partition(b"\n")
-            found[name.decode("ascii", "replace")] = number, rest
+            name, _, data = self.body(number).partition(b"\n")
+            found[name.decode("ascii", "replace")] = data
         return found
 
     def documents(self) -> list[str]:
@@ -189,12 +186,7 @@ class RankReader(Reader):
             KeyError: there is none.
             StoreError: it is damaged.
         """
-        number, data = self._documents[name]
-        length = int(self.frames.heads["step"][number])
-        if length > 0:
-            named = shared_name(name, self.frames.heads["digest"][number].tobytes())
-            data = read_shared(self._run, named, min(length, LIMIT_DOCUMENT), self.frames.path)
-        return data
+        return self._documents[name]
 
     # --- steps
 
@@ -219,7 +211,7 @@ class RankReader(Reader):
 
     def _names(self, kind: bytes, schema: Schema, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
         self._reopen()
-        return self._shared.table(self._run, self.frames, kind, schema, made)
+        return self._shared.table(self.frames, kind, schema, made)
 
     @cached_property
     def sites(self) -> SiteTable:
@@ -265,6 +257,8 @@ class RankReader(Reader):
             data = log.read(offset, offset + length)
         except OSError as error:
             raise unreadable(log.path, error) from None
+        if length and self.running and not any(data):
+            raise StoreError(f"step {step} of {log.path} was dropped while it was read: try again")
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
             raise DamageError(log.path, f"the records of step {step} are not those that were written")
         try:

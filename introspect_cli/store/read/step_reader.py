@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.records import Layout, ModuleInfo
     from introspect_cli.store.format.batch import Array, StepBatch
-    from introspect_cli.store.format.log import Entries, Thinned
+    from introspect_cli.store.format.log import Entries
     from introspect_cli.store.read.name_tables import SiteTable
 
 
@@ -42,7 +42,7 @@ class Reader(ABC):
         rank_count: how many ranks it stands for.
         running: whether a process was still writing any of them.
         ended: whether all of them were closed properly.
-        thinned: steps that were recorded and then dropped.
+        thinned: in words which steps were recorded and then dropped.
         readers: a `RankReader` of each rank.
     """
 
@@ -52,7 +52,7 @@ class Reader(ABC):
     rank_count: int
     running: bool
     ended: bool
-    thinned: tuple[Thinned, ...]
+    thinned: tuple[str, ...]
     readers: Sequence[Any]
 
     @property

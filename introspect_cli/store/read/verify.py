@@ -19,19 +19,15 @@ from introspect_cli.store.files.folders import (
     CHILDREN,
     HEADS,
     LABEL,
-    LARGEST,
     LIMIT_DOCUMENT,
     LOCK,
     MANIFEST,
     RANK_NAME,
     SETTINGS,
-    SHARED,
-    SHARED_NAME,
     SOURCES,
     TENSORS,
     DamageError,
     Directory,
-    checked_shared,
     is_locked,
     outside_cause,
     reason,
@@ -156,7 +152,6 @@ class _Check:
             self._check_files("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
             self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
-        self._check_files("shared", self._folder, SHARED, SHARED_NAME, _check_shared)
         if not self._is_child:  # they have none themselves
             self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
         return VerifyReport(
@@ -204,7 +199,7 @@ class _Check:
         """Numbers of the ranks, sorted; any entry that is no part of a run, nor a temporary file, is a finding."""
         names = self._folder.names()
         numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
-        known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, SHARED, *(f"rank{n}" for n in numbers)}
+        known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, *(f"rank{n}" for n in numbers)}
         for name in names:
             if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                 self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
@@ -302,10 +297,6 @@ def _check_document(run_id: object, folder: Directory, name: str) -> None:
     data = folder.read_file(name, LIMIT_DOCUMENT)
     documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
     documents.load(data, f"{folder.path}/{name}")
-
-
-def _check_shared(folder: Directory, name: str) -> None:
-    checked_shared(folder.read_file(name, LARGEST), name, f"{folder.path}/{name}")
 
 
 def _check_tensor(folder: Directory, name: str) -> None:

@@ -1,10 +1,10 @@
 """A run in object storage: what its objects are, and how they are listed, read and put.
 
-Objects cannot be appended to. So what a rank's files have grown by is put in one object, a *piece*, which never changes
-again; and one small object, the *catalogue*, is put after it and names the pieces of every file. Whatever a catalogue
-names is there; what came later does not exist. It also holds what every reader needs first: the heads of
-logs, with the bodies of their small frames, and the manifest. So opening a rank is one request, and a step is a range
-of one piece.
+Objects cannot be appended to. So what a file has grown by is put in an object of its own, which never changes again:
+`log.bin.000000000064` has the bytes of `log.bin` from byte 64 on. One small object, the *catalogue*, is put after them
+and says how long they are. Whatever a catalogue names is there; what came later does not exist. It also holds what
+every reader needs first: the heads of logs, with the bodies of their small frames, and the manifest. So opening a rank
+is one request, and a step is a range of an object.
 
 A process that is killed sends no more, and says nothing of it. So a catalogue says whether it is the last one, when it
 was put, and within how many seconds another was to follow.
@@ -21,13 +21,13 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import FORMAT, DamageError
+from introspect_cli.store.files.folders import FORMAT, NAMES, DamageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -84,8 +84,10 @@ class Storage:
         """The file system's path of the object `name` below the URL."""
         return f"{self.root}/{name}" if name else str(self.root)
 
-    def entries(self, folder: str = "") -> dict[str, int] | None:
+    def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int] | None:
         """Size by name of a folder's entries, -1 for folders; None where the URL is a single object. Not cached.
+
+        With `deep`, of all objects below it, by their paths.
 
         Raises:
             NothingThereError: there is no such folder.
@@ -94,15 +96,16 @@ class Storage:
         path, where = self.path(folder), f"{self.url}/{folder}".rstrip("/")
         try:
             self.system.invalidate_cache()  # a run grows while it is looked at
-            listed: list[dict[str, Any]] = self.system.ls(path, detail=True)
+            find = self.system.find if deep else self.system.ls
+            listed: Any = find(path, detail=True)
         except Exception as error:
             raise failure("list", where, error) from None
         own, sizes = path.strip("/"), dict[str, int]()
-        for entry in listed:
+        for entry in listed.values() if deep else listed:
             sizes[str(entry["name"]).strip("/")] = -1 if entry["type"] == "directory" else entry.get("size") or 0
         if [*sizes] == [own] and sizes[own] >= 0:
             return None
-        return {name.rpartition("/")[2]: size for name, size in sizes.items() if name != own}
+        return {name.removeprefix(own).strip("/"): size for name, size in sizes.items() if name != own}
 
     def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
         """Read ranges (name, first byte, byte after the last), concurrently where possible.
@@ -136,17 +139,6 @@ class Storage:
         except Exception as error:
             raise failure("write", f"{self.url}/{name}", error) from None
 
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove objects.
-
-        Raises:
-            StoreError: they cannot be removed.
-        """
-        try:
-            self.system.rm([self.path(name) for name in names])
-        except Exception as error:
-            raise failure("clear", self.url, error) from None
-
 
 def failure(doing: str, url: str, error: BaseException) -> StoreError:
     """The StoreError for a client's exception.
@@ -179,10 +171,6 @@ def failure(doing: str, url: str, error: BaseException) -> StoreError:
 
 
 CATALOGUE: Final = "catalogue"
-PIECE: Final = re.compile(r"\d{6}-[0-9a-f]{8}\.piece")
-INLINE: Final = -1
-"""The number of the piece of bytes that are in the catalogue itself."""
-
 LIMIT: Final = 320 << 20
 """Bytes of a catalogue: the heads of the longest log, and room beside them."""
 
@@ -195,60 +183,56 @@ _MOST = 1 << 62
 _LATEST = 1e11
 
 
-class Extent(NamedTuple):
-    """Position of consecutive bytes of a file in an uploaded piece.
-
-    Attributes:
-        piece: the number of the piece, or `INLINE`.
-        offset: where in it.
-        length: how many.
-    """
-
-    piece: int
-    offset: int
-    length: int
-
-
 @dataclass
 class Catalogue:
-    """Index of an uploaded directory: its pieces, and where the bytes of each file lie.
+    """What there is of an uploaded directory: a file's bytes are those that are inline, then those of its objects.
 
     Attributes:
         run_id: of the run; hexadecimal.
         over: whether nothing will follow.
         sent: when it was put, in seconds since 1970.
         every: within how many seconds the next one was to follow.
-        pieces: name and size of each.
-        files: extents by the name of a file.
-        inline: bytes that are in the catalogue.
+        inline: bytes that are in the catalogue, by the name of a file.
+        objects: bytes of each object of a file, in order, by its name.
     """
 
     run_id: str = ""
     over: bool = False
     sent: float = 0.0
     every: float = 0.0
-    pieces: list[tuple[str, int]] = field(default_factory=list)
-    files: dict[str, list[Extent]] = field(default_factory=dict)
-    inline: bytes = b""
+    inline: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, list[int]] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
         """The bytes of the catalogue object: header, then compressed JSON and inline bytes."""
-        text = json.dumps(vars(self) | {"inline": len(self.inline)}, separators=(",", ":")).encode()
-        body = zlib.compress(text + self.inline, 1)
+        sizes = {name: len(data) for name, data in self.inline.items()}
+        text = json.dumps(vars(self) | {"inline": sizes}, separators=(",", ":")).encode()
+        body = zlib.compress(text + b"".join(self.inline.values()), 1)
         return _HEADER.pack(_MAGIC, FORMAT, zlib.crc32(body), len(text)) + body
+
+    def objects_of(self, name: str) -> Iterator[tuple[str, int, int]]:
+        """Name, first byte and length of each object of a file, in order."""
+        at = len(self.inline.get(name, b""))
+        for length in self.objects.get(name, ()):
+            yield f"{name}.{at:012d}", at, length
+            at += length
 
     def size(self, name: str) -> int:
         """Bytes of the file `name`."""
-        return sum(extent.length for extent in self.files[name])
+        return len(self.inline.get(name, b"")) + sum(self.objects.get(name, ()))
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all files."""
+        return {*self.inline, *self.objects}
 
 
-def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalogue:
+def decode_catalogue(data: bytes, path: str) -> Catalogue:
     """Decode a catalogue and check all its numbers and names.
 
     Args:
         data: the object.
         path: its URL.
-        allowed: names that a file may have.
 
     Raises:
         DamageError: it was altered, or no version writes such a thing.
@@ -261,37 +245,22 @@ def decode_catalogue(data: bytes, path: str, allowed: re.Pattern[str]) -> Catalo
     if number > FORMAT:
         raise DamageError(path, f"it has format {number}, which a newer introspect-cli reads")
     try:
-        unpacking = zlib.decompressobj()
-        body = unpacking.decompress(data[_HEADER.size :], LIMIT)
-        fields = json.loads(body[:length])
-        catalogue = _checked_catalogue(fields, body[length:])
-        unexpected = next((name for name in catalogue.files if not allowed.fullmatch(name)), None)
-    except (ValueError, LookupError, TypeError, RecursionError, zlib.error):
+        body = zlib.decompressobj().decompress(data[_HEADER.size :], LIMIT)
+        fields, at, inline = json.loads(body[:length]), length, {}
+        for name, size in fields["inline"].items():
+            inline[name] = body[at : at + _number(size)]
+            at += size
+        objects = {name: [_number(size) for size in sizes] for name, sizes in fields["objects"].items()}
+        sent, every = float(fields["sent"]), float(fields["every"])
+        times = 0 <= sent < _LATEST and 0 <= every < _LATEST
+        if at != len(body) or not times or not _ID.fullmatch(fields["run_id"]):
+            raise ValueError  # noqa: TRY301 - told as all damage is
+        catalogue = Catalogue(fields["run_id"], fields["over"] is True, sent, every, inline, objects)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error):
         raise DamageError(path, "what it says cannot be read") from None
-    if unexpected is not None:
+    if not all(map(NAMES.fullmatch, catalogue.names)):
         raise DamageError(path, "it names a file that no run has")
     return catalogue
-
-
-def _checked_catalogue(fields: Any, inline: bytes) -> Catalogue:
-    """The catalogue.
-
-    ValueError, LookupError or TypeError where a field is malformed or an extent is out of its piece.
-    """
-    pieces = [(str(name), _number(size)) for name, size in fields["pieces"]]
-    if not all(PIECE.fullmatch(name) for name, _ in pieces) or fields["inline"] != len(inline):
-        raise ValueError
-    files = {}
-    for name, extents in fields["files"].items():
-        files[name] = [Extent(piece, _number(at), _number(length)) for piece, at, length in extents]
-        for extent in files[name]:
-            room = len(inline) if extent.piece == INLINE else pieces[_number(extent.piece)][1]
-            if extent.offset + extent.length > room:
-                raise ValueError
-    sent, every = float(fields["sent"]), float(fields["every"])
-    if not _ID.fullmatch(fields["run_id"]) or not 0 <= sent < _LATEST or not 0 <= every < _LATEST:
-        raise ValueError
-    return Catalogue(fields["run_id"], fields["over"] is True, sent, every, pieces, files, inline)
 
 
 def _number(value: Any) -> int:

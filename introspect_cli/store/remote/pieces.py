@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import DamageError
 from introspect_cli.store.files.handles import Source
-from introspect_cli.store.remote.objects import INLINE, NothingThereError
+from introspect_cli.store.remote.objects import NothingThereError, below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from introspect_cli.store.remote.objects import Catalogue, Extent, Storage
+    from introspect_cli.store.remote.objects import Catalogue, Storage
 
 _BLOCK = 256 << 10
 _LARGEST_CACHE = 64 << 20
@@ -138,50 +138,38 @@ def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
     return taken
 
 
-class SentFolder(NamedTuple):
-    """An uploaded directory.
-
-    Attributes:
-        storage: of the run.
-        place: the folder of its pieces, with a slash at its end, or "".
-        catalogue: its pieces and files.
-    """
-
-    storage: Storage
-    place: str
-    catalogue: Catalogue
-
-
 class RemoteFile(Source):
-    """A file in object storage, its bytes spread over pieces; reads ahead when read in sequence."""
+    """A file in object storage; reads ahead when read in sequence."""
 
-    def __init__(self, sent: SentFolder, extents: list[Extent], path: str) -> None:
+    def __init__(self, storage: Storage, place: str, catalogue: Catalogue, name: str) -> None:
         """Keep where the bytes are; nothing is read yet.
 
         Args:
-            sent: the directory that was uploaded.
-            extents: the file's, in order.
-            path: its URL, for messages.
+            storage: of the run.
+            place: the path of the directory that was uploaded; "" for all of the run.
+            catalogue: of that.
+            name: the file's path in it.
         """
-        self.path = path
-        self._sent = sent
-        self._extents = extents
+        self.path = f"{storage.url}/{below(place, name)}"
+        self._catalogue, self._name = catalogue, name
+        self._objects = [
+            (at, Range(storage, below(place, part), size, 0, size)) for part, at, size in catalogue.objects_of(name)
+        ]
         self._next = -1
         self._window = 0
 
     @property
     def unfinished(self) -> float:
         """Time of upload in seconds since 1970 where more was to follow; 0 where the upload is complete."""
-        return 0.0 if self._sent.catalogue.over else self._sent.catalogue.sent
+        return 0.0 if self._catalogue.over else self._catalogue.sent
 
     def is_locked(self) -> bool:
         """Whether the upload is not over, and its last part is younger than three intervals and a grace period."""
-        catalogue = self._sent.catalogue
-        return not catalogue.over and now() < catalogue.sent + 3 * catalogue.every + _GRACE
+        return not self._catalogue.over and now() < self._catalogue.sent + 3 * self._catalogue.every + _GRACE
 
     def size(self) -> int:
         """Number of bytes."""
-        return sum(extent.length for extent in self._extents)
+        return self._catalogue.size(self._name)
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from `begin` to before `end`, fewer where the file ends before.
@@ -198,28 +186,17 @@ class RemoteFile(Source):
         else:
             self._window = end - begin
         self._next = end
-        parts = []
-        for part in self._parts(begin, end):
-            [data] = [part] if isinstance(part, bytes) else CACHE.read([part])
+        wanted = self.ranges(begin, end)
+        parts = [self._catalogue.inline.get(self._name, b"")[begin:end], *(CACHE.read(wanted) if wanted else ())]
+        for data in parts:
             if isinstance(data, StoreError):
                 raise data
-            parts.append(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def ranges(self, begin: int, end: int) -> list[Range]:
-        """Ranges of pieces that hold bytes `begin` to `end`; bytes inside the catalogue need none."""
-        return [part for part in self._parts(begin, end) if isinstance(part, Range)]
-
-    def _parts(self, begin: int, end: int) -> Iterator[bytes | Range]:
-        """The bytes `begin` to `end` where they are in the catalogue, else the range of the piece that has them."""
-        at = 0
-        for extent in self._extents:
-            first, last = max(begin - at, 0) + extent.offset, min(end - at, extent.length) + extent.offset
-            at += extent.length
-            if first >= last:
-                continue
-            if extent.piece == INLINE:
-                yield self._sent.catalogue.inline[first:last]
-            else:
-                name, size = self._sent.catalogue.pieces[extent.piece]
-                yield Range(self._sent.storage, f"{self._sent.place}{name}", size, first, last)
+        """Ranges of objects that hold bytes `begin` to `end`; bytes inside the catalogue need none."""
+        return [
+            whole._replace(begin=max(begin - at, 0), end=min(end - at, whole.size))
+            for at, whole in self._objects
+            if begin < at + whole.size and at < end
+        ]

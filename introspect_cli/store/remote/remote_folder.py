@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, SHARED, DamageError, Directory
+from introspect_cli.store.files.folders import LIMIT_DOCUMENT, LOCK, MANIFEST, DamageError, Directory
 from introspect_cli.store.remote.objects import (
     CATALOGUE,
-    INLINE,
     LIMIT,
     Catalogue,
-    Extent,
     NothingThereError,
     Storage,
     below,
     decode_catalogue,
 )
-from introspect_cli.store.remote.pieces import RemoteFile, SentFolder
+from introspect_cli.store.remote.pieces import RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,50 +28,57 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.files.handles import Source
 
-_FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})|shared")
+_FOLDER = re.compile(r"(rank|attempt)(0|[1-9]\d{0,5})")
 _PAUSE = 0.1
 
 
 class RemoteFolder(Directory):
-    """A directory of a run in object storage.
+    """A directory of a run in object storage."""
 
-    Attributes:
-        sent: where its files are; None where a catalogue of each directory in it says so.
-    """
-
-    def __init__(self, storage: Storage, place: str, sent: SentFolder | None, inside: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        place: str,
+        catalogue: Catalogue,
+        prefix: str = "",
+        others: Iterable[str] = (),
+    ) -> None:
         """Take the directory's contents.
 
         Args:
             storage: of the run.
-            place: the directory's path below it.
-            sent: pieces and catalogue of its files; None where each directory in it has its own catalogue.
-            inside: by name, the extents of a file; of a directory a dict of this kind, a `RemoteFolder`, or None until
-                its catalogue is read.
+            place: the path below it of the directory that was uploaded.
+            catalogue: of that.
+            prefix: this directory's path in it, with a slash at its end; "" where it is the same.
+            others: directories of ranks and attempts in it that have catalogues of their own, read when asked for.
         """
-        self.path = f"{storage.url}/{place}".rstrip("/")
-        self.sent = sent
-        self._storage, self._place, self._inside = storage, place, inside
+        self.path = f"{storage.url}/{below(place, prefix)}".rstrip("/")
+        self.catalogue = catalogue
+        self._storage, self._place, self._prefix = storage, place, prefix
+        self._others: dict[str, RemoteFolder | None] = dict.fromkeys(others)
+        inside = [name.removeprefix(prefix) for name in catalogue.names if name.startswith(prefix)]
+        self._files = {name for name in inside if "/" not in name}
+        self._names = {name.partition("/")[0] for name in inside} | self._others.keys()
 
     @property
     def remote_size(self) -> int:
         """Bytes of all files whose catalogues were read."""
-        here = sum(map(self.sent.catalogue.size, self.sent.catalogue.files)) if self.sent else 0
-        return here + sum(each.remote_size for each in self._inside.values() if isinstance(each, RemoteFolder))
+        others = sum(each.remote_size for each in self._others.values() if each is not None)
+        return others + sum(map(self.catalogue.size, self.catalogue.names))
 
     def names(self) -> list[str]:
         """Names of all entries of the directory, sorted."""
-        return sorted(self._inside)
+        return sorted(self._names)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._inside
+        return name in self._names
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Read the catalogues, where they were not yet, of the rank directories among `names` concurrently."""
-        wanted = [name for name in names if name.startswith("rank") and self._inside.get(name, name) is None]
+        wanted = [name for name in names if name.startswith("rank") and self._others.get(name, self) is None]
         places = [below(self._place, name) for name in wanted]
         for name, place, catalogue in zip(wanted, places, catalogues(self._storage, places), strict=True):
-            self._inside[name] = _folder(self._storage, place, catalogue)
+            self._others[name] = RemoteFolder(self._storage, place, catalogue or Catalogue(over=True))
 
     def folder(self, name: str) -> RemoteFolder:
         """The directory `name` inside this one; its catalogue is read where it was not yet.
@@ -83,31 +88,31 @@ class RemoteFolder(Directory):
             DamageError: it is a file.
             StoreError: its catalogue cannot be read.
         """
-        self.prefetch([name])
-        if name not in self._inside:
+        if name not in self._names:
             raise FileNotFoundError(name)
-        inside, place = self._inside[name], below(self._place, name)
-        if inside is None:
-            self._inside[name] = inside = (_shared if name == SHARED else _attempt)(self._storage, place)
-        if isinstance(inside, list):
+        if name in self._files:
             raise DamageError(f"{self.path}/{name}", "it is a file where a directory belongs")
-        return RemoteFolder(self._storage, place, self.sent, inside) if isinstance(inside, dict) else inside
+        if name not in self._others:
+            return RemoteFolder(self._storage, self._place, self.catalogue, f"{self._prefix}{name}/")
+        self.prefetch([name])
+        if (other := self._others[name]) is None:
+            other = self._others[name] = _launch(self._storage, below(self._place, name))
+        return other
 
     def file(self, name: str) -> Source:
         """The file `name` inside this directory, for reading; FileNotFoundError for a directory too.
 
         The lock file is an empty one, whose `is_locked` says whether the upload is not over.
         """
-        extents = [] if name == LOCK else self._inside.get(name)  # the one tells whether it is over
-        if not isinstance(extents, list) or self.sent is None:
+        if name not in self._files and name != LOCK:
             raise FileNotFoundError(name)
-        return RemoteFile(self.sent, extents, f"{self.path}/{name}")
+        return RemoteFile(self._storage, self._place, self.catalogue, f"{self._prefix}{name}")
 
     def files(self) -> Iterator[tuple[str, Source]]:
         """(path, file) of all files in it and in its directories."""
         self.prefetch(self.names())
         for name in self.names():
-            if isinstance(self._inside[name], list):
+            if name in self._files:
                 yield name, self.file(name)
             else:
                 yield from ((f"{name}/{path}", file) for path, file in self.folder(name).files())
@@ -128,7 +133,7 @@ def open_remote(url: str) -> RemoteFolder | None:
         return None
     if CATALOGUE in entries:
         [catalogue] = catalogues(storage, [""])
-        return _folder(storage, "", catalogue)
+        return RemoteFolder(storage, "", catalogue or Catalogue())
     if MANIFEST in entries:
         return _launch(storage, "", entries)
     runs = sorted(name for name, size in entries.items() if size < 0)
@@ -138,59 +143,27 @@ def open_remote(url: str) -> RemoteFolder | None:
     raise NoRunError(f"{url} is not a run: it has no {CATALOGUE}; {remedy}")
 
 
-def _attempt(storage: Storage, name: str) -> RemoteFolder:
-    """The directory of another attempt of a launch, at the path `name`, listed now.
+def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = None) -> RemoteFolder:
+    """The directory of a launch, or of an attempt of it, with its manifest, read now; a rank's catalogue is read later.
 
     Empty where it has no manifest yet.
-    """
-    entries = storage.entries(name) or {}
-    return _launch(storage, name, entries) if MANIFEST in entries else RemoteFolder(storage, name, None, {})
-
-
-def _launch(storage: Storage, place: str, entries: Mapping[str, int]) -> RemoteFolder:
-    """The directory of a launch, with its manifest, read now, and a catalogue to read later for each rank.
 
     Args:
         storage: of the run.
         place: path of the directory below it; "" for the run itself.
-        entries: size by name of the directory's entries.
+        entries: size by name of the directory's entries; None to list them now.
 
     Raises:
         StoreError: the manifest cannot be read.
     """
-    size = min(entries[MANIFEST], LIMIT_DOCUMENT)
-    path = below(place, MANIFEST)
-    [manifest] = storage.read([(path, 0, size)])
+    entries = (storage.entries(place) or {}) if entries is None else entries
+    if MANIFEST not in entries:
+        return RemoteFolder(storage, place, Catalogue(over=True))
+    [manifest] = storage.read([(below(place, MANIFEST), 0, min(entries[MANIFEST], LIMIT_DOCUMENT))])
     if isinstance(manifest, StoreError):
         raise manifest
-    sent = SentFolder(storage, place, Catalogue(over=True, inline=manifest))
-    folders = dict.fromkeys(name for name in entries if _FOLDER.fullmatch(name))
-    return RemoteFolder(storage, place, sent, {**folders, MANIFEST: [Extent(INLINE, 0, len(manifest))]})
-
-
-def _shared(storage: Storage, place: str) -> RemoteFolder:
-    """The directory of files that ranks share, at the path `place`, each file an object of its own.
-
-    It is listed now.
-    """
-    entries = storage.entries(place) or {}
-    sent = SentFolder(storage, f"{place}/", Catalogue(over=True, pieces=list(entries.items())))
-    inside = {name: [Extent(at, 0, size)] for at, (name, size) in enumerate(entries.items())}
-    return RemoteFolder(storage, place, sent, inside)
-
-
-def _folder(storage: Storage, place: str, catalogue: Catalogue | None) -> RemoteFolder:
-    """The directory at the path `place` that a catalogue describes; empty where that is None."""
-    if catalogue is None:
-        return RemoteFolder(storage, place, None, {})
-    inside: dict[str, Any] = {}
-    for name, extents in catalogue.files.items():
-        *folders, last = name.split("/")
-        into = inside
-        for folder in folders:
-            into = into.setdefault(folder, {})
-        into[last] = extents
-    return RemoteFolder(storage, place, SentFolder(storage, f"{place}/".lstrip("/"), catalogue), inside)
+    folders = (name for name in entries if _FOLDER.fullmatch(name))
+    return RemoteFolder(storage, place, Catalogue(over=True, inline={MANIFEST: manifest}), others=folders)
 
 
 def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
@@ -213,7 +186,7 @@ def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> lis
         for name, data in zip(names, storage.read([(name, 0, LIMIT) for name in names]), strict=True):
             if isinstance(data, StoreError) and not isinstance(data, NothingThereError):
                 raise data
-            read.append(decode_catalogue(data, f"{storage.url}/{name}", NAMES) if isinstance(data, bytes) else None)
+            read.append(decode_catalogue(data, f"{storage.url}/{name}") if isinstance(data, bytes) else None)
     except DamageError:
         if attempts < 2:
             raise

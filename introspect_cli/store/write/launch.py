@@ -150,7 +150,7 @@ def _announce(path: Path, launch: Launch) -> None:
 
 
 _RUN_FILES = re.compile(
-    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|shared|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+"
+    r"manifest\.yaml|settings|sources|tensors|children|label|\.lock|rank\d{1,6}|attempt\d{1,4}|\.manifest\.yaml\.\d+"
     r"|(log|heads)\.bin|divergence\.jsonl|collectives\.txt|\.(log|heads)\.bin\.\d+"
 )
 

@@ -4,33 +4,28 @@ A process may be interrupted between any two lines, and the script may catch the
 as written is one value, exchanged by one assignment once the frames are out; whatever writes next first takes back what
 was written beyond it.
 
-A log only grows, so that a kill loses nothing; a long run must not fill the disk. So where steps are dropped, the log
-is written once more without them, with a frame that says how many were dropped, from where to where and why: nobody may
-take them for steps that were never recorded. The new log replaces the old one by a rename, and who reads the old one
-has it open.
+A log only grows, so that a kill loses nothing; a long run must not fill the disk. So where steps are dropped, a frame
+says which, so that nobody takes them for steps that were never recorded, and then the file system is asked to let go of
+their bytes: a hole is left in the file, which reads as zeros.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import zlib
 from contextlib import suppress
-from dataclasses import astuple
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.files.folders import (
     HEADS,
     LOG,
-    SHARED,
     Appended,
     Folder,
-    launch_of_rank,
-    reason,
-    shared_name,
 )
 from introspect_cli.store.format.columns import padded
 from introspect_cli.store.format.log import (
@@ -40,10 +35,8 @@ from introspect_cli.store.format.log import (
     END,
     HEAD,
     NAMED,
-    OF_STEPS,
     STEP,
     Frames,
-    add_thinned,
     begin_log,
     chained,
     head_of,
@@ -52,17 +45,14 @@ from introspect_cli.store.format.schemas import FIRST_CHAIN, LIMIT_FRAMES
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping
 
     from introspect_cli.store.format.columns import Pieces
 
 _NO_DIGEST = bytes(16)
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
 _LEAST_CACHED = 256
 """Frames of a log whose heads are gone through in no time."""
-
-_LEAST_NAMES, _MOST_NAMES = 1 << 12, 64
-_LEAST_DOCUMENT, _MOST_DOCUMENTS = 1 << 9, 4
-"""Bytes of what ranks share, and how many different ones of a name they share at most: more stay in each rank's log."""
 
 
 class Frame(NamedTuple):
@@ -124,7 +114,7 @@ class LogWriter:
         written: what counts as written.
     """
 
-    def __init__(self, folder: Folder, rank: int, run_id: bytes, *, durable: bool, shared: bool = False) -> None:
+    def __init__(self, folder: Folder, rank: int, run_id: bytes, *, durable: bool) -> None:
         """Make the file and lock it.
 
         Args:
@@ -132,19 +122,16 @@ class LogWriter:
             rank: its number.
             run_id: of the run.
             durable: whether to force each step to disk before the next begins.
-            shared: whether other ranks write the same run.
 
         Raises:
             OSError: it cannot be made; FileExistsError where there is a log.
         """
         self.folder, self.rank = folder, rank
-        self._run_id, self._durable, self._shared = run_id, durable, shared
+        self._durable = durable
         self._pid = os.getpid()
-        self._temporary = f".{LOG}.{self._pid}"
         self._torn = False  # whether the file may hold what does not count as written
         self._ended = False
         self._lock = threading.RLock()
-        self._fresh: tuple[Appended, Written] | None = None  # a log without some steps, that may have become the log
         start = begin_log(rank, run_id)
         self._file = Appended(folder, LOG, locked=True)
         self.written = Written(len(start), zlib.crc32(start[:-4]))
@@ -154,8 +141,8 @@ class LogWriter:
             self.close()
             raise
 
-    def commit(self, frames: Iterable[Frame]) -> None:
-        """Append frames in one write: either all count afterwards or none.
+    def commit(self, frames: Iterable[Frame]) -> int:
+        """Append frames in one write, either all or none; returns how many bytes the log has then.
 
         Raises:
             OSError: they cannot be written.
@@ -176,137 +163,51 @@ class LogWriter:
                 os.fsync(self._file.fd)
             self.written = written
             self._torn = False
+            return written.length
 
     def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
-        """The frame of a table of names; the encoded rows are its body, unless `shared/` has them.
-
-        Where several ranks write the run, `_put_shared` may put them there at once; the body is then empty, and the
-        frame's `step` their length in bytes (0 where the body has them).
-
-        Args:
-            kind: SITES, LAYOUTS or MODULES.
-            data: the encoded rows.
-            rows: how many.
-        """
-        digest = bytes.fromhex(content_digest(data))
-        shared = self._put_shared(kind.decode().lower(), data, digest, _LEAST_NAMES, _MOST_NAMES)
-        return Frame(kind, [] if shared else [data], rows, len(data) * shared, digest)
+        """The frame of so many rows of a table of names (`kind`), with the digest of the encoded rows."""
+        return Frame(kind, [data], rows, 0, bytes.fromhex(content_digest(data)))
 
     def document(self, name: str, data: bytes) -> None:
         """Append a document, which replaces an earlier one of the same name.
-
-        Its bytes go into `shared/` where ranks share them (`_put_shared`), but never a manifest's.
 
         Raises:
             OSError: it cannot be written.
             StoreError: too many frames, or a forked child.
         """
-        self.undo_uncounted()
-        digest = bytes.fromhex(content_digest(data))
-        shared = name != "manifest" and self._put_shared(name, data, digest, _LEAST_DOCUMENT, _MOST_DOCUMENTS)
-        body: Pieces = [f"{name}\n".encode(), *(() if shared else (data,))]
-        self.commit([Frame(DOCUMENT, body, 0, len(data) * shared, digest)])
+        self.commit([Frame(DOCUMENT, [f"{name}\n".encode(), data])])
 
-    def _put_shared(self, name: str, data: bytes, digest: bytes, least: int, most: int) -> bool:
-        """Put a content into `shared/`, where it is not there yet, and return whether it is there now.
+    def drop(self, bodies: Mapping[int, tuple[int, int]]) -> None:
+        """Append a DROP frame for steps, and make holes where their bodies lie, if the file system can.
 
-        False, and nothing is put, for a run of one process, for fewer than `least` bytes, and where `most` other
-        contents of this name are there.
-        """
-        if not self._shared or len(data) < least:
-            return False
-        named = shared_name(name, digest)
-        with launch_of_rank(self.folder.reopen_if_closed()) as launch, launch.make_folder(SHARED, 0o700) as shared:
-            there = shared.names()
-            if named not in there and sum(other.startswith(f"{name}-") for other in there) < most:
-                shared.replace(named, [data], 0o600, durable=self._durable)
-                return True
-        return named in there
-
-    def drop(self, steps: Collection[int], why: str) -> None:
-        """Rewrite the log without the steps with the numbers `steps`, and note in it how many were dropped and why.
-
-        Numbers that the log does not have are ignored; with none that it has, nothing is written.
+        Args:
+            bodies: by step, the first byte of its body in the log, and how many it has.
 
         Raises:
-            StoreError: the log could not be written anew; then all steps are still there.
+            OSError: the frame cannot be written; then all steps are still there.
+            StoreError: too many frames, or a forked child.
         """
-        with self._lock:
-            try:
-                self.undo_uncounted()
-                self._file.reopen_if_closed()
-                self._torn = True
-                self._write_without(frozenset(steps), why)
-                self.undo_uncounted()
-            except (OSError, StoreError) as error:
-                with suppress(OSError, StoreError):  # else before the next step
-                    self.undo_uncounted()
-                raise StoreError(f"cannot drop steps from {self.folder.path}: {reason(error)}") from None
+        self.commit([Frame(DROP, [np.array(sorted(bodies), "<i8").tobytes()])])
+        import ctypes  # for this alone
 
-    def _write_without(self, dropped: frozenset[int], why: str) -> None:
-        """Write a new log without the steps `dropped` beside the old one, and rename it over that.
-
-        Steps that were taken back go too, and the file of heads. Nothing is done where the log has none of the steps.
-        `undo_uncounted` then goes on with whichever has the log's name.
-        """
-        folder = self.folder.reopen_if_closed()
-        with folder.file(LOG) as old:
-            frames = Frames(old, self.rank, old.path)
-            gone = {int(frames.heads["step"][number]) for number in frames.numbers_of(STEP)} & dropped
-            if not gone:
-                return
-            with suppress(FileNotFoundError):
-                os.unlink(self._temporary, dir_fd=folder.fd)
-            fresh, start = Appended(folder, self._temporary, locked=True), begin_log(self.rank, self._run_id)
-            self._fresh = fresh, self.written
-            fresh.append(start)
-            written = Written(len(start), zlib.crc32(start[:-4]))
-            for number, head in enumerate(frames.heads):
-                kind, step = bytes(head["kind"]), int(head["step"])
-                lost = kind in OF_STEPS and (number < frames.back or step in gone)
-                if kind not in (DROP, BACK) and not lost:
-                    frame = Frame(kind, [frames.body(number)], int(head["rows"]), step, head["digest"].tobytes())
-                    written, pieces = written.after(frame)
-                    fresh.append(*pieces)
-            thinned = add_thinned(frames.thinned, why, sorted(gone))
-            written, pieces = written.after(Frame(DROP, [json.dumps([astuple(each) for each in thinned]).encode()]))
-            fresh.append(*pieces)
-        if self._durable:
-            os.fsync(fresh.fd)
-        self._fresh = fresh, written
-        with suppress(FileNotFoundError):
-            os.unlink(HEADS, dir_fd=folder.fd)
-        os.rename(self._temporary, LOG, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
-        if self._durable:
-            os.fsync(folder.fd)
+        punch: Any = getattr(ctypes.CDLL(None), "fallocate", None)
+        for begin, length in bodies.values() if punch else ():
+            punch(self._file.fd, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(length))
 
     def undo_uncounted(self) -> None:
-        """Truncate the log to what counts as written, where a write may have failed; go on with the log in place.
+        """Truncate the log to what counts as written, where a write may have failed.
 
         Whether the descriptor is still the log's, and the log still there, is checked again when it is written to.
-        Where `drop` failed, the new log goes on if it has the log's name; else it is deleted.
 
         Raises:
             StoreError: this is a forked child.
         """
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")
-        if not self._torn:
-            return
-        if self._fresh is not None:
-            folder, (fresh, written) = self.folder.reopen_if_closed(), self._fresh
-            if fresh.is_same_file(folder, LOG):
-                before, fresh.path = self._file, f"{folder.path}/{LOG}"
-                self._file, self.written = fresh, written
-                if before is not fresh:
-                    before.close()
-            else:
-                with suppress(OSError):
-                    os.unlink(self._temporary, dir_fd=folder.fd)
-                fresh.close()
-            self._fresh = None
-        self._file.shorten(self.written.length)
-        self._torn = False
+        if self._torn:
+            self._file.shorten(self.written.length)
+            self._torn = False
 
     def end(self) -> None:
         """Append the END frame, once.

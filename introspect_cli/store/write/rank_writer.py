@@ -17,7 +17,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.files.folders import reason
-from introspect_cli.store.format.columns import Message, Pieces, Schema
+from introspect_cli.store.format.columns import Message, Pieces, Schema, padded
 from introspect_cli.store.format.documents import encode_labels
 from introspect_cli.store.format.log import (
     BACK,
@@ -73,6 +73,7 @@ class RankWriter:
         self._totals = StepTotals() if totals else None
         self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._setting = np.zeros(0, np.bool_)
+        self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
         columns = Columns(schema)
         self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
         self._layouts: Interner[Layout] = Interner(columns.layouts, self._encode_layouts)
@@ -122,8 +123,10 @@ class RankWriter:
         """A new body for a step of `rows` records; fill it in, and again for each later step of as many records."""
         return Message(self._schema, rows)
 
-    def append(self, step: int, batch: StepBatch | Message, labels: Labels | None = None) -> None:
-        """Write one step and its labels; does nothing after a failure.
+    def append(
+        self, step: int, batch: StepBatch | Message, labels: Labels | None = None, *, expires: bool = False
+    ) -> None:
+        """Write one step and its labels; does nothing after a failure. `thin` may drop one that `expires`.
 
         Raises:
             ValueError: the step does not come after the last one, or the batch names a site or layout by a number
@@ -136,16 +139,16 @@ class RankWriter:
         if step <= self._log.written.step:
             raise ValueError(f"step {step} was appended after step {self._log.written.step}")
         try:
-            self._append(step, batch, labels)
+            self._append(step, batch, labels, expires=expires)
         except (OSError, StoreError) as error:
             self._fail(reason(error))
         except KeyboardInterrupt:
             if step > self._log.written.step:  # once: a second interrupt is meant
                 with suppress(Exception):  # none may take the interrupt's place; what lasts, the next step meets
-                    self._append(step, batch, labels)
+                    self._append(step, batch, labels, expires=expires)
             raise
 
-    def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None) -> None:
+    def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None, *, expires: bool) -> None:
         """Write names not yet written, labels, totals and the step in one commit, and set `digest`.
 
         Raises:
@@ -163,7 +166,8 @@ class RankWriter:
         if message.largest("site") >= rows[SITES] or message.largest("layout") >= rows[LAYOUTS]:
             raise ValueError("a record names a site or a layout that was never given a number")
         data = message.pieces()
-        if sum(map(len, data)) > LIMIT_BATCH:
+        size = sum(map(len, data))
+        if size > LIMIT_BATCH:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         digest = _digest(self.compiled, columns, self._keys, self._setting)
         if labels:
@@ -171,7 +175,9 @@ class RankWriter:
         if self._totals is not None:
             frames.append(Frame(TOTALS, [self._totals.encoded(columns, self._keys, self._kinds)], step=step))
         crc = _crc(self.compiled, data, message.address)
-        self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
+        end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
+        if expires:
+            self._expiring[step] = end - padded(size), size
         self.digest = digest
 
     def restart(self) -> None:
@@ -184,20 +190,26 @@ class RankWriter:
             return
         try:
             self._log.commit([Frame(BACK, [])])
+            self._expiring.clear()
         except (OSError, StoreError) as error:
             self._fail(reason(error))
 
-    def thin(self, steps: Collection[int], why: str) -> None:
-        """Drop steps (numbers) that were written, the last one excepted; `why` is a key of `log.OPTIONS`.
+    def thin(self, steps: Collection[int]) -> None:
+        """Drop steps (numbers) that were appended as ones that expire, the last one excepted.
 
         Does nothing after a failure, nor with numbers that the log does not have.
 
         Raises:
-            StoreError: the log could not be written anew; then all steps are still there.
+            StoreError: that could not be written; then all steps are still there.
         """
-        dropped = frozenset(steps) - {self._log.written.step}
+        dropped = {step: self._expiring[step] for step in steps if step in self._expiring and step != self.last_step}
         if self.failure is None and dropped:
-            self._log.drop(dropped, why)
+            try:
+                self._log.drop(dropped)
+            except (OSError, StoreError) as error:
+                raise StoreError(f"cannot drop steps from {self._log.folder.path}: {reason(error)}") from None
+            for step in dropped:
+                del self._expiring[step]
 
     def _take_names(self) -> list[Frame]:
         """Frames of the sites, layouts and modules that were not written yet.

@@ -132,7 +132,7 @@ class StoreWriter(Closing):
 
                 try:
                     again = Folder(os.dup(folder.fd), folder.path)
-                    lock = LogWriter(again, rank, bytes.fromhex(run_id), durable=durable, shared=True)
+                    lock = LogWriter(again, rank, bytes.fromhex(run_id), durable=durable)
                 except FileExistsError:
                     refuse_unless(False, path)
             else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.terms.sites import (
+from introspect_cli.compare.table import (
     KINDS,
     MODULE_KINDS,
     Alignment,

@@ -11,24 +11,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.ledger import At
+from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.terms.at import At
-from introspect_cli.compare.terms.distance import Floats, Layouts, relative
-from introspect_cli.compare.terms.names import owner_of, with_ancestors
-from introspect_cli.compare.terms.sites import (
+from introspect_cli.compare.table import (
     ACTIVATIONS,
     KINDS,
     Alignment,
+    Floats,
     Ids,
+    Layouts,
     Mask,
     align,
     columns,
     kind_code,
     of_kinds,
     phase_code,
+    relative,
 )
-from introspect_cli.compare.terms.watched import (
+from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
     draws_at_other_moments,
@@ -43,12 +45,12 @@ from introspect_cli.records import Kind, Phase, perturbed_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.compare.gathered import Gathered
-    from introspect_cli.compare.terms.names import Rename
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Resumption
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.names import Rename
+    from introspect_cli.compare.result import DiffOptions, Resumption
+    from introspect_cli.compare.steps import Gathered
+    from introspect_cli.compare.table import Table
     from introspect_cli.records import ModuleInfo
+
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
@@ -94,7 +96,7 @@ class Comparison(Sides):
         """
         if not (self.a.is_whole or self.b.is_whole):
             return None
-        from introspect_cli.compare.gathered import Gathered
+        from introspect_cli.compare.steps import Gathered
 
         return Gathered(self, lambda: self.layouts)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.terms.sites import PHASES, Columns, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.watched import STATE_KINDS
+from introspect_cli.compare.table import PHASES, Columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.store.format.batch import StepBatch
     from introspect_cli.store.read.step_reader import Reader
+
 
 Tensor = tuple[int, str, str]
 """Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""

@@ -18,6 +18,7 @@ from introspect_cli.records import DRAWN_BEFORE, Phase, Site
 if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
 
+
 FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
 """Phases in which modules are called."""
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.terms.result import Role
+    from introspect_cli.compare.result import Role
 
 
 class Known(Enum):

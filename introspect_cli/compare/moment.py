@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.terms.distance import Layouts, distances, relative
+from introspect_cli.compare.table import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
@@ -26,9 +26,10 @@ from introspect_cli.texts import begin_alike
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.read.run import Run
     from introspect_cli.store.read.step_reader import Reader
+
 
 TensorName = tuple[str, str, str]
 """Kind, FQN and path."""

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.checkpoints.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.elements import rounded
-from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.terms.at import At
-from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.result import (
+from introspect_cli.compare.ledger import At
+from introspect_cli.compare.match import distinctive_values, parameters, same_numbers
+from introspect_cli.compare.moment import MODEL, OF_A_MODEL
+from introspect_cli.compare.result import (
     DiffResult,
     Divergence,
     Origin,
@@ -31,20 +30,21 @@ from introspect_cli.compare.terms.result import (
     StructureChange,
     Verdict,
 )
-from introspect_cli.compare.terms.sites import columns
-from introspect_cli.compare.terms.words import far, key_of, listed, some
-from introspect_cli.compare.values import distinctive_values, parameters, same_numbers
+from introspect_cli.compare.say import far, key_of, listed, some
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.table import ROUNDING, columns
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.names import Rename
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.values import Merge, Value
+    from introspect_cli.compare.match import Merge, Value
+    from introspect_cli.compare.names import Rename
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.store.read.run import Run
+
 
 _MAX_NAMED = 3
 _MAX_SETTINGS = 4
