@@ -383,7 +383,7 @@ def wholes_of(
     splits = _splits_of(a, b, work, match)
     if splits.alike and (options.strict or not splits.differ):
         return None
-    one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
+    one, two = (as_one(run, fold) for run, fold in zip((a, b), splits.folds, strict=True))
     coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
     seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
     are_coarse = not seen and all(map(autocasts, (a, b)))

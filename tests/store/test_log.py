@@ -357,7 +357,10 @@ FORGED = {
     "a status": (numbered("status", b"\x09"), "names a site, layout or status that is not there"),
     "rows": (lambda frame: [frame._replace(rows=frame.rows + 9)], "is cut short|has another length|out of order"),
     "no sites": (without(SITES), "names a site, layout or status that is not there"),
-    "length": (lambda frame: [frame._replace(body=[*frame.body, bytes(8)])], "another length|cannot be|not described"),
+    "length": (
+        lambda frame: [frame._replace(body=[*frame.body, bytes(8)])],
+        "another length|cannot be|that this version writes",
+    ),
     "a kind": (lambda frame: [frame._replace(kind=b"EVIL")], "of a kind that no version writes"),
     "order": (lambda frame: [frame._replace(step=9 - frame.step)], "its steps do not rise"),
 }

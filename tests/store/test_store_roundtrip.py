@@ -83,7 +83,7 @@ def test_optional_columns_come_back(tmp_path, stats, sketch, sorted_stats):
         assert set(batch.floats) == (set(NUMBERS) if stats else set()) | set(sorted_stats)
         assert (batch.sketch is not None) == sketch
         record = next(run.rank(0).records(0))
-        columns = run.rank(0).frames.columns.records
+        columns = run.rank(0).frames.columns
     assert record.summary.sketch == ((1.0,) * SKETCH_SIZE if sketch else ())
     assert ("mean" in record.summary.stats) == stats
     assert ("med" in record.summary.stats) == ("med" in sorted_stats)

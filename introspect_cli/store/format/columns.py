@@ -35,13 +35,11 @@ class Column:
         name: the column's name.
         type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<i4>`, `list<utf8>`, or `vector` (float32, `width` a row).
         width: values in a row of a `vector`.
-        role: what the column is to a reader that does not know it; not in the bytes. See `schemas`.
     """
 
     name: str
     type: str
     width: int = 0
-    role: str = ""
 
     @property
     def dtype(self) -> str:

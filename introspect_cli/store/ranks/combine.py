@@ -8,7 +8,7 @@ ranks. Checksums are exact: the sums under them are integers modulo 2**64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,18 @@ import numpy as np
 from introspect_cli.records import KIND_CODES, Joined, Kind, Status
 from introspect_cli.store.format.batch import StepBatch, rows_of
 from introspect_cli.store.format.kinds import codes_that
-from introspect_cli.store.ranks.plan import Plan, any_of, group_of, plan_of, starts_of
-from introspect_cli.store.ranks.stacked import batched_layout, whole_layout
+from introspect_cli.store.ranks.plan import any_of, group_of, starts_of
 from introspect_cli.sums import mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from introspect_cli.records import Layout
-    from introspect_cli.store.ranks.stacked import LayoutTables, StackedStep
+    from introspect_cli.store.ranks.plan import Plan
+    from introspect_cli.store.ranks.stacked import StackedStep
+    from introspect_cli.store.ranks.whole_reader import WholeReader
 
     Array = NDArray[Any]
 
@@ -40,77 +40,6 @@ _ROUNDING = 1e-4
 """Copies whose sketches are further apart than this share of them are different."""
 
 
-@dataclass
-class Combiner:
-    """Combines the records of all ranks step by step, reusing the plan of the last step where the rows are the same.
-
-    Attributes:
-        tables: the ranks' layouts.
-        kinds: int64 (sites,), the code of each site's kind.
-        value_of: int64 (sites,), for the gradient of an activation the site of that; -1 for all others.
-        buffers_at_first: bool (sites,), values of buffers at the start of a run.
-        left_out: which rows of a step are ignored, bool (rows,).
-        layout_number: the number of a layout of wholes; one that is new gets the next.
-        lacking: why values that each rank has its own of are not all there; "" where they are.
-        complete: whether all ranks were recorded, so that a missing part of the model is an error.
-        plan: of the step that was combined last; None before the first.
-    """
-
-    tables: LayoutTables
-    kinds: Array
-    value_of: Array
-    buffers_at_first: Array
-    left_out: Callable[[StackedStep], Array]
-    layout_number: Callable[[Layout], int]
-    lacking: str
-    complete: bool
-    plan: Plan | None = None
-    _layouts: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
-    _batched: dict[bytes, int] = field(default_factory=dict)
-
-    def combine(self, step: StackedStep) -> StepBatch:
-        """Combine a step of all ranks into one batch, one record per site that is not left out; changes `plan`.
-
-        `sequence` is that of the block, with gaps; see `join_slices`.
-        """
-        plan = self.planned(step)
-        return CombinedStep(self, step, plan, self._layouts.copy()).combined()
-
-    def planned(self, step: StackedStep) -> Plan:
-        """The plan of a step, kept in `plan`: that of the step before, where both have the same `Rows` object.
-
-        A new plan gives numbers to new layouts of wholes.
-        """
-        if self.plan is None or self.plan.basis is not step.rows:
-            self.plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
-            numbers = step.rows.layout[self.plan.rows[self.plan.starts]]
-            different, which = np.unique(numbers, return_inverse=True)
-            wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
-            self._layouts = wholes[which.reshape(-1)]
-        return self.plan
-
-    def whole_number(self, part: int) -> int:
-        """The number of the whole tensor's layout, given the number of a part's.
-
-        A layout that is new gets the next number.
-        """
-        return self.layout_number(whole_layout(self.tables.layouts[part]))
-
-    def batched_number(self, numbers: Array) -> int:
-        """The number of the layout of tensors concatenated along dimension 0.
-
-        A layout that is new gets the next number.
-
-        Args:
-            numbers: int64, the numbers of the tensors' layouts among `tables.layouts`.
-        """
-        key = numbers.tobytes()
-        if key not in self._batched:
-            layouts = [self.tables.layouts[number] for number in numbers.tolist()]
-            self._batched[key] = self.layout_number(batched_layout(layouts))
-        return self._batched[key]
-
-
 class CombinedStep:
     """One row for each group of a plan, filled in while the ranks' records of a step are combined.
 
@@ -119,16 +48,16 @@ class CombinedStep:
     plan's rows, `starts` where groups begin among them.
     """
 
-    def __init__(self, combiner: Combiner, step: StackedStep, plan: Plan, layout: Array) -> None:
+    def __init__(self, reader: WholeReader, step: StackedStep, plan: Plan, layout: Array) -> None:
         """Make each group's row of its first record; `combined` does the rest.
 
         Args:
-            combiner: whose tables count.
+            reader: whose tables count.
             step: the records of all ranks.
             plan: of that step.
             layout: uint32 (groups,), the number of each group's layout; changed here.
         """
-        self.combiner, self.tables = combiner, combiner.tables
+        self.reader, self.tables = reader, reader.tables
         self.block, self.ranks_of, self.basis, self.plan = step.block, step.ranks_of, step.rows, plan
         self.row = plan.rows[plan.starts]
         self.checksums = self.block.checksum[plan.rows]
@@ -145,7 +74,7 @@ class CombinedStep:
         groups, rows = np.array(list(plan.unseen), np.int64), np.array(list(plan.unseen.values()), np.int64)
         self._set_unseen(groups, [self.block.text[row] for row in rows.tolist()])
         self.row[groups] = rows
-        self.out.layout[groups] = [self.combiner.whole_number(number) for number in self.basis.layout[rows].tolist()]
+        self.out.layout[groups] = [self.reader.whole_number(number) for number in self.basis.layout[rows].tolist()]
         self._set_unseen(plan.mixed, "some ranks hold parts of it and others what has no known place")
         samples = self._add_parts()
         self._add_unreduced()
@@ -311,7 +240,7 @@ class CombinedStep:
             one = np.array([group])
             if text is None:
                 self._set_unseen(one, "where the parts of it lie could not be worked out")
-            elif self.combiner.complete and plan.kind[group] in _STATE:
+            elif self.reader.complete and plan.kind[group] in _STATE:
                 at, starts, _ = self._members(one)
                 self._reset_groups(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
                 self._hash_checksums(one, at, starts, ordered=True)
@@ -386,13 +315,13 @@ class CombinedStep:
         groups, first = np.unique(plan.group[at], return_index=True)
         self._set_unseen(groups, [self.block.text[row] for row in plan.rows[at[first]].tolist()])
         partless[groups] = False
-        if self.combiner.lacking:
+        if self.reader.lacking:
             own = partless & np.isin(plan.kind, _OWN)
-            self._set_unseen(own, self.combiner.lacking)
+            self._set_unseen(own, self.reader.lacking)
             partless &= ~own
         cut = any_of(tables.part[number] > 0, plan.starts)
         differ = partless & (cut | ~self._is_equal())
-        self._set_unseen(differ & self.combiner.buffers_at_first[plan.site], "another one on each rank")
+        self._set_unseen(differ & self.reader.buffers_at_first[plan.site], "another one on each rank")
         differ &= ~np.isin(plan.kind, _FIRSTS)
         random = differ & (plan.kind == KIND_CODES[Kind.RNG])
         self._set_unseen(random, "each rank has its own")
@@ -451,7 +380,7 @@ class CombinedStep:
         self._set_moments(groups, rows, starts, held)
         for group, members in zip(groups.tolist(), np.split(layouts[rows], starts[1:]), strict=True):
             parts = self.tables.part[members]
-            self.out.layout[group] = self.combiner.batched_number(members[parts == parts[0]])
+            self.out.layout[group] = self.reader.batched_number(members[parts == parts[0]])
 
     def _are_summed(self, groups: Array) -> Array:
         """Bool for each of `groups` (numbers), whether it is the gradient of a value that is equal on all ranks.
@@ -463,7 +392,7 @@ class CombinedStep:
         here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
         equals &= ~np.isin(layouts, layouts[~equals & (plan.kind == KIND_CODES[Kind.OUTPUT])])
         whole = self.how == Joined.PARTS
-        values = self.combiner.value_of[here[groups]]
+        values = self.reader.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
         return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
 

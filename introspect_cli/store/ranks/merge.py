@@ -195,7 +195,7 @@ def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, tex
     reader = as_one(run)
     assert isinstance(reader, WholeReader)  # of several ranks
     steps = reader.common_steps.tolist()
-    done = combined_elsewhere(reader, place, range(len(steps)), {}, work)
+    done = combined_elsewhere(reader, place, work)
     some = next(done, None)
     on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(

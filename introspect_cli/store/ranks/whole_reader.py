@@ -10,7 +10,6 @@ as not observed, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -22,16 +21,17 @@ from introspect_cli.records import GRADIENT_OF, KIND_CODES, Kind, Layout, Module
 from introspect_cli.store.format.batch import rows_of
 from introspect_cli.store.format.kinds import kinds_that
 from introspect_cli.store.format.log import ENTRY
-from introspect_cli.store.ranks.combine import Combiner, join_slices
+from introspect_cli.store.ranks.combine import CombinedStep, join_slices
 from introspect_cli.store.ranks.digests import layout_free_digests
-from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep, whole_layout
+from introspect_cli.store.ranks.plan import plan_of
+from introspect_cli.store.ranks.stacked import LayoutTables, Rows, StackedStep, batched_layout, whole_layout
 from introspect_cli.store.read.name_tables import SiteTable
 from introspect_cli.store.read.rank_reader import RankReader, read_rows
 from introspect_cli.store.read.step_reader import Reader
 from introspect_cli.store.write.names import encode_sites
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1_000_000
 """Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
-
-_FEWEST_AT_ONCE, _MOST_AT_ONCE = 4, 64
-"""Steps that are combined elsewhere before they are asked for: a comparison may need no more than a few, or all."""
 
 _BY_CALL = kinds_that("by_call")
 
@@ -69,6 +66,8 @@ class WholeReader(Reader):
         rank: the lowest of them.
         readers: the ranks' own readers.
         stages: of ranks that run stages of a pipeline, these.
+        lacking: why values that each rank has its own of are not all there; "" where they are.
+        complete: whether all ranks were recorded, so that a missing part of the model is an error.
     """
 
     is_whole = True
@@ -83,7 +82,6 @@ class WholeReader(Reader):
         *,
         lacking: str = "",
         complete: bool = False,
-        combine: Combine | None = None,
     ) -> None:
         """Combine what the ranks' readers know by now; records and names are read when asked for.
 
@@ -95,7 +93,6 @@ class WholeReader(Reader):
             stages: of ranks that run stages of a pipeline, these.
             lacking: why values that each rank has its own of are not all there; "" where they are.
             complete: whether these are all ranks of the run.
-            combine: combines steps at some positions in other processes; None to combine here.
         """
         self.path, self.readers = path, list(readers)
         self._fold, self.stages = fold or {}, stages or {}
@@ -104,13 +101,11 @@ class WholeReader(Reader):
         self.running = any(reader.running for reader in self.readers)
         self.ended = all(reader.ended for reader in self.readers)
         self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
-        self._lacking, self._complete, self._combine = lacking, complete, combine
+        self.lacking, self.complete = lacking, complete
         self._sizes: dict[tuple[int, int], int] = {}
         self._forms = np.full(len(self.common_steps), -1, np.int64)
-        self._announced: list[int] = []
-        self._at_once = _FEWEST_AT_ONCE
-        self._combined: dict[int, StepBatch] = {}
-        self._last_combiner: tuple[tuple[int, int], Combiner] | None = None
+        self._last_plan: tuple[tuple[int, int], Plan, Array] | None = None
+        self._batched: dict[bytes, int] = {}
         self._read = lru_cache(maxsize=3)(self._combined_row)
 
     @cached_property
@@ -147,9 +142,9 @@ class WholeReader(Reader):
         None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded. Else
         sets `_forms` to the number of each step's combination of forms, for `rows_in`.
         """
-        if self._fold or self.stages or self._lacking or len(self.readers) == 1:
+        if self._fold or self.stages or self.lacking or len(self.readers) == 1:
             return [None] * len(self.common_steps)
-        totals, tables = [reader.totals for reader in self.readers], self._tables
+        totals, tables = [reader.totals for reader in self.readers], self.tables
         keys = np.asarray(self.sites.key, np.uint64)
         step_digests, self._forms = layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
         return step_digests
@@ -157,7 +152,7 @@ class WholeReader(Reader):
     def _plans(self, row: int) -> list[Plan]:
         """The plan of each slice of the step at a position; sets its number of records, for `rows_in`."""
         of = self._slices_of(row)
-        plans = [self._combiner(which, of).planned(self._stacked(row, which, of)) for which in range(of)]
+        plans = [self._planned(self._stacked(row, which, of), (which, of))[0] for which in range(of)]
         self._sizes[self._size_key(row)] = sum(len(plan.starts) for plan in plans)
         return plans
 
@@ -354,40 +349,41 @@ class WholeReader(Reader):
             self.layouts.append(layout)
         return number
 
-    # --- putting together
+    def whole_number(self, part: int) -> int:
+        """The number of the whole tensor's layout, given the number of a part's among `tables.layouts`.
 
-    def prefetch(self, rows: Sequence[int]) -> None:
-        """Announce the steps (positions) that will be read, in order.
-
-        Where `combine` was given, `read_row` then combines several at once; else nothing changes.
+        A layout that is new gets the next number.
         """
-        self._announced = list(rows)
+        return self.layout_number(whole_layout(self.tables.layouts[part]))
+
+    def batched_number(self, numbers: Array) -> int:
+        """The number of the layout of tensors concatenated along dimension 0.
+
+        A layout that is new gets the next number.
+
+        Args:
+            numbers: int64, the numbers of the tensors' layouts among `tables.layouts`.
+        """
+        key = numbers.tobytes()
+        if key not in self._batched:
+            layouts = [self.tables.layouts[number] for number in numbers.tolist()]
+            self._batched[key] = self.layout_number(batched_layout(layouts))
+        return self._batched[key]
+
+    # --- putting together
 
     def read_row(self, row: int) -> StepBatch:
         """The combined records of the `row`-th step; the last 3 are cached."""
         return self._read(row)
 
     def _combined_row(self, row: int) -> StepBatch:
-        """Combine the `row`-th step; where `combine` is given and it was announced, with the announced ones after it.
-
-        Those are 4 at first, the step itself included, then twice as many each time, at most 64; they are kept until
-        they are asked for or others are combined. Sets the number of records for `rows_in`.
-        """
-        if self._combine is None:
-            of = self._slices_of(row)
-            slices = range(of)
-            batch = join_slices([self._combiner(at, of).combine(self._stacked(row, at, of)) for at in slices])
-        else:
-            if row not in self._combined:
-                rows = [row]
-                if row in self._announced:
-                    at = self._announced.index(row)
-                    rows, self._at_once = (
-                        self._announced[at : at + self._at_once],
-                        min(2 * self._at_once, _MOST_AT_ONCE),
-                    )
-                self._combined = dict(zip(rows, self._combine(self, rows), strict=True))
-            batch = self._combined.pop(row)
+        """Combine the `row`-th step, and set the number of its records for `rows_in`."""
+        of, slices = self._slices_of(row), []
+        for which in range(of):
+            step = self._stacked(row, which, of)
+            plan, layouts = self._planned(step, (which, of))
+            slices.append(CombinedStep(self, step, plan, layouts.copy()).combined())
+        batch = join_slices(slices)
         self._sizes[self._size_key(row)] = len(batch)
         return batch
 
@@ -408,12 +404,24 @@ class WholeReader(Reader):
         for batch, numbers in zip(read, self.site_numbers, strict=True):
             rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
             batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
-        plan = self._combiner(which, of).plan
-        alike = plan is not None and plan.basis.are_of(batches)
-        rows = (
-            plan.basis if plan is not None and alike else Rows(batches, self.site_numbers, self._tables.common_numbers)
-        )
+        last = self._last_plan[1].basis if self._last_plan is not None and self._last_plan[0] == (which, of) else None
+        alike = last is not None and last.are_of(batches)
+        rows = last if last and alike else Rows(batches, self.site_numbers, self.tables.common_numbers)
         return StackedStep(batches, [reader.rank for reader in self.readers], rows)
+
+    def _planned(self, step: StackedStep, of: tuple[int, int]) -> tuple[Plan, Array]:
+        """The plan of a step, and the layout of each group's whole: those of the step before, where the rows are its.
+
+        Args:
+            step: the records.
+            of: which slice of how many.
+        """
+        if self._last_plan is None or self._last_plan[1].basis is not step.rows:
+            plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
+            different, which = np.unique(step.rows.layout[plan.rows[plan.starts]], return_inverse=True)
+            wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
+            self._last_plan = of, plan, wholes[which.reshape(-1)]
+        return self._last_plan[1:]
 
     @cached_property
     def _positions(self) -> Array:
@@ -421,24 +429,6 @@ class WholeReader(Reader):
         return np.stack([np.searchsorted(reader.entries["step"], self.common_steps) for reader in self.readers])
 
     @cached_property
-    def _tables(self) -> LayoutTables:
+    def tables(self) -> LayoutTables:
+        """The ranks' layouts."""
         return LayoutTables(self.readers)
-
-    def _combiner(self, which: int, of: int) -> Combiner:
-        """The combiner of slice `which` of `of`; the same one until another slice is asked for."""
-        if self._last_combiner is None or self._last_combiner[0] != (which, of):
-            combiner = Combiner(
-                self._tables,
-                self.kinds,
-                self.value_of,
-                self.buffers_at_first,
-                self.left_out,
-                self.layout_number,
-                self._lacking,
-                self._complete,
-            )
-            self._last_combiner = (which, of), combiner
-        return self._last_combiner[1]
-
-
-Combine = Callable[[WholeReader, "Sequence[int]"], "Iterator[StepBatch]"]

@@ -26,6 +26,7 @@ from introspect_cli.store.format.batch import StepBatch
 from introspect_cli.store.format.columns import Malformed, decode_rows
 from introspect_cli.store.format.documents import decode_labels
 from introspect_cli.store.format.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS, Frames
+from introspect_cli.store.format.schemas import LAYOUT_COLUMNS, MODULE_COLUMNS, SITE_COLUMNS
 from introspect_cli.store.format.totals import Totals
 from introspect_cli.store.format.totals import decode as decode_totals
 from introspect_cli.store.read.name_tables import Names, Shared, SiteTable, layouts_of, modules_of
@@ -98,7 +99,7 @@ class RankReader(Reader):
         self.cut = self.frames.damage
         self.run_id, self.ended = self.frames.run_id, self.frames.ended
         self.entries, self.thinned = self.frames.entries()
-        self._schema = self.frames.columns.records
+        self._schema = self.frames.columns
 
     @property
     def began(self) -> bool:
@@ -216,12 +217,12 @@ class RankReader(Reader):
     @cached_property
     def sites(self) -> SiteTable:
         """All sites, by number."""
-        return self._names(SITES, self.frames.columns.sites, SiteTable)
+        return self._names(SITES, SITE_COLUMNS, SiteTable)
 
     @cached_property
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
-        return self._names(LAYOUTS, self.frames.columns.layouts, layouts_of)
+        return self._names(LAYOUTS, LAYOUT_COLUMNS, layouts_of)
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -234,7 +235,7 @@ class RankReader(Reader):
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
-        return self._names(MODULES, self.frames.columns.modules, modules_of)
+        return self._names(MODULES, MODULE_COLUMNS, modules_of)
 
     # --- records
 

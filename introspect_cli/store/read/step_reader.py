@@ -93,9 +93,6 @@ class Reader(ABC):
     def rows_in(self, rows: Array) -> int:
         """Number of records in some steps (positions among the entries)."""
 
-    def prefetch(self, rows: Sequence[int]) -> None:  # noqa: B027 -- who reads one rank has nothing to do beforehand
-        """Announce the steps (positions) that will be read, in order; used by readers that combine steps beforehand."""
-
     def read(self, step: int) -> StepBatch:
         """All records of a step.
 

@@ -30,7 +30,7 @@ from introspect_cli.store.format.log import (
     TOTALS,
     step_digest,
 )
-from introspect_cli.store.format.schemas import LIMIT_BATCH, Columns
+from introspect_cli.store.format.schemas import LAYOUT_COLUMNS, LIMIT_BATCH, MODULE_COLUMNS, SITE_COLUMNS, described
 from introspect_cli.store.format.totals import SETTINGS, StepTotals
 from introspect_cli.store.write.log_writer import Frame, LogWriter
 from introspect_cli.store.write.names import Encoded, Interner, encode_layouts, encode_modules, encode_sites
@@ -74,16 +74,15 @@ class RankWriter:
         self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._setting = np.zeros(0, np.bool_)
         self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
-        columns = Columns(schema)
-        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(columns.sites, self._encode_sites)
-        self._layouts: Interner[Layout] = Interner(columns.layouts, self._encode_layouts)
-        self._modules: Interner[ModuleInfo] = Interner(columns.modules, encode_modules)
+        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(SITE_COLUMNS, self._encode_sites)
+        self._layouts: Interner[Layout] = Interner(LAYOUT_COLUMNS, self._encode_layouts)
+        self._modules: Interner[ModuleInfo] = Interner(MODULE_COLUMNS, encode_modules)
         self._interners: dict[bytes, Interner[Any]] = dict(
             zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
         )
         self._schema = schema
         try:
-            log.commit([Frame(COLUMNS, [columns.described()])])
+            log.commit([Frame(COLUMNS, [described(schema)])])
         except (OSError, StoreError) as error:
             raise StoreError(f"cannot write to {log.folder.path}: {reason(error)}") from None
 
