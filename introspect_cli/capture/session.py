@@ -203,7 +203,7 @@ class Session:
     def _end_step(self) -> None:
         """Write changed documents as a step ends, and end the script where an option says so.
 
-        The first step also writes all documents and starts publishing to the framework's loggers.
+        The first step also writes all documents.
 
         Raises:
             SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
@@ -218,8 +218,6 @@ class Session:
                 if self.launch is None:
                     self._manifest |= without_others(self.options, self._guard)
             self._documents.write()
-        if is_first:
-            self._publishers.publish_to_loggers(self._terminal.say)
         if self.reference.poll(probes.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the

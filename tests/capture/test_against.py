@@ -218,21 +218,6 @@ def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, 
     )
 
 
-def test_no_process_stays_when_training_is_killed(place, tmp_path):
-    run = str(tmp_path / "run")
-    words = ["capture", "--against", "ref", "-o", run, "train.py", "4000", "0", "0.05"]
-    process = subprocess.Popen([sys.executable, "-m", "introspect_cli", *words], cwd=place, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + HANGS
-        while not pids(run):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert ended(str(tmp_path))
-
-
 def test_a_comparison_that_falls_behind_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(Against, "patience", HANGS)
     torch.manual_seed(0)

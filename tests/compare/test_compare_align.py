@@ -164,12 +164,6 @@ class TestCoverage:
 
 
 class TestTolerance:
-    def test_relative_difference_within_and_beyond(self, diff):
-        a, b = chain(["Net"], [X]), chain(["Net"], [X * F32(1.001)])
-        assert diff(a, b, DiffOptions(rtol=2e-3)).verdict is Verdict.SAME
-        assert diff(a, b, DiffOptions(rtol=2e-3)).counts.within == 1
-        assert diff(a, b, DiffOptions(rtol=5e-4)).verdict is Verdict.DIVERGED
-
     def test_absolute_difference_is_a_root_mean_square(self, diff):
         a, b = chain(["Net"], [X]), chain(["Net"], [X + F32(0.01)])
         assert diff(a, b, DiffOptions(atol=0.02)).verdict is Verdict.SAME
@@ -191,11 +185,6 @@ class TestTolerance:
     def test_random_states_tolerate_nothing(self, diff):
         a, b = [[row("start", "rng", "torch", X)]], [[row("start", "rng", "torch", X * F32(1.0001))]]
         assert diff(a, b, DiffOptions(rtol=1.0, strict=True)).verdict is Verdict.DIVERGED
-
-    def test_plain_numbers_are_compared_by_value(self, diff):
-        a, b = [[row("data", "batch", "DataLoader", 1.0)]], [[row("data", "batch", "DataLoader", 1.001)]]
-        assert diff(a, b, DiffOptions(rtol=1e-2)).verdict is Verdict.SAME
-        assert diff(a, b, DiffOptions(rtol=1e-4)).verdict is Verdict.DIVERGED
 
 
 class TestNoise:
