@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture.processes import VARIABLE
-from introspect_cli.store.files.handles import Handle
-from introspect_cli.store.remote.objects import is_remote
+from introspect_cli.store.files import Handle
+from introspect_cli.store.remote import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

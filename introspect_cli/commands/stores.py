@@ -16,7 +16,7 @@ from introspect_cli.records import USUAL_PHASES, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.store.read.verify import VerifyReport
+    from introspect_cli.store.verify import VerifyReport
 
 
 def _output(text: str) -> Callable[[Any], Any]:
@@ -89,7 +89,7 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange import arrays, yaml_reports
     from introspect_cli.exchange.incoming import write_run
-    from introspect_cli.store.files.folders import MANIFEST
+    from introspect_cli.store.files import MANIFEST
     from introspect_cli.texts import count
 
     if (source / MANIFEST).exists():
@@ -146,9 +146,9 @@ def merge(runs: tuple[str, ...], output: Path, asked: MergeOptions) -> int:
     """
     from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.ranks.merge import merge as put_together
-    from introspect_cli.store.ranks.merge import reduce_run
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.merge import merge as put_together
+    from introspect_cli.store.merge import reduce_run
+    from introspect_cli.store.run import open_run
     from introspect_cli.texts import count
 
     if asked.whole:
@@ -190,9 +190,9 @@ def pack(run: str, asked: PackOptions) -> int:
     """Make one file of RUN (a zip), which every verb reads in its place."""
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
-    from introspect_cli.store.read.run import RunState, open_run
-    from introspect_cli.store.remote import pack as packing
-    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store import pack as packing
+    from introspect_cli.store.remote import is_remote
+    from introspect_cli.store.run import RunState, open_run
     from introspect_cli.texts import count, human_size
 
     if not is_remote(run) and not Path(run).is_dir():
@@ -223,7 +223,7 @@ Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 @click.argument("run", type=RunType())
 def verify(run: str) -> int:
     """Read every byte of RUN, and say what is damaged."""
-    from introspect_cli.store.read.verify import verify_run
+    from introspect_cli.store.verify import verify_run
 
     report = verify_run(run)
     for line in _lines(report):

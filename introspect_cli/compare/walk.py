@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Part, Resumption
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.format.log import StepEntry
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.log import StepEntry
 
 _LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""

@@ -21,25 +21,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.records import EVALUATED, Kind, Phase, Site
-from introspect_cli.store.ranks.tasks import as_one, tasks_of
-from introspect_cli.store.read.step_reader import Reader
+from introspect_cli.store.reader import Reader
+from introspect_cli.store.tasks import as_one, tasks_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.read.name_tables import SiteTable
-    from introspect_cli.store.read.rank_reader import RankReader
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.reader import RankReader, Reader, SiteTable
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Task, Work
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.store.read.manifests import Stages
+    from introspect_cli.store.run import Stages
 
     Calls = Mapping[tuple[bool, str], int]
 

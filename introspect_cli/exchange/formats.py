@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.records import Record
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 EVERYTHING = Selection()
 

@@ -16,15 +16,15 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import Kind, Status
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.format.columns import Column, absent_column
-from introspect_cli.store.read.step_reader import derived_stats
+from introspect_cli.store.columns import Column, absent_column
+from introspect_cli.store.reader import derived_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from introspect_cli.selection import Selection
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _INFINITE = (float("inf"), float("-inf"))
 _STATUS = [status.name.lower() for status in Status]

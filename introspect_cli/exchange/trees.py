@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.selection import Selection
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _ADDRESS = re.compile(r"object at 0x[0-9a-fA-F]+")
 _DESCRIBED = ("float16", "bfloat16", "float32")

@@ -14,9 +14,8 @@ from projects import MODEL, TRAIN
 from introspect_cli.capture.environment import redact, source_files
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.source_texts import Sources
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import Sources, open_run
+from introspect_cli.store.verify import verify_run
 from introspect_cli.sums import source_digest
 
 KEPT_OR_NOT = (("--sources",), ())

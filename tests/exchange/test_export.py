@@ -19,8 +19,8 @@ from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import keys, nested
 from introspect_cli.records import Layout
 from introspect_cli.selection import read_selection
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 RNG = np.random.default_rng(0)
 

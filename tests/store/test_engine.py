@@ -19,9 +19,9 @@ from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
-from introspect_cli.store.ranks import merge
-from introspect_cli.store.ranks.tasks import forget
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store import merge
+from introspect_cli.store.run import open_run
+from introspect_cli.store.tasks import forget
 
 CHANGED = {
     "nothing": None,

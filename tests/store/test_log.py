@@ -20,12 +20,12 @@ from synthetic import batch, row, write_run
 
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
-from introspect_cli.store.files.folders import HEADS, LOG
-from introspect_cli.store.format.documents import dump
-from introspect_cli.store.format.log import HEAD, LAYOUTS, MODULES, SITES, START, STEP, begin_log
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.documents import dump
+from introspect_cli.store.files import HEADS, LOG
+from introspect_cli.store.log import HEAD, LAYOUTS, MODULES, SITES, START, STEP, begin_log
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "store-format.md"
 COUNT = os.environ.get("INTROSPECT_TEST_MUTATIONS", "300")

@@ -16,8 +16,8 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.remote.pack import pack
+from introspect_cli.store.pack import pack
+from introspect_cli.store.run import open_run
 
 
 def pair(tmp_path):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from synthetic import COUNTS, NUMBERS, row, summary, write_run
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
-from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.columns import LIMIT_TEXT, record_columns
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 from introspect_cli.texts import clean
 
 NAMES = st.text(max_size=20)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.processes import described
-from introspect_cli.store.format.sources import LIMIT_FILE, LIMIT_RUN
+from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import (
+from introspect_cli.store.files import (
     GOLDEN_RUN,
     LOCK,
     MANIFEST,
@@ -29,13 +29,21 @@ from introspect_cli.store.files.folders import (
     outside_cause,
     reason,
 )
-from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
-from introspect_cli.store.remote.remote_folder import RemoteFolder, fetch_files, open_remote
+from introspect_cli.store.remote import (
+    NothingThereError,
+    RemoteFolder,
+    Storage,
+    failure,
+    fetch_files,
+    is_remote,
+    open_remote,
+)
 
 if TYPE_CHECKING:
     import tempfile
     import zipfile
     from collections.abc import Iterator
+
 
 ENDING = ".introspect.zip"
 

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.columns import (
+from introspect_cli.store.columns import (
+    GIVEN_COLUMNS,
+    LIMIT_TEXT,
+    SKETCH,
     Lists,
     Malformed,
     Texts,
@@ -26,12 +29,12 @@ from introspect_cli.store.format.columns import (
     sparse_texts,
     texts,
 )
-from introspect_cli.store.format.schemas import GIVEN_COLUMNS, LIMIT_TEXT, SKETCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.store.format.columns import ColumnData, Schema
+    from introspect_cli.store.columns import ColumnData, Schema
+
 
 Array = NDArray[Any]
 

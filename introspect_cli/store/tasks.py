@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from introspect_cli.records import Layout
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
+
 
 STEPS_PER_TASK = 4
 """Steps that are put together by one task: few enough for all workers to have some to the end."""

@@ -26,24 +26,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import FORMAT, DamageError, unreadable
-from introspect_cli.store.format.columns import Malformed, Schema, padded
-from introspect_cli.store.format.schemas import (
+from introspect_cli.store.columns import (
     FIRST_CHAIN,
     LIMIT_BATCH,
     LIMIT_COLUMNS,
     LIMIT_FRAMES,
     RECORD_COLUMNS,
     TEXT,
+    Malformed,
+    Schema,
+    padded,
     parse_columns,
 )
+from introspect_cli.store.files import FORMAT, DamageError, unreadable
 from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.store.files.handles import Source
+    from introspect_cli.store.files import Source
 
 
 Entries = NDArray[np.void]
