@@ -19,7 +19,7 @@ from torch import nn
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.description import FUNCTIONS, called
+from introspect_cli.capture.probes.description import _NAMED, _PLAIN, FUNCTIONS, MAX_BITS, MAX_TEXT, called
 from introspect_cli.records import Phase
 from introspect_cli.tensors.values import plain
 
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.write.rank_writer import RankWriter
 
-_PLAIN = frozenset({bool, int, float, str, complex, type(None)})
 _CHILDREN = (dict, OrderedDict)
 """Types of `_modules`; older versions of torch have the second."""
 
-_NAMED = (torch.dtype, torch.device)
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
@@ -46,9 +44,7 @@ _HOOKS = {
 }
 _PACKAGE = "introspect_cli."
 
-MAX_TEXT = 200
-MAX_ITEMS = 8
-MAX_BITS = 256  # bits of an integer
+MAX_TUPLE = 8
 MAX_CHANGES = 8
 CHANGES_OFTEN = "(changes often)"
 """Recorded for an attribute that has changed 8 times, such as a counter, which is not followed further."""
@@ -238,14 +234,14 @@ def _text(value: object) -> str:
     kind = type(value)
     if kind is int and int.bit_length(value) > MAX_BITS:  # type: ignore[arg-type] # its exact type is int
         return ""
-    if kind in _PLAIN:
+    if kind in _PLAIN or kind is complex:
         return repr(value)
     if kind in _NAMED:
         return str(value)
     if kind in FUNCTIONS:
         return called(value, in_full=True)
-    if kind is tuple and len(value) <= MAX_ITEMS:  # type: ignore[arg-type] # its exact type is tuple
-        texts = [_text(item) if type(item) in _PLAIN else "" for item in value]  # type: ignore[attr-defined] # as above
+    if kind is tuple and len(value) <= MAX_TUPLE:  # type: ignore[arg-type] # its exact type is tuple
+        texts = [_text(item) if type(item) in _PLAIN or type(item) is complex else "" for item in value]  # type: ignore[attr-defined] # as above
         return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
     return ""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_HOME = "deepspeed"
+_DEEPSPEED = "deepspeed"
 
 _LISTS = (
     ("bit16_groups", "single_partition_of_fp32_groups", False),  # of ZeRO-1 and ZeRO-2
@@ -71,7 +71,7 @@ class Flat(NamedTuple):
 
 def is_loaded() -> bool:
     """Whether DeepSpeed is imported."""
-    return _HOME in sys.modules
+    return _DEEPSPEED in sys.modules
 
 
 def is_emptied(parameter: torch.Tensor) -> bool:
@@ -108,7 +108,7 @@ def optimizers_in(root: nn.Module) -> list[list[Flat]]:
 
     Engines whose optimizer has none are left out.
     """
-    engine = getattr(sys.modules.get(_HOME), "DeepSpeedEngine", None)
+    engine = getattr(sys.modules.get(_DEEPSPEED), "DeepSpeedEngine", None)
     optimizers = (
         [_flat_tensors(vars(module).get("optimizer")) for module in modules_in(root) if isinstance(module, engine)]
         if engine
