@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import introspect_cli
-from introspect_cli.capture.options.parse import Pair, ValueName, parse_pairs
+from introspect_cli.capture.options import Pair, ValueName, parse_pairs
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.tensors.summarizer import Summarizer

@@ -10,9 +10,9 @@ import pytest
 import torch
 from kernel_values import expected_row
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions
+from introspect_cli.capture.recording.keeping import StepPolicy
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.step_policy import StepPolicy
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.format.columns import Message
