@@ -28,7 +28,7 @@ from workloads import WORKLOADS
 from introspect_cli.capture.options import DEFAULT_STATS, CaptureOptions
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.tensors import kernels, parallel, rows
 from introspect_cli.tensors.cpu import Engine
 

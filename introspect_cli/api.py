@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.notebook import Comparison, RunView
     from introspect_cli.records import Site
     from introspect_cli.script.target import Target
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 _active: list[Path] = []
 _SHOWN = 6
@@ -184,7 +184,7 @@ def compare_transformed(
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.records import Kind, Status
-    from introspect_cli.store.read.run import open_run as opened
+    from introspect_cli.store.run import open_run as opened
 
     counted = DiffOptions(**options)
     record = CaptureOptions().record

@@ -26,7 +26,7 @@ from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.tensors import kernels as _kernels  # noqa: F401 - says that they are missing before the script runs
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:

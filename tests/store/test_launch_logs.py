@@ -10,12 +10,11 @@ from laid_out import ALL, SHARED, write
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.store.ranks.merge import merge
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.remote.pack import pack
-from introspect_cli.store.write.launch import Launch
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.merge import merge
+from introspect_cli.store.pack import pack
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import Launch, StoreWriter
+from introspect_cli.store.verify import verify_run
 
 PACKAGES = {f"package-{number}": "2.13" for number in range(100)}
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.processes import described
-from introspect_cli.store.format.sources import LIMIT_FILE, LIMIT_RUN
+from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.write.rank_writer import RankWriter
+    from introspect_cli.store.rank_writer import RankWriter
 
 
 # ---

@@ -17,7 +17,7 @@ from introspect_cli.machine import free_memory
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import ALWAYS, NEVER, Schedule
 from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.reader import l2_norm
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
-    from introspect_cli.store.write.launch import Launch
-    from introspect_cli.store.write.rank_writer import RankWriter
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.run_writer import Launch, StoreWriter
 
 
 # ---

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.keeping import StepPolicy
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
-    from introspect_cli.store.write.rank_writer import RankWriter
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.run_writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
 
 

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from introspect_cli.labels import NAMES, NUMBERED
-from introspect_cli.store.files.folders import DamageError
+from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
     from introspect_cli.labels import Label, Labels
+
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -1,15 +1,14 @@
 """Where a run lies: a directory, a file it was packed into, or either of these elsewhere (`https://`, `s3://`, ...).
 
 A directory of a thousand files is no thing to mail. `pack` writes a zip of it; every reader takes the zip where it
-takes a directory, by unpacking it once into a cache that is named by its content. A zip from a stranger may hold any
+takes a directory, by unpacking it for as long as that is open. A zip from a stranger may hold any
 name and claim any size: only names that a store has are unpacked, nothing larger than it claims, and no more in all
 than a store of that size could hold. A pack
-elsewhere is fetched through fsspec into the same cache; a run in object storage is read where it lies (`remote`).
+elsewhere is fetched through fsspec; a run in object storage is read where it lies (`remote`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files.folders import (
+from introspect_cli.store.files import (
     GOLDEN_RUN,
     LOCK,
     MANIFEST,
@@ -30,16 +29,24 @@ from introspect_cli.store.files.folders import (
     outside_cause,
     reason,
 )
-from introspect_cli.store.remote.objects import NothingThereError, Storage, failure, is_remote
-from introspect_cli.store.remote.remote_folder import RemoteFolder, fetch_files, open_remote
+from introspect_cli.store.remote import (
+    NothingThereError,
+    RemoteFolder,
+    Storage,
+    failure,
+    fetch_files,
+    is_remote,
+    open_remote,
+)
 
 if TYPE_CHECKING:
+    import tempfile
     import zipfile
     from collections.abc import Iterator
 
+
 ENDING = ".introspect.zip"
 
-_KEY = re.compile(r"[0-9a-f]{32}")
 _PACKED = re.compile(r"\.zip$|^https?://")
 """URLs of single files; a web server lists no directories."""
 
@@ -47,12 +54,10 @@ _MOST_FILES = 1_000_000
 _MOST_TIMES = 200  # that a store may be larger than its pack; records compress three to tenfold
 _SPARE = 1 << 26
 _PIECE = 1 << 20
-_MOST_CACHED = 16
-_MARKS = ("ETag", "etag", "mtime", "LastModified", "updated")  # what tells two files of one name apart
 
 
 def open_store(path: str | Path) -> Directory:
-    """Open a run's directory, wherever it lies: on disk, in object storage, or packed (unpacked into the cache).
+    """Open a run's directory, wherever it lies: on disk, in object storage, or packed.
 
     Of a directory with a pack named GOLDEN_RUN in it, that pack. A pack at a URL is fetched first (`fetch_pack`).
 
@@ -61,13 +66,10 @@ def open_store(path: str | Path) -> Directory:
     """
     if is_remote(path):
         remote = None if _PACKED.search(str(path)) else open_remote(str(path))
-        if remote is not None:
-            return remote
-        path = fetch_pack(str(path))
+        return fetch_pack(str(path)) if remote is None else remote
     for file in (path, os.path.join(path, GOLDEN_RUN)):  # noqa: PTH118 - as text
         if is_pack(file):
-            path = unpack(file)
-            break
+            return unpack(file)
     try:
         folder = Folder.at(str(path))
         names = folder.names()
@@ -162,38 +164,29 @@ def is_pack(path: str | Path) -> bool:
         return False
 
 
-def cache() -> Path:
-    """The directory for unpacked and fetched runs, `$XDG_CACHE_HOME/introspect` or `~/.cache/introspect`.
+class Unpacked(Folder):
+    """The files of a pack in a temporary directory, which goes when this is closed."""
 
-    It is not made.
+    held: tempfile.TemporaryDirectory[str] | None = None
 
-    Raises:
-        StoreError: there is no home directory.
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # a relative one is to be ignored, says the standard that made the variable
-        try:
-            base = Path.home() / ".cache"
-        except RuntimeError:
-            raise StoreError(
-                "packs are unpacked below the home directory, and there is none: set XDG_CACHE_HOME"
-            ) from None
-    return base / "introspect"
+    def close(self) -> None:
+        """Close the directory and remove it; a second call does nothing."""
+        super().close()
+        if self.held is not None:
+            self.held.cleanup()
 
 
-def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
-    """The cache directory with the contents of a pack, unpacked where it is not there yet.
-
-    Old ones are removed (`_mark_used`).
+def unpack(path: str | Path, source: str = "") -> Unpacked:
+    """A directory with the contents of a pack.
 
     Args:
         path: the pack.
-        key: the directory's name; by default a hash of names, CRCs and sizes of what is in the pack.
         source: where the pack came from, for messages; by default `path`.
 
     Raises:
         StoreError: it is damaged, no packed run, claims too much, or cannot be unpacked.
     """
+    import tempfile
     import zipfile
 
     source = source or str(path)
@@ -201,19 +194,16 @@ def unpack(path: str | Path, *, key: str = "", source: str = "") -> Path:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(path, members, source)
-            place = cache() / (key or _key([(member.filename, member.CRC, member.file_size) for member in members]))
-            if not place.is_dir():
-                _unpack_into(archive, members, place)
-        return _mark_used(place)
+            held = tempfile.TemporaryDirectory(prefix="introspect-unpacked-")
+            for member in members:
+                _unpack_member(archive, member, Path(held.name) / member.filename)
+            folder = Unpacked.at(held.name)
+            folder.held = held
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise StoreError(f"{source} is a damaged pack: {str(error).lower()}; pack the run again") from None
     except OSError as error:
-        raise StoreError(f"cannot unpack {source} into {cache()}: {reason(error)}; set XDG_CACHE_HOME") from None
-
-
-def _key(contents: object) -> str:
-    """The name of a directory of the cache: 32 hex digits, a hash of the repr of `contents`."""
-    return hashlib.blake2b(repr(contents).encode(), digest_size=16).hexdigest()
+        raise StoreError(f"cannot unpack {source}: {reason(error)}; set TMPDIR to where there is room") from None
+    return folder
 
 
 def _check_members(path: str | Path, members: list[zipfile.ZipInfo], source: str) -> None:
@@ -228,47 +218,16 @@ def _check_members(path: str | Path, members: list[zipfile.ZipInfo], source: str
         raise StoreError(f"{source} is not unpacked: it claims to hold far more than a run of its size can")
 
 
-def _unpack_into(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], place: Path) -> None:
-    """Unpack into a temporary directory, checking sizes, and rename it to `place`.
-
-    Where that is there by then, leave it.
-    """
-    import shutil
-    import tempfile
-    import zipfile
-
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=place.parent))
-    try:
-        for member in members:
-            target = fresh / member.filename
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as source, target.open("xb") as file:
-                left = member.file_size
-                while piece := source.read(min(_PIECE, left + 1)):
-                    left -= len(piece)
-                    if left < 0:
-                        raise zipfile.BadZipFile("a file is larger than it claims")
-                    file.write(piece)
-        try:
-            fresh.rename(place)
-        except OSError:
-            if not place.is_dir():  # else another process was quicker
-                raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _mark_used(place: Path) -> Path:
-    """Mark a directory of the cache as used now, and delete all but the `_MOST_CACHED` that were used last."""
-    import shutil
-
-    os.utime(place)
-    there = [other for other in place.parent.iterdir() if _KEY.fullmatch(other.name)]
-    for other in sorted(there, key=lambda other: other.stat().st_mtime)[:-_MOST_CACHED]:
-        if other != place:
-            shutil.rmtree(other, ignore_errors=True)
-    return place
+def _unpack_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:
+    """Unpack one file, which is refused where it is larger than it claims."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member) as source, target.open("xb") as file:
+        left = member.file_size
+        while piece := source.read(min(_PIECE, left + 1)):
+            left -= len(piece)
+            if left < 0:
+                raise EOFError("a file is larger than it claims")
+            file.write(piece)
 
 
 # --- elsewhere
@@ -279,10 +238,8 @@ def from_anywhere(path: str | Path) -> str:
     return str(path) if is_remote(path) else str(Path(path).absolute())
 
 
-def fetch_pack(url: str) -> Path:
-    """The cache directory with the contents of the pack at a URL.
-
-    It is fetched, with a line on stderr, and unpacked unless a pack of the same URL, size and version mark was before.
+def fetch_pack(url: str) -> Unpacked:
+    """A directory with the contents of the pack at a URL, which is fetched with a line on stderr.
 
     Raises:
         StoreError: there is none, or it cannot be fetched or unpacked.
@@ -291,17 +248,11 @@ def fetch_pack(url: str) -> Path:
 
     storage = Storage(url)
     try:
-        about = storage.system.info(storage.root)
-        size = about.get("size") or 0
-        key = _key([url, size, next((str(about[name]) for name in _MARKS if name in about), "")])
-        if (cache() / key).is_dir():
-            return _mark_used(cache() / key)
-        cache().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=cache()) as folder:
+        size = storage.system.info(storage.root).get("size") or 0
+        with tempfile.TemporaryDirectory(prefix="introspect-fetched-") as folder:
             sys.stderr.write(f"introspect: fetching {url} ({size / 1e6:,.1f} MB)\n")
-            file = Path(folder) / "run.zip"
-            storage.system.get_file(storage.root, str(file))
-            return unpack(file, key=key, source=url)
+            storage.system.get_file(storage.root, f"{folder}/run.zip")
+            return unpack(f"{folder}/run.zip", url)
     except StoreError:
         raise
     except Exception as error:

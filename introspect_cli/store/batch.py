@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import Given, Joined
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.columns import (
-    Column,
+from introspect_cli.store.columns import (
+    GIVEN_COLUMNS,
+    LIMIT_TEXT,
+    SKETCH,
     Lists,
     Malformed,
     Texts,
@@ -27,12 +29,12 @@ from introspect_cli.store.format.columns import (
     sparse_texts,
     texts,
 )
-from introspect_cli.store.format.schemas import GIVEN_COLUMNS, LIMIT_TEXT, SKETCH, STATISTIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.store.format.columns import ColumnData, Schema
+    from introspect_cli.store.columns import ColumnData, Schema
+
 
 Array = NDArray[Any]
 
@@ -125,14 +127,16 @@ class StepBatch:
         """Make the batch of a step that was read.
 
         Impossible statistics and infinite numbers of sketches become NaN; texts are bounded to LIMIT_TEXT characters
-        and cleaned when read. Columns that this version does not know are left out, unless they are statistics.
+        and cleaned when read.
 
         Raises:
             Malformed: a record was put together in a way that is not one.
         """
-        counts, floats = statistics(
-            {column.name: columns[column.name] for column in schema if column.role == STATISTIC}
-        )
+        kept = [column for column in schema if column.name in STATISTICS]
+        counts = {column.name: columns[column.name] for column in kept if column.type == "<i8"}
+        floats = {column.name: columns[column.name] for column in kept if column.type != "<i8"}
+        if not _are_possible(floats):
+            floats = {name: _possible(name, each) for name, each in floats.items()}
         sketch, given, joined = columns.get(SKETCH.name), None, columns.get("joined")
         if sketch is not None and np.isinf(sketch).any():
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
@@ -252,25 +256,6 @@ def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], si
         sequence=np.concatenate([np.arange(len(rows), dtype=np.uint32), np.asarray(batch.sequence) + len(rows)]),
         given=given,
     )
-
-
-def statistics(columns: Mapping[str, Array]) -> tuple[dict[str, NDArray[np.int64]], dict[str, Array]]:
-    """Split a step's statistics into counts (integer columns) and floats, both by name.
-
-    Where any of the statistics that are always kept is there, all of them are: one that the store lacks is absent (-1
-    or NaN) in every row. Infinite values, and negative ones of `_NOT_NEGATIVE`, become NaN, in copies of the columns.
-    """
-    counts: dict[str, NDArray[np.int64]] = {}
-    floats: dict[str, Array] = {}
-    rows = len(next(iter(columns.values()), ()))
-    usual = [name for name, kept in STATISTICS.items() if not kept.on_request]
-    for name in dict.fromkeys((*(usual if any(name in columns for name in usual) else ()), *columns)):
-        column = columns[name] if name in columns else absent_column(Column(name, STATISTICS[name].type), rows)
-        if column.dtype.kind == "i":
-            counts[name] = column
-        else:
-            floats[name] = column
-    return counts, floats if _are_possible(floats) else {name: _possible(name, each) for name, each in floats.items()}
 
 
 _NOT_NEGATIVE = frozenset({"absmin", "amean", "var", "kurt"})

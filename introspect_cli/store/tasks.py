@@ -15,22 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from introspect_cli.records import Layout
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
+
 
 STEPS_PER_TASK = 4
 """Steps that are put together by one task: few enough for all workers to have some to the end."""
-
-_TASKS_AT_ONCE = 8
-"""In how many tasks steps are combined that are going to be read."""
 
 Fold = Mapping[tuple[bool, str], int]
 
@@ -84,24 +82,23 @@ _MOST_OPEN = 2
 def combine_steps(task: Task) -> tuple[list[StepBatch], list[Layout]]:
     """Combine the steps of a task; returns the batches, and the layouts by the numbers that they have in these batches.
 
-    `given` of the task is `mark_of` the run, the fold as `WholeReader` takes it, and the numbers of the steps. The run
-    stays open for the next task, until `forget`.
+    `given` of the task is `mark_of` the run, and positions of common steps. The run stays open for the next task, until
+    `forget`.
 
     Raises:
         StoreError: the run has changed since the task was made.
     """
-    mark, fold, steps = task.given
-    [path], key = task.paths, (task.paths, mark, fold)
-    opened = next((opened for opened in _OPEN if opened[0] == key), None)
+    mark, rows = task.given
+    [path] = task.paths
+    opened = next((opened for opened in _OPEN if opened[0] == path), None)
     if opened is None:
         run = open_run(path)
-        _OPEN.append(opened := (key, run, as_one(run, fold)))
+        _OPEN.append(opened := (path, run, as_one(run)))
         forget(_MOST_OPEN)
     reader = opened[2]
     if not isinstance(reader, WholeReader) or mark_of(reader) != mark:
         forget()
         raise StoreError(f"{path} changed while it was read: wait for its end, then try again")
-    rows = np.searchsorted(reader.common_steps, steps).tolist()
     return [reader.read_row(row) for row in rows], list(reader.layouts)
 
 
@@ -119,10 +116,8 @@ def mark_of(reader: WholeReader) -> bytes:
     return digest.digest()
 
 
-def combined_elsewhere(
-    reader: WholeReader, path: str, rows: Sequence[int], fold: Fold, work: Work, each: int = STEPS_PER_TASK
-) -> Iterator[StepBatch]:
-    """Combine steps in tasks; yields each step's batch in order, its layouts numbered as the reader's.
+def combined_elsewhere(reader: WholeReader, path: str, work: Work) -> Iterator[StepBatch]:
+    """Combine all common steps in tasks; yields each step's batch in order, its layouts numbered as the reader's.
 
     The reader is given layouts that it does not have. Runs that tasks left open in this process are closed at the end,
     also where the iterator is not used up.
@@ -130,13 +125,10 @@ def combined_elsewhere(
     Args:
         reader: of the run.
         path: the run, as workers find it.
-        rows: positions of the steps in the reader's `common_steps`.
-        fold: as `WholeReader` takes it.
         work: runs the tasks.
-        each: steps of a task.
     """
-    mark, steps = mark_of(reader), reader.common_steps[list(rows)].tolist()
-    tasks = [Task((path,), (), (mark, fold, tuple(steps[at : at + each]))) for at in range(0, len(steps), each)]
+    mark, rows = mark_of(reader), range(len(reader.common_steps))
+    tasks = [Task((path,), (), (mark, rows[at : at + STEPS_PER_TASK])) for at in rows[::STEPS_PER_TASK]]
     try:
         for batches, layouts in work(combine_steps, tasks):
             numbers = np.array([reader.layout_number(layout) for layout in layouts] or [0], np.uint32)
@@ -146,7 +138,7 @@ def combined_elsewhere(
         forget()  # where tasks ran in this process
 
 
-def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Reader:
+def as_one(run: Run, fold: Fold | None = None) -> Reader:
     """A reader of all ranks of a run as one.
 
     It is the rank's own reader where the run was put together already, or has one rank, all recorded, without parts and
@@ -155,7 +147,6 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
     Args:
         run: the run, which stays open as long as the reader is used.
         fold: as `WholeReader` takes it.
-        work: runs the tasks that combine steps; None to combine them here.
     """
     readers = [run.rank(rank) for rank in run.recorded]
     if run.combined_ranks:
@@ -164,10 +155,6 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
     if len(readers) == 1 and not fold and complete and not any(layout.part for layout in readers[0].layouts):
         return readers[0]
 
-    def combine(reader: WholeReader, rows: Sequence[int]) -> Iterator[StepBatch]:
-        assert work is not None
-        return combined_elsewhere(reader, run.address, rows, fold or {}, work, -(-len(rows) // _TASKS_AT_ONCE))
-
     return WholeReader(
         str(run.path),
         readers,
@@ -175,7 +162,6 @@ def as_one(run: Run, fold: Fold | None = None, work: Work | None = None) -> Read
         run.stages,
         lacking="" if complete else f"{len(readers)} of {run.world_size} ranks were recorded",
         complete=complete,
-        combine=None if work is None else combine,
     )
 
 

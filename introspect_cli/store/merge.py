@@ -23,20 +23,19 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.files.folders import reason
-from introspect_cli.store.ranks.tasks import as_one, combined_elsewhere
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.manifests import launch_of
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.remote.pack import files_of, from_anywhere, local_copy
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.files import reason
+from introspect_cli.store.pack import files_of, from_anywhere, local_copy
+from introspect_cli.store.run import RunState, launch_of, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.tasks import as_one, combined_elsewhere
+from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.store.ranks.tasks import Work
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Work
 
 
 _PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
@@ -195,7 +194,7 @@ def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, tex
     reader = as_one(run)
     assert isinstance(reader, WholeReader)  # of several ranks
     steps = reader.common_steps.tolist()
-    done = combined_elsewhere(reader, place, range(len(steps)), {}, work)
+    done = combined_elsewhere(reader, place, work)
     some = next(done, None)
     on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(

@@ -26,25 +26,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import FORMAT, DamageError, unreadable
-from introspect_cli.store.format.columns import Malformed, padded
-from introspect_cli.store.format.schemas import (
+from introspect_cli.store.columns import (
     FIRST_CHAIN,
     LIMIT_BATCH,
     LIMIT_COLUMNS,
     LIMIT_FRAMES,
     RECORD_COLUMNS,
     TEXT,
-    Columns,
+    Malformed,
+    Schema,
+    padded,
     parse_columns,
 )
+from introspect_cli.store.files import FORMAT, DamageError, unreadable
 from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.store.files.handles import Source
+    from introspect_cli.store.files import Source
 
 
 Entries = NDArray[np.void]
@@ -329,16 +330,15 @@ class Frames:
         return bool((self.heads["kind"] == END).any())
 
     @cached_property
-    def columns(self) -> Columns:
-        """The columns of the rank's tables, by the log's first COLUMNS frame; without one, those that every store has.
+    def columns(self) -> Schema:
+        """The columns of the rank's records, by the log's first COLUMNS frame; without one, those that every store has.
 
         Raises:
-            DamageError: the description was altered, or no version writes it.
-            StoreError: a column is needed that this version does not know.
+            DamageError: the description was altered, or this version does not write it.
         """
         described = self.numbers_of(COLUMNS, counting=False)
         if not described:
-            return Columns((*RECORD_COLUMNS, TEXT))
+            return *RECORD_COLUMNS, TEXT
         if self.heads["length"][described[0]] > LIMIT_COLUMNS:
             raise DamageError(self.path, "what it says of columns is too long")
         try:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.store.files.folders import TENSORS, DamageError, unreadable
+from introspect_cli.store.files import TENSORS, DamageError, unreadable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from introspect_cli.store.files.folders import Directory
-    from introspect_cli.store.files.handles import Handle, Source
+    from introspect_cli.store.files import Directory, Handle, Source
+
 
 NAME = "tensor"
 

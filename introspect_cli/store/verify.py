@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import (
+from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.files import (
     ATTEMPT_NAME,
     CHILDREN,
     HEADS,
@@ -32,26 +33,27 @@ from introspect_cli.store.files.folders import (
     outside_cause,
     reason,
 )
-from introspect_cli.store.format import documents, tensorfile
-from introspect_cli.store.format.log import CACHE, step_digest
-from introspect_cli.store.format.sources import SOURCE_NAME, decode
-from introspect_cli.store.read.manifests import (
+from introspect_cli.store.log import CACHE, step_digest
+from introspect_cli.store.pack import open_store
+from introspect_cli.store.reader import LARGEST_HEADS, RankReader, last_common_step
+from introspect_cli.store.run import (
     SETTINGS_NAME,
+    RunState,
     launch_of,
     merge_manifests,
     rank_settings,
     read_manifest,
     read_rank_manifests,
+    run_state,
 )
-from introspect_cli.store.read.rank_reader import LARGEST_HEADS, RankReader, last_common_step
-from introspect_cli.store.read.run import RunState, run_state
-from introspect_cli.store.remote.pack import open_store
+from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import numpy as np
+
 
 _TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished

@@ -13,10 +13,11 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from introspect_cli.store.files.folders import SOURCES, DamageError
+from introspect_cli.store.files import SOURCES, DamageError
 
 if TYPE_CHECKING:
-    from introspect_cli.store.files.folders import Directory
+    from introspect_cli.store.files import Directory
+
 
 LIMIT_FILE: Final = 1 << 20
 """Bytes of a source file that is kept."""
