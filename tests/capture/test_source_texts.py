@@ -11,7 +11,7 @@ import zipfile
 import pytest
 from projects import MODEL, TRAIN
 
-from introspect_cli.capture.environment import redact
+from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.environment.sources import SourceFiles
 from introspect_cli.errors import StoreError
 from introspect_cli.store.run import Sources, open_run
