@@ -182,7 +182,7 @@ def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> l
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import Schedule
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     told = dict(itertools.pairwise(question.options))
     chosen = {

@@ -26,7 +26,7 @@ from schema import DOCUMENTS, schema  # noqa: E402 - the file beside this one, w
 
 import introspect_cli  # noqa: E402 - as above
 from introspect_cli import cli  # noqa: E402 - as above
-from introspect_cli.capture.options.option import HEADINGS  # noqa: E402 - as above
+from introspect_cli.capture.options import HEADINGS  # noqa: E402 - as above
 from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
 from introspect_cli.compare.reasons.judge import reasons  # noqa: E402 - as above
 from introspect_cli.health.check import choose  # noqa: E402 - as above
@@ -47,7 +47,6 @@ VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR": "Files below it are the compiler's, and no sources of the script.",
     "TRITON_CACHE_DIR": "As `TORCHINDUCTOR_CACHE_DIR`.",
     "WANDB_PROJECT": "The project that `--publish wandb` writes to.",
-    "XDG_CACHE_HOME": "Packed runs are unpacked below it.",
 }
 """What the environment variables do that a person may set; `variables_read` finds which there are."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from introspect_cli.notebook import Comparison, RunView
     from introspect_cli.records import Site
     from introspect_cli.script.target import Target
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 _active: list[Path] = []
 _SHOWN = 6
@@ -77,7 +77,7 @@ def capturing(
         UsageError: an option is unknown or one of those excepted, or a capture is already running.
         StoreError: the directory exists and `force` is not given, or cannot be made.
     """
-    from introspect_cli.capture.options.parse import options_of
+    from introspect_cli.capture.options import options_of
     from introspect_cli.capture.session import Session
     from introspect_cli.inspect.runs import chosen
     from introspect_cli.script.ending import Ending, raised_ending
@@ -179,12 +179,12 @@ def compare_transformed(
     for what in (model, transformed):
         if not callable(what):
             raise UsageError(f"a {type(what).__name__} cannot be called: give a module or a function")
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.records import Kind, Status
-    from introspect_cli.store.read.run import open_run as opened
+    from introspect_cli.store.run import open_run as opened
 
     counted = DiffOptions(**options)
     record = CaptureOptions().record

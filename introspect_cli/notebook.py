@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.selection import check_selection, one_step, read_selection
-from introspect_cli.store.files.handles import Closing
+from introspect_cli.store.files import Closing
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Record
     from introspect_cli.render.blocks import Block
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 class RunView(Closing):

@@ -14,8 +14,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import Reference
-from introspect_cli.capture.background import UNPUBLISHED, Publishers
+from introspect_cli.capture.background import UNPUBLISHED, Publishers, Reference
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
@@ -27,7 +26,7 @@ from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.tensors import kernels as _kernels  # noqa: F401 - says that they are missing before the script runs
 
 if TYPE_CHECKING:
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
@@ -181,7 +180,7 @@ class Session:
 
             box = None
             if self.options.keep_around is not None:
-                from introspect_cli.capture.recording.black_box import BlackBox
+                from introspect_cli.capture.recording.keeping import BlackBox
 
                 digests = self.reference.digests()
                 box = BlackBox(self.options, self.launch, self._store, digests, self._tell, self._guard.note)

@@ -199,8 +199,8 @@ def _run_of(word: str) -> str | None:
     """
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
-    from introspect_cli.store.files.folders import MANIFEST
-    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store.files import MANIFEST
+    from introspect_cli.store.remote import is_remote
 
     run = str(chosen(word))
     path = Path(run)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.render.page_data import OpRow
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:

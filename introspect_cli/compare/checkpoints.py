@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 _MAX_NAMED = 3

@@ -13,7 +13,7 @@ from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 @dataclass(frozen=True)

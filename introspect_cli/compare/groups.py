@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.store.ranks.tasks import Work
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Work
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Reader
 
 
 Tensor = tuple[int, str, str]

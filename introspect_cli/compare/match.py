@@ -63,7 +63,7 @@ from introspect_cli.compare.table import (
     phase_code,
 )
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.read.rank_reader import RankReader
+from introspect_cli.store.reader import RankReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffOptions, Divergence
     from introspect_cli.compare.table import Half, Table
     from introspect_cli.records import ModuleInfo, Site
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
 
 
 Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]

@@ -20,15 +20,15 @@ from introspect_cli.compare.table import Layouts, distances, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Summary
-from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
 
 
 TensorName = tuple[str, str, str]

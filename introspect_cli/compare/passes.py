@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Ids, Mask
     from introspect_cli.records import Layout
-    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.batch import StepBatch
 
 _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 

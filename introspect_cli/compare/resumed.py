@@ -41,7 +41,7 @@ from introspect_cli.compare.table import OTHER, WITHIN, Alignment, Ids, Mask, ki
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
-from introspect_cli.store.format.batch import StepBatch, prepend_rows
+from introspect_cli.store.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ from introspect_cli.compare.table import (
     shapes_differ,
 )
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
-from introspect_cli.store.format.batch import scale_between
+from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.resumed import Carried
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Reader
 
 
 class Calls:

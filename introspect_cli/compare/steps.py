@@ -32,7 +32,7 @@ from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.ranks.whole_reader import WholeReader
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Floats, Layouts, Learned, Table, Tensors
     from introspect_cli.compare.wholes import Splits
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.format.log import Entries, StepEntry
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.log import Entries, StepEntry
+    from introspect_cli.store.reader import Reader
 
 
 Words = npt.NDArray[np.uint64]

@@ -42,14 +42,14 @@ from introspect_cli.records import (
     Summary,
 )
 from introspect_cli.selection import selects
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.name_tables import SiteTable
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import SiteTable
+    from introspect_cli.store.run import Run
 
 
 Ids = npt.NDArray[np.int64]

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Part, Resumption
     from introspect_cli.compare.table import Table
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.format.log import StepEntry
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.log import StepEntry
 
 _LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
@@ -361,16 +361,13 @@ class Walk:
             places: indices of common steps, in order.
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
-        one, two = self.comparison.a, self.comparison.b
-        for reader, rows in ((one, self.outcome.paired.rows_a), (two, self.outcome.paired.rows_b)):
-            reader.prefetch(rows[list(places)].tolist())
         for place, table in self._opened_steps(places):
             if (table.diverging & table.chosen).any():
                 self._list_step(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                records = len(table.a) * len(one.readers) + len(table.b) * len(two.readers)
+                records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
                 outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.keep_first(place + 1)

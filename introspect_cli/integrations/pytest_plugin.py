@@ -113,7 +113,7 @@ def _capture_run(path: Path, work: Callable[[], Any], **options: Any) -> Path:
     A SystemExit by which the comparison stopped it is swallowed; anything else that `work` raises comes out.
     """
     from introspect_cli.api import capture
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     small = {"env": False, "packages": False, "source": False, "stats": "none"}
     try:

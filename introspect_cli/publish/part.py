@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import (
+from introspect_cli.store.files import (
     HEADS,
     LOG,
     RANK_NAME,
@@ -23,16 +23,15 @@ from introspect_cli.store.files.folders import (
     Folder,
     is_locked,
 )
-from introspect_cli.store.format.log import START, Frames
-from introspect_cli.store.remote.objects import CATALOGUE, Catalogue, NothingThereError, below
-from introspect_cli.store.remote.pack import files_of
-from introspect_cli.store.remote.remote_folder import catalogues
+from introspect_cli.store.log import START, Frames
+from introspect_cli.store.pack import files_of
+from introspect_cli.store.remote import CATALOGUE, Catalogue, NothingThereError, below, catalogues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from introspect_cli.store.remote.objects import Storage
+    from introspect_cli.store.remote import Storage
 
 MAX_OBJECT = 16 << 20
 

@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.part import OTHER_RUN, PartSender
-from introspect_cli.store.files.folders import (
-    ATTEMPT_NAME,
-    LIMIT_DOCUMENT,
-    LOG,
-    MANIFEST,
-    RANK_NAME,
-    Folder,
-    reason,
-)
-from introspect_cli.store.format import documents
-from introspect_cli.store.read.manifests import launch_of, read_manifest
-from introspect_cli.store.remote.objects import NothingThereError, Storage
+from introspect_cli.store import documents
+from introspect_cli.store.files import ATTEMPT_NAME, LIMIT_DOCUMENT, LOG, MANIFEST, RANK_NAME, Folder, reason
+from introspect_cli.store.remote import NothingThereError, Storage
+from introspect_cli.store.run import launch_of, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

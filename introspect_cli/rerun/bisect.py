@@ -18,7 +18,7 @@ from introspect_cli.rerun.commits import Captures, Command
 from introspect_cli.rerun.git import Repository, Revision
 from introspect_cli.rerun.place import keep_out_of_git, signals_as_exits
 from introspect_cli.rerun.variant import Reference, Rerun, complete_run, first_sentence
-from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

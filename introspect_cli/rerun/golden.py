@@ -22,15 +22,15 @@ from introspect_cli.compare.table import ROUNDING
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import LONG_SECONDS, capture, duration, log_of, stop_options
-from introspect_cli.store.files.folders import GOLDEN_RUN
-from introspect_cli.store.format import documents
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.remote.pack import pack
+from introspect_cli.store import documents
+from introspect_cli.store.files import GOLDEN_RUN
+from introspect_cli.store.pack import pack
+from introspect_cli.store.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 ABOUT, STORE = "golden.yaml", GOLDEN_RUN

@@ -25,9 +25,8 @@ from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, surv
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.read.run import Run, open_run
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run import Run, Sources, open_run
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

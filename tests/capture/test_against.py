@@ -22,9 +22,9 @@ from interpreter import PYTHON
 from sweeps import sliced
 
 from introspect_cli.api import recording
-from introspect_cli.capture.against import Against
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.capture.background import Against
+from introspect_cli.store.run import open_run
+from introspect_cli.store.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

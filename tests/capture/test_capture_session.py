@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.run import RunState, open_run
+from introspect_cli.store.run import RunState, open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

@@ -19,16 +19,15 @@ from synthetic import batch
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.parse import options_of
+from introspect_cli.capture.options import CaptureOptions, options_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import ALWAYS, Schedule, parse_rule
-from introspect_cli.store.format.log import DROP, STEP
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.remote.pack import pack
-from introspect_cli.store.write.log_writer import Frame
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.log import DROP, STEP
+from introspect_cli.store.pack import pack
+from introspect_cli.store.rank_writer import Frame
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 BEYOND = 640  # beyond all starts and strides
 

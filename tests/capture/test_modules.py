@@ -17,7 +17,7 @@ import introspect_cli
 from introspect_cli.compare.result import Verdict
 from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 class Strange:

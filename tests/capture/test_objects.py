@@ -18,11 +18,10 @@ from synthetic import batch, row
 from introspect_cli.cli import main
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.send import Sender
-from introspect_cli.store.files.folders import DamageError
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.remote import objects, pieces
-from introspect_cli.store.write.launch import Launch
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store import remote
+from introspect_cli.store.files import DamageError
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import Launch, StoreWriter
 
 s3fs = pytest.importorskip("s3fs", reason="the client of s3:// is not installed")
 pytest.importorskip("moto", reason="the server of object storage is not installed")
@@ -41,7 +40,7 @@ def bucket():
 
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch):
-    monkeypatch.setattr(pieces, "CACHE", pieces.BlockCache(1 << 24))
+    monkeypatch.setattr(remote, "CACHE", remote.BlockCache(1 << 24))
 
 
 def rows(step, rank, *, changed=False):
@@ -113,10 +112,9 @@ def test_every_verb_answers_of_a_run_there_as_of_one_here(runs, bucket, ask, tmp
         plain = [re.sub(rf"{re.escape(str(runs))}|{bucket.url}/runs", "RUNS", said) for _, said, _ in (here, there)]
         assert (there[0], plain[1]) == (here[0], plain[0]), there[2]
         assert here[1], (verb, here)
-    for verb, *more in (("pack", "-o", tmp_path / "a.zip"), ("merge", "-o", tmp_path / "merged")):
-        code, _, err = ask(verb, f"{bucket.url}/runs/a", *more)
-        assert code == 0, err
-        assert ask("diff", more[-1], runs / "a")[0] == 0
+    code, _, err = ask("pack", f"{bucket.url}/runs/a", "-o", tmp_path / "a.zip")
+    assert code == 0, err
+    assert ask("diff", tmp_path / "a.zip", runs / "a")[0] == 0
 
 
 def fetched(asked, kind):
@@ -191,7 +189,7 @@ def test_what_was_sent_of_a_run_that_goes_on_or_was_lost_is_a_prefix(bucket, tmp
     with open_run(url) as run:
         assert (run.state, run.last_step, len(run.rank(0))) == (RunState.RUNNING, 4, 9)
         assert re.fullmatch(rf"{SENT}: more was to follow, .*", *run.endings)
-    monkeypatch.setattr(pieces, "now", lambda: 1e12)
+    monkeypatch.setattr(remote, "now", lambda: 1e12)
     with open_run(url) as run:
         assert (run.state, run.last_step) == (RunState.INTERRUPTED, 4)
         assert any(re.match(SENT, sentence) for sentence in run.endings)
@@ -284,17 +282,17 @@ def test_memory_is_a_place_as_well_and_whole_tensors_and_sources_go_there(tmp_pa
 
 
 def test_a_catalogue_from_a_stranger_is_no_way_out():
-    said = objects.Catalogue("ab", inline={"manifest.yaml": b"abc"}, objects={"rank0/log.bin": [3, 4]})
+    said = remote.Catalogue("ab", inline={"manifest.yaml": b"abc"}, objects={"rank0/log.bin": [3, 4]})
     whole = said.encoded()
-    assert objects.decode_catalogue(whole, "x") == said
+    assert remote.decode_catalogue(whole, "x") == said
     for at in range(len(whole)):
         with pytest.raises(DamageError):
-            objects.decode_catalogue(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], "x")
+            remote.decode_catalogue(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :], "x")
     outside = [("inline", {"../../etc/passwd": b"abc"}), ("objects", {"../other": [3]}), ("run_id", "../x")]
     outside += [("objects", {"rank0/log.bin": sizes}) for sizes in ([-2], [1.5], ["1"], 3, None)]
     for name, value in outside:
         with pytest.raises(DamageError):
-            objects.decode_catalogue(objects.Catalogue(**{name: value}).encoded(), "x")
+            remote.decode_catalogue(remote.Catalogue(**{name: value}).encoded(), "x")
 
 
 # --- beside training

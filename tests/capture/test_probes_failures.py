@@ -16,9 +16,9 @@ from torch import nn
 from introspect_cli.capture.environment import redact, settings, sources
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.write.rank_writer import RankWriter
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.rank_writer import RankWriter
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.tensors.summarizer import Summarizer
 
 OPERATORS = {"level": "op", "vjp": ("Model.last:Model.body",)}

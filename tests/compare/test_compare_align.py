@@ -10,7 +10,7 @@ from introspect_cli.compare.names import parse_rename
 from introspect_cli.compare.result import DiffOptions, Restored, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 F32 = np.float32
 X = np.arange(6, dtype=F32).reshape(2, 3)

@@ -12,7 +12,7 @@ from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.compare.table import Alignment
 from introspect_cli.records import Kind
 from introspect_cli.render.findings import findings_blocks
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 @pytest.fixture

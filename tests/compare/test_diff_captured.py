@@ -15,7 +15,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.run import Run, open_run
 
 
 class Block(nn.Module):

@@ -12,9 +12,9 @@ from launches import DISTRIBUTED, SCRIPT, finish, launch, together
 
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.launch import IN_FLIGHT
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import IN_FLIGHT
+from introspect_cli.store.verify import verify_run
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 

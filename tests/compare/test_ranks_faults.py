@@ -10,7 +10,7 @@ from opcapture import compared
 from introspect_cli.health.check import check
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 

@@ -13,7 +13,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.compare.wholes import _in_tf32
 from introspect_cli.records import Kind, Layout, ModuleInfo
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 SCRIPTS = Path(__file__).parents[2] / "fixtures" / "splits"
 QUICK = ("--no-packages", "--no-env", "--no-source", "--quiet")

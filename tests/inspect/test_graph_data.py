@@ -15,7 +15,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import backward_of, graph_of, prune, without
 from introspect_cli.records import Phase
 from introspect_cli.render.graph import mark_ops
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 class Layer(nn.Module):

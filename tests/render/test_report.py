@@ -26,9 +26,9 @@ from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind, Layout, ModuleInfo, SiteInfo
 from introspect_cli.render.cards import first_screen
 from introspect_cli.render.page_data import levels_of
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 HOSTILE = "Net.</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\x1b[31m\u202e"
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 class Net(nn.Module):

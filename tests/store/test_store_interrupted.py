@@ -12,10 +12,10 @@ from sweeps import sliced
 from synthetic import batch, row
 
 from introspect_cli import store as package
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.log_writer import LogWriter
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.rank_writer import LogWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 HERE = str(Path(package.__file__).parent)
 ROWS = [row("forward", "output", name, np.full(n + 1, 1.5, np.float32)) for n, name in enumerate("abcd")]

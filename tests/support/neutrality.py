@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Record, Status
 from introspect_cli.script.ending import Ending
-from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.run import Run, open_run
 from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:

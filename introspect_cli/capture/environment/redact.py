@@ -17,7 +17,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.store.files.folders import REDACTED
+from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

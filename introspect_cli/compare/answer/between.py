@@ -27,7 +27,7 @@ from introspect_cli.compare.settings.beginning import (
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")

@@ -30,8 +30,8 @@ from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
-from introspect_cli.store.remote.pieces import prefetch
+from introspect_cli.store.remote import prefetch
+from introspect_cli.store.tasks import MANY, ended_unevenly, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Columns, Ids
-    from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Task, Work
 
 _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions, Divergence, StructureChange
     from introspect_cli.compare.wholes import Splits
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _LONGEST = 160
 _DIRECTORIES = re.compile(r"(?:/[^/\s'\"]+)+/")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.match import Flow, ModulePair, Value, ValuePair
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions, Finding
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _BY_NAME = StructureChange, Origin
 """Findings of a comparison by name, which say nothing of two implementations."""

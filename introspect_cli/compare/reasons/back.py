@@ -22,7 +22,7 @@ from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
 from introspect_cli.compare.table import EQUAL, OTHER, PHASES, ROUNDING
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.format.batch import scale_between
+from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
-    from introspect_cli.store.read.manifests import Settings
+    from introspect_cli.store.run import Settings
 
 Pair = tuple[str, str]
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})

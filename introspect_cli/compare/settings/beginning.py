@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from introspect_cli.compare.result import Divergence, Finding
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""

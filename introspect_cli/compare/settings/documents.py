@@ -17,11 +17,11 @@ from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import MOST_RANKS, Difference, describe, on_one_line, unequal_values
 from introspect_cli.compare.settings.files import FILES, file_differences
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
-from introspect_cli.store.format.documents import gpu_names
+from introspect_cli.store.documents import gpu_names
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 RUN_NOISE = re.compile(
     r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"

@@ -21,7 +21,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.texts import begin_alike, clean
 
 if TYPE_CHECKING:
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 FILES = "files"
 """The document that says what a run read, and the source of what differs in it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 ENV_NOISE = re.compile(
     r"^(PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|SSH_.*|TMUX.*|STY|WINDOW.*|XDG_.*|DBUS_.*|DISPLAY|LS_COLORS|PS[0-9]|PROMPT.*"

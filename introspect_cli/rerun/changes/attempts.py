@@ -22,8 +22,7 @@ from introspect_cli.rerun.changes.elements import Element, command_line, on_axis
 from introspect_cli.rerun.changes.texts import encode_text, opened_files
 from introspect_cli.rerun.place import build_place
 from introspect_cli.rerun.variant import Reference, Rerun, capture
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.run import Sources, open_run
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

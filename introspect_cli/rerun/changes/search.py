@@ -22,8 +22,8 @@ from introspect_cli.rerun.changes.elements import Element, count_by_kind, place_
 from introspect_cli.rerun.changes.sides import likely_first, sides_of
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.rerun.variant import Reference
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run import open_run
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

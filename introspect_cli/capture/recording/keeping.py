@@ -1,0 +1,489 @@
+"""Which steps are recorded and kept, and whole tensors of the last ones."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from introspect_cli.capture.recording.rows import save_tensor
+from introspect_cli.errors import StoreError, belongs_to_script, scarcity
+from introspect_cli.machine import free_memory
+from introspect_cli.records import Kind
+from introspect_cli.schedule.rules import ALWAYS, NEVER, Schedule
+from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA
+from introspect_cli.store.reader import l2_norm
+from introspect_cli.tensors.special import PLAIN, is_wrapped
+from introspect_cli.tensors.views import in_memory
+from introspect_cli.texts import count, human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.records import Site
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.run_writer import Launch, StoreWriter
+
+
+# ---
+# Which steps a capture observes, writes and keeps: one policy, asked before a step, after it, and of the store.
+#
+# Some steps are known to be unwanted before they begin and cost next to nothing; of others it shows when they are
+# over (the loss jumped), and those are summarised and then not written; of others again much later (only the last
+# hundred count), and those are dropped from the store. For that the rest is written anew; so steps are dropped in
+# batches, and each byte is copied about once.
+
+HISTORY = 100
+MIN_LOSSES = 5
+"""Losses that must be known before anything is said of what is usual."""
+
+_TELLING = [kind.value for kind in (Kind.LOSS, Kind.OUTPUT, Kind.PARAM, Kind.BUFFER)]
+"""Kinds in which a NaN ends a run with `--until-nan`. A gradient scaler meets NaN gradients by design."""
+
+MIN_DROPPED = 16
+"""Steps that are dropped at once, at least: the rest of the store is written anew for it."""
+
+
+class Records(NamedTuple):
+    """Columns of an ended step that rules look at.
+
+    Attributes:
+        kinds: of each, by value.
+        columns: counts and statistics, by name.
+        numel: how many elements a record is of, by its number.
+    """
+
+    kinds: NDArray[np.str_]
+    columns: Mapping[str, NDArray[Any]]
+    numel: Callable[[int], int]
+
+    def losses(self) -> list[float]:
+        """Mean of each loss; inf where an element is NaN or infinite. A mean that is NaN otherwise is left out.
+
+        [] where means are not recorded.
+        """
+        means = self.columns.get("mean")
+        if means is None:
+            return []
+        rows = np.flatnonzero(self.kinds == Kind.LOSS.value)
+        losses = np.where(self._not_finite(rows) > 0, math.inf, means[rows])
+        return [loss for loss in losses.tolist() if not math.isnan(loss)]
+
+    def grad_norm(self) -> float | None:
+        """L2 norm of all parameter gradients together, inf if any element is not finite.
+
+        None where the step has no gradient, or means and variances are not recorded.
+        """
+        rows = np.flatnonzero(self.kinds == Kind.GRAD.value)
+        if not len(rows) or "mean" not in self.columns or "var" not in self.columns:
+            return None
+        numbers = np.array([self.numel(row) for row in rows.tolist()], dtype=np.float64)
+        means, variances = self.columns["mean"][rows], self.columns["var"][rows]
+        norms = l2_norm(np.nan_to_num(means), np.nan_to_num(variances), numbers)
+        return math.inf if self._not_finite(rows).any() else float(np.sqrt((norms * norms).sum()))
+
+    def has_nan(self) -> bool:
+        """Whether any loss, output, parameter or buffer holds a NaN; NaNs of gradients do not count.
+
+        False where NaNs are not counted.
+        """
+        nans = self.columns.get("nans")
+        return nans is not None and bool((nans[np.isin(self.kinds, _TELLING)] > 0).any())
+
+    def is_infinite(self) -> bool:
+        """Whether any loss or parameter holds an infinity; False where infinities are not counted."""
+        rows = np.isin(self.kinds, [Kind.LOSS.value, Kind.PARAM.value])
+        return any((self.columns[name][rows] > 0).any() for name in ("posinfs", "neginfs") if name in self.columns)
+
+    def take_values(self, before: deque[float]) -> dict[str, float]:
+        """Values that a condition may name, those that are missing left out; appends the step's loss to `before`.
+
+        `loss` is the mean of the step's losses; `nans` and `infs` count elements in all its records.
+
+        Args:
+            before: losses of earlier steps, the last 100, not only finite ones; `median` and `mean` are of the finite
+                ones, from five on.
+        """
+        values = {
+            name: float(sum(np.maximum(self.columns[column], 0).sum() for column in columns))
+            for name, columns in (("nans", ("nans",)), ("infs", ("posinfs", "neginfs")))
+            if columns[0] in self.columns
+        }
+        losses, usual = self.losses(), [loss for loss in before if math.isfinite(loss)]
+        if len(usual) >= MIN_LOSSES:
+            values |= {"median": statistics.median(usual), "mean": statistics.fmean(usual)}
+        if before:
+            values["previous"] = before[-1]
+        if losses:
+            values["loss"] = statistics.fmean(losses)
+            before.append(values["loss"])
+        norm = self.grad_norm()
+        return values if norm is None else values | {"grad_norm": norm}
+
+    def _not_finite(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Number of NaNs and infinities of each of `rows`; 0 where these are not counted."""
+        counts = [self.columns[name][rows] for name in ("nans", "posinfs", "neginfs") if name in self.columns]
+        return np.maximum(counts, 0).sum(axis=0) if counts else np.zeros(len(rows), np.int64)
+
+
+class StepPolicy:
+    """Decides which steps are recorded, written and dropped.
+
+    Attributes:
+        box: holds whole tensors of the last steps; None where nothing does.
+        copies: the ranks that hold what this one holds, itself among them; none where nothing says so.
+        nan_at: the step with the first NaN, in a run that goes on until one.
+        dropped: how many steps were dropped from the store.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        rank: RankWriter,
+        store: StoreWriter,
+        note: Callable[[str], None] = lambda _: None,
+        box: BlackBox | None = None,
+        *,
+        number: int = 0,
+    ) -> None:
+        """Start without steps.
+
+        Args:
+            options: of the capture.
+            rank: drops steps.
+            store: drops tensors.
+            note: is given a sentence where steps cannot be dropped.
+            box: holds whole tensors of the last steps; None without one.
+            number: this rank's.
+        """
+        self.box = box
+        self.copies: Callable[[], list[int]] = list
+        self.nan_at: int | None = None
+        self.dropped = 0
+        self._rank, self._store, self._note = rank, store, note
+        self._rule, self._until_nan = options.steps, options.until_nan
+        self._number, self._one_per_replica = number, options.ranks == ONE_PER_REPLICA
+        is_each = options.ranks in (None, ALL_RANKS, ONE_PER_REPLICA)
+        self._is_among = is_each or Schedule(str(options.ranks)).wants(number)
+        self._losses: deque[float] = deque(maxlen=HISTORY)
+        self._tensors: dict[int, frozenset[int]] = {}
+        """Checksums of whole tensors of each step in the store."""
+        self._expiry: dict[int, int] = {}
+        """Of each step in the store that expires, the step from which on it may be dropped."""
+        self._gave_up = False
+
+    @property
+    def left_out(self) -> bool:
+        """Whether this rank records nothing: it is not among `--ranks`, or a lower rank holds the same."""
+        copies = self.copies() if self._one_per_replica else []
+        return not self._is_among or (bool(copies) and self._number != min(copies))
+
+    @property
+    def wants_values(self) -> bool:
+        """Whether a step's values are needed when it ends: by a condition, `--until-nan`, or an open black box."""
+        return bool(self._rule.names) or self._until_nan or (self.box is not None and self.box.open)
+
+    def wants(self, step: int) -> bool:
+        """Whether a step is to be recorded, asked before it begins; True where only its values can decide."""
+        return self._rule.expiry(step, None) > step and not self.left_out
+
+    def keep(self, step: int, records: Records | None) -> int:
+        """Step from which on an ended step may be dropped; `NEVER` if it is not to be written, `ALWAYS` if it stays.
+
+        With a condition its loss, if any, is added to those that later steps are compared with, be it written or not.
+        Sets `nan_at` at the first step with a NaN, under `--until-nan`; that step always stays.
+
+        Args:
+            step: its number.
+            records: its values; None where `wants_values` is False.
+        """
+        values = {"step": float(step)}
+        if records is not None and self._rule.names:
+            values |= records.take_values(self._losses)
+        expiry = NEVER if self.left_out else self._rule.expiry(step, values)
+        if records is not None and self._until_nan and self.nan_at is None and records.has_nan():
+            self.nan_at, expiry = step, ALWAYS
+        return expiry if expiry > step else NEVER
+
+    def unmatched(self, *, launched: bool) -> list[str]:
+        """A sentence if a launcher started several processes and `--ranks one-per-replica` had no effect; else [].
+
+        It has none where no wrapper (DDP, FSDP) says which ranks are copies.
+
+        Args:
+            launched: whether a launcher started this process among others.
+        """
+        if not (self._one_per_replica and launched) or self.copies():
+            return []
+        return ["--ranks one-per-replica: no wrapper (DDP, FSDP) said which ranks are copies, so all are recorded"]
+
+    def restart(self) -> None:
+        """Forget all steps so far, those in the black box too, as steps start from 0 again."""
+        self._losses.clear()
+        self._tensors.clear()
+        self._expiry.clear()
+        self.nan_at, self.dropped = None, 0
+        if self.box is not None:
+            self.box.clear()
+
+    # --- the store
+
+    def note_written(self, step: int, expiry: int, tensors: frozenset[int]) -> None:
+        """Note a step that was written; drop expired steps once they are at least 16, and as many as those that stay.
+
+        Nothing where no rule drops steps later.
+
+        Args:
+            step: its number.
+            expiry: step from which on it may be dropped.
+            tensors: checksums of its whole tensors.
+        """
+        if not self._rule.forgets:
+            return  # no rule such as `last(50)` drops a step later
+        self._tensors[step] = tensors
+        if expiry < ALWAYS:
+            self._expiry[step] = expiry
+        expired = self._expired(step)
+        if len(expired) >= max(MIN_DROPPED, len(self._tensors) - len(expired)):
+            self._drop(expired)
+
+    def finish(self, last: int) -> None:
+        """Drop all expired steps, at the end of a run whose last step was `last`; the newest in the store stays."""
+        self._drop(self._expired(last))
+
+    def _expired(self, step: int) -> list[int]:
+        """Steps in the store, in the order of writing, that may be dropped when `step` was the last to end."""
+        return [one for one, expiry in self._expiry.items() if expiry <= step]
+
+    def _tensors_of(self, steps: set[int]) -> set[int]:
+        """Checksums of whole tensors stored for some steps, by `--save-tensors` or the black box."""
+        boxed = {} if self.box is None else self.box.stored
+        return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
+
+    def _drop(self, steps: list[int]) -> None:
+        """Drop steps from the store, never the newest one, and tensors that no other step has; `dropped` counts them.
+
+        A failure is noted and ends all dropping.
+        """
+        gone = set(steps) - {next(reversed(self._tensors), None)}
+        if not gone or self._gave_up:
+            return
+        try:
+            self._rank.thin(sorted(gone))
+        except StoreError as error:
+            self._gave_up = True
+            self._note(f"{error}; no step is dropped from here on")
+            return
+        lost = self._tensors_of(gone)
+        if lost:
+            self._store.drop_tensors(lost - self._tensors_of(self._tensors.keys() - gone))
+        self.dropped += len(gone)
+        for step in gone:  # last: an exception before leaves them to the next time
+            del self._tensors[step]
+            self._expiry.pop(step, None)
+
+
+# ---
+# Whole tensors of the last steps, held in memory and written only when something happens.
+#
+# A run of days cannot store every tensor, and nobody repeats it to see the elements of one. So each step's tensors
+# are copied as they are recorded, the last steps' copies are held, and a divergence from a reference or a NaN writes
+# them beside the records that name them. A comparison may answer some steps late: a step whose digest is not the
+# reference's has its tensors, and those of the steps before it, set aside until the answer comes.
+#
+# What it takes is bounded before training begins. The bound is shared out among the steps that may be there at once,
+# so what does not fit is the same in every step.
+
+_MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
+
+
+class WholeStep(NamedTuple):
+    """Whole tensors of a step by checksum."""
+
+    step: int
+    tensors: Mapping[int, torch.Tensor]
+
+
+class BlackBox:
+    """Holds the whole tensors of the last steps; the recorder's lock is held around every call.
+
+    Attributes:
+        open: whether anything can still make it write what it holds.
+        written: what it wrote, for the manifest.
+        stored: checksums of that, by step.
+    """
+
+    def __init__(
+        self,
+        options: CaptureOptions,
+        launch: Launch | None,
+        store: StoreWriter,
+        digests: Mapping[int, bytes] | None,
+        say: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Start with no tensor held; rank 0 says how much memory it may take.
+
+        Args:
+            options: of the capture, with `keep_around`.
+            launch: this process's part in a distributed run; the ranks of a machine share a quarter of its free memory.
+            store: where tensors go.
+            digests: of the reference's steps, {} where they cannot be read; None without a reference, and then only a
+                NaN has tensors written.
+            say: prints a sentence.
+            note: keeps a sentence for the manifest, too.
+        """
+        assert options.keep_around is not None
+        steps, local = options.keep_around, os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = int(local) if local.isdecimal() and int(local) else 1 if launch is None else launch.world_size
+        room = free_memory() // 4 // ranks
+        if launch is None or not launch.rank:
+            held = f"whole tensors of the last {count(steps, 'step')} are held"
+            say(f"{held}, in {human_size(room)} of memory at most (a quarter of what is free)")
+        self.open = True
+        self.written: list[dict[str, object]] = []
+        self.stored: dict[int, frozenset[int]] = {}
+        self._steps: deque[WholeStep] = deque(maxlen=steps)
+        self._aside: list[WholeStep] = []
+        # Held, set aside, under way, and ended while a device computes.
+        self._share = room // (2 * steps + 2 if digests else steps + 2)
+        self._store = store
+        self._digests = digests or {}
+        self._waits = {"nan"} if digests is None else {"nan", "divergence"}
+        self._say, self._note = say, note
+        self._taken = 0
+        self._left: Site | None = None
+
+    def reserve(self, site: Site, value: torch.Tensor) -> bool:
+        """Whether a value is to be copied; if so its size is taken from the step's share of memory.
+
+        False once closed and for tensors that are not plain and strided; also where the share is too small for it or
+        the tensor vastly expanded: of these two cases the first site in the run is noted.
+        """
+        if not self.open or type(value) not in PLAIN or is_wrapped(value):
+            return False
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            return False
+        size = _size(value)
+        if in_memory(value.shape, value.stride()) is None and self._taken + size <= self._share:
+            self._taken += size
+            return True
+        if self._left is None:
+            self._left = site
+            self._note(
+                f"{site.kind.value} of {site.fqn}, and maybe more, is not held whole: there are "
+                f"{human_size(self._share)} for a step"
+            )
+        return False
+
+    def give_up(self, error: Exception) -> None:
+        """Drop all that is held and hold nothing more, with a note, after an error in a copy or a write.
+
+        Raises:
+            Exception: `error` itself, with nothing dropped, where it is the script's own.
+        """
+        if belongs_to_script(error):
+            raise error
+        self._close()
+        self._note(f"whole tensors are no longer held (--keep-around): {scarcity(error) or error}")
+
+    def begin_step(self) -> None:
+        """Give the next step its full share of memory."""
+        self._taken = 0
+
+    def clear(self) -> None:
+        """Drop all tensors that are held or set aside."""
+        self._steps.clear()
+        self._aside = []
+        self._taken = 0
+
+    def add(self, step: int, tensors: Mapping[int, torch.Tensor], digest: bytes, *, not_finite: bool) -> None:
+        """Hold the copies of a step that was written, and drop the oldest step's if there are more than `keep_around`.
+
+        The first step that is not finite has all held steps written. A step whose digest is not the reference's has all
+        held steps set aside, unless some are already, until the comparison answers. Nothing once closed.
+
+        Args:
+            step: its number.
+            tensors: copies by checksum.
+            digest: of the step's records.
+            not_finite: whether it has a NaN, or a loss or parameter with an infinity.
+        """
+        if not self.open:
+            return
+        before = {checksum: tensor for held in self._steps for checksum, tensor in held.tensors.items()}
+        tensors = {checksum: before.get(checksum, tensor) for checksum, tensor in tensors.items()}
+        self._steps.append(WholeStep(step, tensors))  # what did not change since the step before is held once
+        if self._digests.get(step, digest) != digest and not self._aside:
+            self._aside = list(self._steps)
+        if not_finite and "nan" in self._waits:
+            self._write("nan", list(self._steps), f"at step {step}")
+
+    def drop_agreed(self, step: int) -> None:
+        """Drop the steps set aside if the runs agree up to the last of these."""
+        if self._aside and self._aside[-1].step <= step:
+            self._aside = []
+
+    def write_divergence(self, step: int | None) -> None:
+        """Write the held tensors because the runs diverge; at the first call alone.
+
+        The steps set aside are written if `step` is among them, else all steps held now.
+
+        Args:
+            step: at which they diverge; None where it is not one step's.
+        """
+        if "divergence" not in self._waits:
+            return
+        rolling = list(self._steps)
+        near = [held for held in (self._aside, rolling) if step in {one.step for one in held}]
+        chosen = near[0] if near else rolling
+        self._aside, self._digests = [], {}
+        self._write("divergence", chosen, "" if step is None else f"at step {step}")
+
+    def _write(self, why: str, steps: list[WholeStep], where: str) -> None:
+        """Write steps' tensors, each once, note them in `written` and `stored`, and say so, unless there are none.
+
+        This reason is not waited for any more; when none is left to wait for, the box is closed. An error closes it
+        too, with a note.
+
+        Args:
+            why: `nan` or `divergence`.
+            steps: whose tensors.
+            where: for the sentence; "" for no place.
+        """
+        self._waits.discard(why)
+        tensors = {checksum: tensor for held in steps for checksum, tensor in held.tensors.items()}
+        try:
+            for checksum, tensor in tensors.items():
+                save_tensor(self._store, checksum, tensor)
+        except Exception as error:  # a disk that is full costs the tensors, and not the run
+            self.give_up(error)
+            return
+        self.stored |= {held.step: frozenset(held.tensors) for held in steps}
+        numbers, size = [held.step for held in steps], sum(map(_size, tensors.values()))
+        if tensors:
+            self.written.append({"why": why, "steps": numbers, "tensors": len(tensors), "bytes": size})
+            self._say(
+                f"{_MADE[why]} {where}: {count(len(tensors), 'whole tensor')} of "
+                f"step{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))} written ({human_size(size)})"
+            )
+        if not self._waits:
+            self._close()
+
+    def _close(self) -> None:
+        """Drop what is held, and hold nothing more."""
+        self.open = False
+        self.clear()
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()

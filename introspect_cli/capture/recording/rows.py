@@ -1,0 +1,234 @@
+"""Sites and rows of a step, and the step as one block of columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from introspect_cli.capture.environment.redact import is_secret_path
+from introspect_cli.records import Site, SiteInfo
+from introspect_cli.selection import selects
+from introspect_cli.store.batch import given_columns, short_texts
+from introspect_cli.store.columns import sparse_texts
+from introspect_cli.tensors.columns import Columns
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping
+
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Given
+    from introspect_cli.store.batch import Array
+    from introspect_cli.store.columns import Message
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.run_writer import StoreWriter
+    from introspect_cli.tensors.columns import EndedRows
+    from introspect_cli.tensors.summarizer import Summarizer
+
+
+# ---
+# The rows of the current step: which sites have been recorded, in which order, with which summaries.
+#
+# A record names its site by number, and most sites come again in every step. Most rows stay as they were noted. Some
+# are taken out again and come back elsewhere, or later: a batch turns out to be for an evaluation.
+
+NO_INFO = SiteInfo()
+
+
+class Sites:
+    """Gives each site its number, once.
+
+    Attributes:
+        of: the sites by number.
+        whole: numbers of those whose tensors are stored whole.
+        secret: numbers of those with a secret name in their path, whose values are redacted.
+    """
+
+    def __init__(self, rank: RankWriter, lock: threading.RLock, save_tensors: tuple[str, ...]) -> None:
+        """Start with none.
+
+        Args:
+            rank: the writer that knows them, too.
+            lock: the recorder's.
+            save_tensors: globs over FQNs of values that are stored whole.
+        """
+        self.of: dict[int, Site] = {}
+        self.whole: set[int] = set()
+        self.secret: set[int] = set()
+        self._rank = rank
+        self._lock = lock
+        self._save_tensors = save_tensors
+        self._numbers: dict[Site, int] = {}
+        self._infos: dict[int, SiteInfo] = {}
+
+    def number(self, site: Site, info: SiteInfo = NO_INFO) -> int:
+        """Number of a site, the same for the whole run; at its first call it is written to the store, with `info`.
+
+        That call also adds it to `of`, and to `whole` or `secret` where it belongs there. A later call ignores `info`.
+        """
+        known = self._numbers.get(site)
+        if known is not None:
+            return known
+        with self._lock:
+            number = self._rank.site(site, info)
+            self.of[number] = site
+            self._infos[number] = info
+            if self._save_tensors and selects(site.fqn, self._save_tensors):
+                self.whole.add(number)
+            self._numbers[site] = number  # the last: whatever ends this early, no number has another's name
+            if site.path and is_secret_path(site.path):
+                self.secret.add(number)
+            return number
+
+    def changed_site(self, number: int, **changes: Any) -> int:
+        """Number of the site that differs from the site `number` in some fields; a new one is registered.
+
+        Args:
+            number: of the site.
+            changes: fields of `Site` by name, with their new values.
+        """
+        return self.number(replace(self.of[number], **changes), self._infos[number])
+
+
+class Row(NamedTuple):
+    """A row that was taken out of its step: numbers of its site and slot, and what its operator was given."""
+
+    site: int
+    slot: int
+    given: Given | None
+
+
+# ---
+# The records of one step as one block of columns: the store's message, from the hooks to the file.
+#
+# Nearly all steps of a training have the records of the step before, at the same sites, of the same layouts. Each
+# step costs the script what is done again for it. So the block of a step that was written serves for the next with as
+# many records, and only what differs is put into it.
+
+_NOT_SUMMARISED = ("site", "sequence", "layout")
+
+
+class SavedTensor(NamedTuple):
+    """Host copy of a value that is stored whole once its checksum is known.
+
+    Attributes:
+        slot: the summarizer's.
+        value: the copy.
+        always: whether it is stored whatever happens; else the black box holds it.
+    """
+
+    slot: int
+    value: torch.Tensor
+    always: bool = True
+
+
+class EndedStep(NamedTuple):
+    """Rows of a step, without its summaries.
+
+    Attributes:
+        step: its number.
+        sites: of each record.
+        slots: the summarizer's slot of each record.
+        saved: values to be stored whole.
+        given: what operators were given, by record.
+        labels: what the script's framework calls it.
+    """
+
+    step: int
+    sites: list[int]
+    slots: list[int]
+    saved: list[SavedTensor]
+    given: dict[int, Given]
+    labels: Labels
+
+
+class StepBlock:
+    """Columns of one step's records, reused for a later step with as many.
+
+    Attributes:
+        message: the store's message of them.
+        columns: what the summarizer fills, the message's arrays.
+        ended: the step that it has.
+        rows: its summaries, of which devices may still compute some.
+    """
+
+    ended: EndedStep
+    rows: EndedRows
+
+    def __init__(self, message: Message) -> None:
+        """Wrap an empty message of the store; `begin` gives it a step."""
+        self.message = message
+        self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
+        message.put("sequence", np.arange(message.rows, dtype=np.uint32))
+        self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
+        self._has_given = "given" in message
+        # What stands in the message.
+        self._sites: list[int] = []
+        self._layout: Array | None = None
+        self._texts: dict[int, str] | None = None
+        self._given: Mapping[int, Given] | None = None
+
+    def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
+        """Take an ended step, and have the summarizer fill the columns: at once, or in `rows.finish` for device rows.
+
+        This ends the summarizer's step.
+        """
+        self.ended, self._beside = ended, None
+        wanted = [(self.columns, ended.slots)]
+        beside = [saved.slot for saved in ended.saved]
+        if beside:
+            self._beside = Columns({"checksum": np.empty(len(beside), np.uint64)})
+            wanted.append((self._beside, beside))
+        self.rows = summarizer.end_step(*wanted)
+
+    def saved(self, *, always: bool) -> dict[int, torch.Tensor]:
+        """Copies by checksum: those for `--save-tensors` if `always`, else the black box's.
+
+        Without those of tensors that are not strided or were not observed. Call it once the summaries are there.
+        """
+        if self._beside is None:
+            return {}
+        checksums = self._beside.arrays["checksum"].tolist()
+        pairs = zip(checksums, self.ended.saved, strict=True)
+        return {
+            checksum: saved.value
+            for checksum, saved in pairs
+            if checksum and saved.always is always and saved.value.layout is torch.strided
+        }
+
+    def complete(self) -> Message:
+        """Put sites, layouts, texts and operators' inputs in the message where they differ from the last step's.
+
+        Returns it.
+        """
+        message, columns, ended = self.message, self.columns, self.ended
+        if ended.sites != self._sites:
+            self._sites = []
+            message.put("site", np.array(ended.sites, np.uint32))
+            self._sites = ended.sites
+        if columns.layout is not self._layout:
+            self._layout = None
+            message.put("layout", columns.layout)
+            self._layout = columns.layout
+        if columns.texts != self._texts:
+            self._texts = None
+            message.put("text", short_texts(sparse_texts(message.rows, columns.texts), message.rows))
+            self._texts = columns.texts
+        if self._has_given and ended.given != self._given:
+            self._given = None
+            given = given_columns(ended.given, message.rows)
+            message.put("given", given.inputs)
+            message.put("forward", given.forward)
+            message.put("node", short_texts(given.node, message.rows))
+            self._given = ended.given
+        return message
+
+
+def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
+    """Store all elements of a strided CPU tensor of any dtype, row-major, in a file named by the checksum."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    data = value.contiguous().reshape(-1).view(torch.uint8) if value.numel() else torch.empty(0, dtype=torch.uint8)
+    store.save_tensor(checksum, data.numpy().data, dtype, tuple(value.shape))
