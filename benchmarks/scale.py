@@ -21,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -173,6 +174,14 @@ def _merge(path: str, engine: Engine) -> tuple[str, int]:
     return f"{merge(path, out, engine.run)} steps", _records(path)
 
 
+def _export(path: str, engine: Engine) -> tuple[str, int]:
+    from introspect_cli.exchange.formats import export
+    from introspect_cli.store.run import open_run
+
+    with tempfile.TemporaryDirectory(dir=Path(path).parent) as out, open_run(path) as run:
+        return f"{export(run, 'parquet', out, work=engine.elsewhere)} files", _records(path)
+
+
 WORK = {
     "opened": (_open, ("rows",)),
     "diff, one layout, equal": (_diff, ("rows", "again")),
@@ -184,6 +193,7 @@ WORK = {
     "diff, two layouts, all differs from the middle on": (_diff, ("half", "rows")),
     "check --copies": (_copies, ("odd",)),
     "check": (_check, ("odd",)),
+    "export --format parquet": (_export, ("rows",)),
     "merge": (_merge, ("rows",)),
     "merge, another layout": (_merge, ("columns",)),
     "diff of both put together": (_diff, ("rows-whole", "columns-whole")),

@@ -58,9 +58,18 @@ HEAD = struct.Struct("<4sIQq16s16sII")
 """A frame's head: kind, rows, bytes of the body, step, digest, chain, CRC-32 of the body, CRC-32 of the 60 bytes before
 that begins with the one of the head before, or with that of the log's beginning."""
 
-_FIELDS = ("kind", "rows", "length", "step", "digest", "chain", "body_crc", "crc")
-_FORMATS = ("S4", "<u4", "<u8", "<i8", "V16", "V16", "<u4", "<u4")
-HEADS = np.dtype({"names": _FIELDS, "formats": _FORMATS})
+HEADS = np.dtype(
+    [
+        ("kind", "S4"),
+        ("rows", "<u4"),
+        ("length", "<u8"),
+        ("step", "<i8"),
+        ("digest", "V16"),
+        ("chain", "V16"),
+        ("body_crc", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
 """The same as an array."""
 
 COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"
@@ -105,6 +114,25 @@ def begin_log(rank: int, run_id: bytes) -> bytes:
     """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
     start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
     return start + zlib.crc32(start).to_bytes(4, "little")
+
+
+def head_of(
+    kind: bytes, body: tuple[int, int], crc: int, *, rows: int, step: int, digest: bytes, chain: bytes
+) -> tuple[bytes, int]:
+    """Encode a frame's head; returns its bytes and its CRC-32.
+
+    Args:
+        kind: of the frame.
+        body: length and CRC-32 of its body.
+        crc: CRC-32 of the head before.
+        rows: of the table in the body.
+        step: of the frame.
+        digest: 16 bytes.
+        chain: 16 bytes.
+    """
+    head = HEAD.pack(kind, rows, body[0], step, digest, chain, body[1], 0)[:-4]
+    crc = zlib.crc32(head, crc)
+    return head + crc.to_bytes(4, "little"), crc
 
 
 class Frames:
@@ -347,7 +375,7 @@ class Frames:
         lost, rows = steps[gone], rows[~gone]
         heads = self.heads[rows]
         out = np.zeros(len(rows), ENTRY)
-        for name in _FIELDS:
+        for name in HEADS.names or ():
             out[name] = heads[name]
         out["offset"] = self.begins[rows] + HEAD.size
         for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):

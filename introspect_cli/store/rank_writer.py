@@ -69,6 +69,7 @@ from introspect_cli.store.log import (
     Frames,
     begin_log,
     chained,
+    head_of,
     step_digest,
 )
 from introspect_cli.store.totals import SETTINGS, StepTotals
@@ -133,10 +134,11 @@ class Written(NamedTuple):
         elif frame.kind in NAMED:
             at = NAMED.index(frame.kind)
             names = (*names[:at], names[at] + frame.rows, *names[at + 1 :])
-        head = HEAD.pack(frame.kind, frame.rows, length, frame.step, frame.digest, chain, crc, 0)[:-4]
-        crc = zlib.crc32(head, self.crc)
+        head, crc = head_of(
+            frame.kind, (length, crc), self.crc, rows=frame.rows, step=frame.step, digest=frame.digest, chain=chain
+        )
         written = Written(self.length + HEAD.size + padded(length), crc, self.frames + 1, step, chain, rows, names)
-        return written, [head, crc.to_bytes(4, "little"), *frame.body, bytes(-length % 8)]
+        return written, [head, *frame.body, bytes(-length % 8)]
 
 
 class LogWriter:

@@ -29,7 +29,6 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -323,14 +322,11 @@ class BlockCache:
         self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, wanted: Sequence[Range]) -> list[bytes]:
-        """The bytes of ranges of one storage.
+    def read(self, wanted: Sequence[Range]) -> list[bytes | StoreError]:
+        """The bytes of ranges of one storage; in place of a range that cannot be read, the error, which is not raised.
 
         All that is missing is asked for at once: of each range the blocks from the first to the last that is missing.
-        What was read is kept also where some of it fails; who asks again asks storage again for that.
-
-        Raises:
-            StoreError: one cannot be read.
+        Errors are not kept: who asks again asks storage again.
         """
         keys = [key for each in wanted for key in each.blocks()]
         with self._lock:
@@ -340,11 +336,11 @@ class BlockCache:
             lacking = [at for url, size, at in each.blocks() if (url, size, at) not in found]
             if lacking:
                 missing[each._replace(begin=lacking[0], end=min(lacking[-1] + _BLOCK, each.size))] = None
-        failed: StoreError | None = None
+        failed: dict[str, StoreError] = {}
         read = wanted[0].storage.read([(each.name, each.begin, each.end) for each in missing]) if missing else []
         for each, data in zip(missing, read, strict=True):
             if isinstance(data, StoreError) or len(data) != each.end - each.begin:
-                failed = failed or _failure(each, data)
+                failed[each.name] = _failure(each, data)
                 continue
             for key in each.blocks():
                 found[key] = data[key[2] - each.begin : key[2] - each.begin + _BLOCK]
@@ -355,10 +351,15 @@ class BlockCache:
                     self._blocks.move_to_end(key)
             while len(self._blocks) > self._most:
                 self._blocks.popitem(last=False)
-        if failed is not None:
-            raise failed
-        whole = [(each, each.begin % _BLOCK, b"".join(found[key] for key in each.blocks())) for each in wanted]
-        return [data[first : first + each.end - each.begin] for each, first, data in whole]
+        out: list[bytes | StoreError] = []
+        for each in wanted:
+            of_range = each.blocks()
+            if all(key in found for key in of_range):
+                first = each.begin - of_range[0][2] if of_range else 0
+                out.append(b"".join(found[key] for key in of_range)[first : first + each.end - each.begin])
+            else:
+                out.append(failed[each.name])
+        return out
 
 
 def _failure(wanted: Range, data: bytes | StoreError) -> StoreError:
@@ -394,8 +395,7 @@ def prefetch(wanted: Iterable[Sequence[Range]]) -> int:
             break
         taken += 1
         chosen += ranges
-    with suppress(StoreError):
-        CACHE.read(chosen)
+    CACHE.read(chosen)
     return taken
 
 
@@ -447,15 +447,19 @@ class RemoteFile(Source):
         else:
             self._window = end - begin
         self._next = end
-        inline = self._catalogue.inline.get(self._name, b"")[begin:end]
-        return b"".join((inline, *CACHE.read(self.ranges(begin, end))))
+        wanted = self.ranges(begin, end)
+        parts = [self._catalogue.inline.get(self._name, b"")[begin:end], *(CACHE.read(wanted) if wanted else ())]
+        for data in parts:
+            if isinstance(data, StoreError):
+                raise data
+        return b"".join(parts)
 
     def ranges(self, begin: int, end: int) -> list[Range]:
         """Ranges of objects that hold bytes `begin` to `end`; bytes inside the catalogue need none."""
         return [
             whole._replace(begin=max(begin - at, 0), end=min(end - at, whole.size))
             for at, whole in self._objects
-            if max(begin, at) < min(end, at + whole.size)
+            if begin < at + whole.size and at < end
         ]
 
 
