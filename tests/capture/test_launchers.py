@@ -9,6 +9,7 @@ import sys
 from functools import cache
 
 import pytest
+from interpreter import PYTHON
 from launches import TRAINED, free_port
 from opcapture import compared
 from sweeps import sliced
@@ -28,10 +29,13 @@ def told(*names):
 
 rank = told("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 size = told("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-store = "env://" if "MASTER_PORT" in os.environ else f"file://{os.getcwd()}/{sys.argv[1]}"
+attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+shared = "dies" in sys.argv or "MASTER_PORT" not in os.environ  # a port may be another's when it is asked for again
+store = f"file://{os.getcwd()}/{sys.argv[1]}{attempt}" if shared else "env://"
 dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
 for step in steps(rank, 3):
-    pass
+    if "dies" in sys.argv and step == rank == 1 and attempt == "0":
+        os._exit(3)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -99,15 +103,22 @@ def launched(tmp_path_factory):
     @cache
     def launch(name):
         folder = folder_of(tmp_path_factory, name)
-        if name == "one node":
-            ended(start(folder, sys.executable, "agent.py", "--standalone", "--nproc-per-node", "2", *CAPTURE))
+        port = str(free_port())
+        one = ["--standalone", "--nproc-per-node", "2"]
+        nodes = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+        if name in {"one node", "restarted"}:
+            python, more, dies = (
+                (PYTHON, ["--max-restarts", "1"], ["dies"]) if name == "restarted" else (sys.executable, [], [])
+            )  # the agent ends the process that is left, and a fork is not one of its own
+            ended(start(folder, python, "agent.py", *one, *more, *CAPTURE, *dies))
         else:
-            nodes = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
-            nodes += ["--master-port", str(free_port())]
-            other = folder if name == "two nodes, one disk" else folder_of(tmp_path_factory, name)
-            agent = (sys.executable, "agent.py", *nodes, "--node-rank")
-            ended(*(start(each, *agent, node, *CAPTURE) for node, each in enumerate((folder, other))))
-            (folder / "other").symlink_to(other)
+            folders = [folder, folder] if name == "two nodes, one disk" else [folder, folder_of(tmp_path_factory, name)]
+            each = (
+                start(each, sys.executable, "agent.py", *nodes, "--node-rank", node, *CAPTURE)
+                for node, each in enumerate(folders)
+            )
+            ended(*each)
+            (folder / "other").symlink_to(folders[1])
         return folder
 
     return launch
@@ -115,6 +126,19 @@ def launched(tmp_path_factory):
 
 def test_torchrun_starts_the_capture(launched):
     assert is_whole(launched("one node") / "run")
+
+
+@pytest.mark.sweep
+def test_the_agent_restarts_its_processes_after_one_died(launched, introspect):
+    path = launched("restarted") / "run"
+    with open_run(path) as run:
+        assert run.ranks == (0, 1)
+        assert [len(run.rank(rank)) for rank in run.ranks] == [3, 3]
+        assert run.state is RunState.COMPLETE
+        assert run.endings == ["This is attempt 1 of the launch: what the one before recorded is beside it"]
+    assert verify_run(path).sound
+    assert is_same(launched("one node") / "run", path)
+    assert "attempt 1 of the launch" in introspect("check", path).stdout
 
 
 @pytest.mark.sweep

@@ -48,6 +48,10 @@ def modules(names, module="Linear"):
 
 
 class TestNames:
+    def test_a_rename_is_read_from_the_command_line(self):
+        assert parse_rename(r"^Net\.h=Net.blocks") == (r"^Net\.h", "Net.blocks")
+        assert parse_rename(r"a\=b=c") == ("a=b", "c")
+
     @pytest.mark.parametrize("text", ["abc", "=x", "(=x", r"a=\3"])
     def test_rename_that_cannot_be_meant(self, text):
         with pytest.raises(UsageError):

@@ -48,6 +48,15 @@ def test_planted_places_are_named(name):
     assert wanted in clauses(shape, at)
 
 
+def test_scattered_places_have_no_shape():
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal((40, 50)).astype(np.float32)
+    b = a.copy()
+    chosen = rng.choice(2000, 700, replace=False)
+    b.reshape(-1)[chosen] += 1
+    assert difference(a, b, FLOAT32).where == ()
+
+
 RELATIONS = {
     "zeroed": (np.s_[2], lambda x: x * 0, "b is 0 in all of them"),
     "constant": (np.s_[2], lambda x: x * 0 + 3, "b is 3 in all of them"),
@@ -104,6 +113,12 @@ def test_ulps_count_representable_numbers(dtype):
     assert bins == ((1, 1), (2, 2), (3, 1))
 
 
+def test_ulps_of_float64_are_exact_where_the_numbers_are_large():
+    a = np.array([1e300, -1e300])
+    b = np.array([np.nextafter(1e300, np.inf), 1e300])
+    assert ulp_bins(a, b, ("float64", "float64"))[0] == ((1, 1), (2**23 + 1, 1))
+
+
 def test_rounding_to_bfloat16_is_torchs():
     torch = pytest.importorskip("torch")
     values = torch.randn(4096, generator=torch.Generator().manual_seed(1)) * 1e3
@@ -124,3 +139,9 @@ def test_a_picture_never_loses_a_lone_element():
 def test_other_shapes_and_plain_bytes_have_no_difference():
     assert difference(np.zeros(3), np.zeros(4), ("float64", "float64")) is None
     assert difference(np.zeros(3, "S1"), np.zeros(3, "S1"), ("x", "x")) is None
+
+
+def test_equal_tensors_have_neither_place_nor_relation():
+    found = difference(np.ones(4), np.ones(4), ("float64", "float64"))
+    assert (found.where, found.relation, found.ulps) == ((), (), ())
+    assert difference(np.zeros(0), np.zeros(0), ("float64", "float64")).elements.differing == 0

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from introspect_cli.compare.settings.settings import setting_changes
+from introspect_cli.compare.reasons.judge import reason_named
+from introspect_cli.compare.settings.differences import Difference
+from introspect_cli.compare.settings.settings import Blame, setting_changes
 
 
 def test_a_run_that_was_copied_in_part_says_so(tmp_path, project, introspect):
@@ -19,6 +21,14 @@ def test_a_run_that_was_copied_in_part_says_so(tmp_path, project, introspect):
     answer = introspect("diff", "a", "part")
     assert answer.returncode == 2
     assert re.search(r"Run b holds \d of the 3 steps that its manifest names", " ".join(answer.stdout.split()))
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_rate_weighs_the_same_on_the_command_line_and_in_a_file(stepped):
+    given = Difference("command", "--optim.lr", 1, 2), Difference("files", "conf.yaml: optim.lr", 1, 2, "optim.lr")
+    for reason in ("optimizer", "module", "initial", "outside"):
+        weights = {Blame(reason=reason_named(reason), stepped=stepped).weight(change) for change in given}
+        assert len(weights) == 1
 
 
 @pytest.mark.parametrize(

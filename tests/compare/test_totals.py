@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 
+import numpy as np
 import opcapture
 import pytest
-from laid_out import ALL, ALONE, CHANGES, ROWS, SHARED, STATES, WHOLE, write, write_changed
+from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, write, write_changed
 from logs import rewrite, without
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
+from introspect_cli.records import Layout, SiteInfo
+from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.files import LOG
 from introspect_cli.store.log import HEAD, TOTALS
 from introspect_cli.store.reader import RankReader
@@ -137,6 +140,17 @@ def test_totals_follow_a_restart_and_steps_that_are_dropped(tmp_path):
     with StoreWriter.create(tmp_path / "thin", launch=Launch("0" * 32, "0" * 32, 0, 1)):
         pass
     assert verify_run(path).sound
+
+
+def test_a_run_of_one_process_keeps_no_totals(tmp_path):
+    with StoreWriter.create(tmp_path / "run") as store:
+        writer = store.rank(0)
+        site = writer.site(STATES[0], SiteInfo())
+        one = np.ones(1, np.uint32)
+        layout = writer.layout(Layout(SHAPE, "float32", "cpu", "contiguous"))
+        writer.append(0, StepBatch(one * site, one * 0, one * layout, np.zeros(1, np.uint8), np.ones(1, np.uint64)))
+    with open_run(tmp_path / "run") as run:
+        assert not run.rank(0).frames.numbers_of(TOTALS)
 
 
 def test_ranks_share_tables_and_have_few_files_open(tmp_path):

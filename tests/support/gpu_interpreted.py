@@ -282,6 +282,13 @@ def test_tables_are_cut_where_programs_run_out(made, monkeypatch):
         assert row.tobytes() == expected[0].tobytes()
 
 
+def test_the_row_does_not_depend_on_how_many_programs_share_it_but_for_rounding(made, monkeypatch):
+    x = example(torch.float32, (9_011,))
+    for most in (1, 64):
+        monkeypatch.setattr(launch.Element, "programs", lambda _element, _count, _first, most=most: most)
+        assert_same(Made().one(x), expected_row(x))
+
+
 BOXES = [((0, 0), (9, 40)), ((3, 0), (5, 40)), ((2, 7), (6, 13)), ((0, 39), (9, 1))]
 
 
@@ -321,3 +328,21 @@ def test_what_is_not_wanted_says_nothing(wanted):
             assert floats[6:14].tolist() == empty[6:14].tolist()
         if not wanted.get("sketch", True):
             assert not floats[r.SKETCH :].any()
+
+
+def test_a_row_is_the_same_each_time(made):
+    x = example(torch.float32, (9_000,))
+    assert made.one(x).tobytes() == made.one(x).tobytes()
+    lane = next(iter(made.engine._lanes.values()))
+    assert not lane.counters.any()
+
+
+def test_flipped_bits_are_seen(made):
+    x = torch.randn(3000)
+    before = made.one(x)[0, r.RAW]
+    for place in (0, 511, 512, 2999):
+        bits = x.view(torch.int32)
+        bits[place] ^= 1 << (place % 32)
+        assert made.one(x)[0, r.RAW] != before
+        bits[place] ^= 1 << (place % 32)
+    assert made.one(x)[0, r.RAW] == before

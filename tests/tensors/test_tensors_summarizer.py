@@ -14,6 +14,8 @@ import pytest
 import torch
 from summaries import taken
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.records import EXPANDED_TEXT, Status
 from introspect_cli.tensors import intake, kernels
@@ -243,6 +245,34 @@ def test_inside_transforms_nothing_is_seen_and_nothing_breaks(summarizer, transf
     assert "transform" in found["text"]
 
 
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+class Operators(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(func)
+
+
+@pytest.mark.parametrize(
+    "mode", [Functions, Operators, lambda: torch.autocast("cpu", torch.bfloat16), torch.inference_mode]
+)
+def test_no_mode_of_the_script_notices(summarizer, mode):
+    tensors = [
+        torch.randn(30, 40),
+        torch.randn(30, 40).t(),
+        torch.randn(30, requires_grad=True),
+        torch.eye(3).to_sparse(),
+    ]
+    wanted = [fresh(tensor) for tensor in tensors]
+    with mode():
+        for tensor in tensors:
+            summarizer.add(tensor)
+        table = taken(summarizer)
+    assert [read(table, row) for row in range(4)] == wanted
+
+
 def test_nothing_of_the_script_changes(summarizer):
     x = torch.randn(300_000, requires_grad=True)
     y = (x * 2).view(300, 1000).t()
@@ -308,6 +338,20 @@ def test_an_answer_is_never_stale(summarizer, write, between):
     found = read(taken(summarizer), slot)
     assert found == fresh(x)
     assert found["checksum"] != before["checksum"]
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_optimizers_are_seen_to_write(summarizer, optimizer, options):
+    parameters = [torch.nn.Parameter(torch.randn(120, 100)) for _ in range(3)]
+    made = optimizer(parameters, lr=1e-3, **options)
+    for _ in range(3):
+        for parameter in parameters[:2]:
+            parameter.grad = torch.randn(120, 100)
+        made.step()
+        assert summarizer.add_all(parameters) == [0, 1, 2]
+        table = taken(summarizer)
+        assert [read(table, row) for row in range(3)] == [fresh(parameter) for parameter in parameters]
 
 
 def test_several_threads_summarise_at_once(summarizer):
