@@ -30,13 +30,10 @@ _PROVED: Final[Mapping[str, str]] = {
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
-    "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
-    "augmentation)",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
-    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is "
-    "missing or late[ on {ranks} ranks] in {side}",
+    "stale": "in {side} it is the other run's gradient plus that of the step before: zero_grad is missing or late",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
@@ -60,15 +57,10 @@ _PROVED: Final[Mapping[str, str]] = {
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
-    "set-state": "{by} sets another state[ ({line})]",
     "set-in-one": "{by} sets it in {side} only",
-    "generator-state": "the {by} in {name} is in another state when the first step begins",
-    "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
     "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
     "it agree]",
-    "first-in-one": "the first draw or seeding that differs is {event}, in {side} only[; {before} draws before it "
-    "agree]",
-    "draws-differ": "the first draw or seeding that differs is {a} in a and {b} in b[; {before} draws before it agree]",
+    "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
     "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
     "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
@@ -82,9 +74,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "losses": "backward runs {a} in this step of a and {b} in b",
     "not-run": "{module} does not run in this step of {other}",
     "merged": "{parts} of one run are put together as {whole} in {side}",
-    "first-shared-rounding": "the first value of both runs that differs is {name} in step {step}, by rounding[: {far}]",
-    "first-shared": "the first value of both runs that differs is {name} in step {step}, by more than "
-    "rounding[: {far}]",
     "exists-only": "the {kind} {name} exists only in {side}[ ({cls})]",
     "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
@@ -100,7 +89,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "not reduced",
     "parts": "in {side} its parts are not the whole: {text}",
     "collective-missing": "[{name} ]is missing in {other}, one too many in {side}, or in another place",
-    "collective-other": "it is {a} in a, {b} in b: one is missing, doubled or in another place",
     # splits
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
     "a step are added up, not averaged: divide each by {number}",
@@ -117,7 +105,6 @@ _LIKELY: Final[Mapping[str, str]] = {
     "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
     "each time",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
-    "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
     "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
     "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
@@ -179,7 +166,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "a change of the gradient by hand",
-    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer",

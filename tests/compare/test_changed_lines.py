@@ -242,7 +242,6 @@ def test_what_gives_the_model_a_value_comes_before_what_did_not_run_or_gives_it_
         lines=((("m.py", 3),), ()),
         roots=("Net",),
         words=frozenset({"table", "weight"}),
-        scripts=frozenset({"train.py"}),
     )
     found = ranked(changes_of("t.py", *texts), tuple({"t.py": text, "m.py": model} for text in texts), clues)
     assert [one.change.place for one in found][:2] == ["t.py:5", "t.py:6"]

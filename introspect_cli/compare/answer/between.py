@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.endings import Raised, cut_short
 from introspect_cli.compare.changes.statements import Clues, CodeChanges
-from introspect_cli.compare.reasons.draws import is_drawn_otherwise
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
@@ -33,7 +32,6 @@ from introspect_cli.sums import source_digest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from introspect_cli.compare.changes.statements import Bounds
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.settings.beginning import Event
     from introspect_cli.records import ModuleInfo
@@ -215,7 +213,6 @@ def clues_of(scene: View) -> Clues:
     if scene.first.a is not None and scene.first.b is not None:
         dtypes = scene.first.a.layout.dtype, scene.first.b.layout.dtype
         words |= set(dtypes) | {"autocast", "to", "half", "float", "dtype"} if dtypes[0] != dtypes[1] else set()
-    words |= {*MODES} if cause.reason == "batch" and is_drawn_otherwise(scene) else set()
     lines = _recorded_lines(scene)
     begins = cause.reason in {"rng", "initial", "structure", "batch"} and scene.is_first_step
     for events, place in zip(_suspect_events(scene) if begins else (), lines, strict=False):
@@ -237,12 +234,9 @@ def clues_of(scene: View) -> Clues:
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
         words=frozenset(word for word in words if len(word) > 1 and not _INDEX.fullmatch(word)),
         lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
-        bounds=_bounding_lines(scene),
-        kind=site.kind,
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
         ran=frozenset(module.module_class for module in tree.values()),
-        scripts=frozenset(PurePath(str(run.manifest.get("script") or "")).name for run in scene.runs),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
 
@@ -293,17 +287,6 @@ def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
         for there, event in zip(events, filled if given[0] != given[1] else (), strict=False):
             there.extend([event] if event is not None else [])
     return events
-
-
-def _bounding_lines(scene: View) -> tuple[Bounds, Bounds]:
-    """For each run, the line of the last record that agrees and that of the first that differs; None where unknown."""
-    from introspect_cli.compare.step.step import lines_around
-
-    one, two = (
-        [next(iter(_parsed_lines([line])), None) for line in lines]
-        for lines in lines_around(scene.step, scene.position)
-    )
-    return (one[0], one[1]), (two[0], two[1])
 
 
 def clues_of_ending(ending: Raised) -> Clues:

@@ -14,7 +14,6 @@ import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
@@ -30,12 +29,11 @@ from introspect_cli.compare.changes.statements import (
     first_line,
     tree_of,
 )
-from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.statements import Change, SourceLine
+    from introspect_cli.compare.changes.statements import Change
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,31 +352,10 @@ class Code:
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
 
-    def unmentioned_statements(self, scripts: frozenset[str]) -> set[Statement]:
-        """Statements that `scripts` do not run: of functions that nothing names, and `__main__` blocks of other files.
-
-        Nothing that runs, that is: a function named only by functions that nothing runs is among them. Functions with a
-        decorator count as named. `scripts` are file names without folders.
-        """
-        alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _is_in_main_block(s)}
-        decorated = {s.place for s in self.statements if getattr(s.node, "decorator_list", ())}
-        left = {s for s in self.statements if s.scope.partition(".")[0] in self.functions and s.place not in decorated}
-        edge = {*self.statements} - left - alone
-        while edge:
-            names = {name.rpartition(":")[2] for s in edge for name in s.takes | s.calls}
-            edge = {s for s in left if s.scope.partition(".")[0] in names}
-            left -= edge
-        return left | alone
-
 
 _MOST_CALLS = 5
 _MOST_MEANT = 3
 _MOST_VALUES = 7
-
-
-def _is_in_main_block(statement: Statement) -> bool:
-    """Whether a statement is an `if` on `__name__`, or stands in one."""
-    return any("__name__" in head.takes for head in (*statement.around, statement) if isinstance(head.node, ast.If))
 
 
 # --- the code that computes a place
@@ -433,8 +410,6 @@ _AROUND = _word_set("backward gap propagated gradient structure")
 """Of these, reasons for which all modules around are meant, not the innermost alone."""
 _OF_LOSS = _word_set("loss backward split script gap propagated gradient")
 """Reasons for which what leads to the loss is meant."""
-_BY_LINE = _word_set("own_code script loss gradient")
-"""Reasons for which the cause is in what ran between two records, not in what was made before."""
 _OF_STEPS = _word_set("rng structure outside initial script gradient resumed propagated optimizer gap")
 """Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
@@ -461,7 +436,6 @@ class SideReach:
         roots = code.callers_of(clues.roots)
         self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
         self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
-        self.ran = self._ran_between(*clues.bounds[side])
         self.computes = self._computing_statements()
         self.builds = code.statements_behind([*self.recorded, *self.computes, *self._builders()], self.models)
         self.between = code.training_loops() if clues.reason in _OF_STEPS or clues.gap else set[Statement]()
@@ -469,51 +443,23 @@ class SideReach:
             self.between |= code.reached_from(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
             self.between.update(code.statements)
-        self.idle = (
-            code.unmentioned_statements(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
-        )
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """(index in `ORDER`, depth) of a statement, the smaller the nearer.
 
-        RECORDED for lines on record (depth 0), and for what ran between and is in any of the next sets (1); then
-        COMPUTES and BUILDS by the first set that has it (depth: its distance there, plus 1 for a bare expression that
-        gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it cannot matter.
+        RECORDED for lines on record (depth 0); then COMPUTES and BUILDS by the first set that has it (depth: its
+        distance there, plus 1 for a bare expression that gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it
+        cannot matter.
         """
         if not statement.can_matter:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.recorded:
             return ORDER.index(Nearness.RECORDED), 0
-        reaches = (self.computes, self.builds, self.between)
-        if statement in self.ran and any(statement in near for near in reaches):
-            return ORDER.index(Nearness.RECORDED), 1
         makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
                 return ORDER.index(nearness), depths[statement] + makes_nothing
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
-
-    def _ran_between(self, low: SourceLine | None, high: SourceLine | None) -> set[Statement]:
-        """Statements from line `low` (last record that agreed) to `high` (first that did not), both included.
-
-        set() unless the reason is in `_BY_LINE`, it is no gap, and `high` is known. Where `low` is unknown, after
-        `high` or in another function, it is the statement at `high`; for an output in another function, the rest of the
-        function of `low`.
-        """
-        code, clues = self.code, self.clues
-        first, last = (
-            min(code.statements_at(*line, line[1]), key=lambda s: s.lines[1] - s.lines[0], default=None)
-            if line
-            else None
-            for line in (low, high)
-        )
-        if clues.reason not in _BY_LINE or clues.gap or last is None:
-            return set()
-        if first is not None and first.place != last.place and clues.kind is Kind.OUTPUT:
-            return {s for s in code.by_definition[first.place] if s.lines[1] >= first.lines[0]}
-        if first is None or first.place != last.place or first.lines[0] > last.lines[0]:
-            return {last}
-        return {s for s in code.by_definition[last.place] if first.lines[0] <= s.lines[0] <= last.lines[1]}
 
     def _computing_statements(self) -> Depths:
         """Statements that compute the first value that differs, with their depth: by the reason, and what they call."""
@@ -620,22 +566,21 @@ def ranked(
 def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
-    `hits` counts the words of its text that are among the clues, one that changed three times. A change that no script
-    runs, or that `_only_defines`, is `_FAR` deeper, has no hits and cannot matter.
+    `hits` counts the words of its text that are among the clues, one that changed three times. A change that
+    `_only_defines` is `_FAR` deeper, has no hits and cannot matter.
     """
     texts = ("" if side is None else side.text for side in (change.a, change.b))
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
     hits = 2 * len(words & clues.words) + len(set(counts[0] + counts[1]) & clues.words)
-    best, ran, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False, False
+    best, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False
     files = change.file_a or change.file, change.file
     for file, side, version in zip(files, (change.a, change.b), sides, strict=True):
         if side is not None:
             inside = version.code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *map(version.nearness, inside)])
-            ran |= not inside or not inside <= version.idle
             matters |= any(statement.can_matter for statement in inside)
-    passive = not ran or _only_defines(change, clues)
+    passive = _only_defines(change, clues)
     return Ranked(
         change, ORDER[best[0]], best[1] + _FAR * passive, 0 if passive else hits, can_matter=matters and not passive
     )

@@ -177,7 +177,7 @@ def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient is the other's plus a share of the previous one (a missing `zero_grad`)."""
     side, _ = stale_share(at.step, at.position)
     if side:
-        yield found("stale", side=side, of="evaluation" if at.site.call else "step")
+        yield found("stale", side=side)
 
 
 @finds("gradient")
@@ -196,18 +196,13 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
     `reduction` with several ranks. Then kinds of handling: the three of `TOGETHER` where one factor fits and they are
     not all ruled out; else those not ruled out, with `clipping-by-value` where clipping by norm is. Then
-    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`. Where the distance
-    is rounding, no factor fits, clipping is ruled out and a module uses the parameter, it is `rounding-in-backward`
-    alone (after `reduction`).
+    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`.
     """
     gone, differ = excluded_handling(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
-    elif at.rounding and Handling.CLIPPING in gone and at.parameter_user:
-        yield "rounding-in-backward"
-        return
     else:
         if Handling.CLIPPING in gone:
             yield "clipping-by-value"
@@ -225,17 +220,12 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
 
     ("", 0.0) where neither is.
 
-    Previous is the step before, or, in an optimizer step that evaluates the model several times, the call before.
-    Compared are sketches; where one is missing, the answer is ("", 0.0).
+    Compared are sketches; where one is missing, or where an optimizer evaluates the model several times a step, the
+    answer is ("", 0.0).
     """
-    site, union = step.sites[position], int(step.divergences.site[position])
-    table = step.table
-    if site.call:  # an optimizer that evaluates the model several times a step
-        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
-        old = table.sketch(earlier[0], "a") if earlier else None
-    else:
-        found = step.last(union, "a")
-        old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
+    union, table = int(step.divergences.site[position]), step.table
+    found = None if step.sites[position].call else step.last(union, "a")
+    old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
     sketches = table.sketches(union)
     if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
         return "", 0.0

@@ -29,10 +29,9 @@ from introspect_cli.compare.settings.beginning import (
     find_script_seedings,
 )
 from introspect_cli.compare.step.rests_on import Place, random_at_start
-from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.names import generator_of
 from introspect_cli.compare.terms.sites import Alignment, Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import DIFFERENT, OTHER, Table
+from introspect_cli.compare.terms.table import OTHER, Table
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.terms.evidence import Cause
     from introspect_cli.compare.terms.result import Finding
 
 
@@ -207,15 +207,6 @@ def side_that_draws(at: View, *, before: bool = False) -> str:
     return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
 
 
-def is_drawn_otherwise(at: View) -> bool:
-    """Whether the random state at the step's start was equal, but the first one recorded after the batch differs."""
-    step, order = at.step, at.table.order_of
-    drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
-    drawn = drawn[(order[drawn] > at.first.sequence) & (step.state[drawn] > 0)]
-    at_start = at.known(Thing.RANDOM_AT_START) is Known.EQUAL
-    return at_start and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
-
-
 def find_one_sided_draw(at: View) -> Iterator[Finding]:
     """Finding for the first draw of b alone before the divergence, else of a alone.
 
@@ -265,7 +256,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
-            yield from find_script_seedings(*who, seeds=True) if by_script else find_first_event(*who, site.fqn)
+            yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
             yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
     set_by = list(find_differing_call(*differing_calls(at.runs, at.first)))

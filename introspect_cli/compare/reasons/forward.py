@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.draws import is_drawn_otherwise, side_that_draws
+from introspect_cli.compare.reasons.draws import side_that_draws
 from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
@@ -134,11 +134,9 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 @finds("module", "own_code")
 def find_class(at: View) -> Iterator[Finding]:
-    """Finding where the module to blame has another class in b, else where the module of the record has."""
+    """Finding where the module to blame has another class in b."""
     if classes := at.classes_of(at.module):
         yield found("class", module=at.module, a=classes[0], b=classes[1])
-    elif other := at.step.alignment.b_class.get(at.union, ""):
-        yield found("class", module=at.module, a=at.first.module_class, b=other)
 
 
 @finds("module", "own_code")
@@ -297,14 +295,8 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where random numbers were drawn before the batch in one run alone, or another number of them.
-
-    That is where the state was equal at the step's start and differs after the batch. Else where the batch has the same
-    values in another order.
-    """
-    if is_drawn_otherwise(at):
-        yield found("drew-before-batch")
-    elif same_values(at.first) and at.dtypes is None and not at.reshaped:
+    """Finding where the batch has the same values in another order."""
+    if same_values(at.first) and at.dtypes is None and not at.reshaped:
         yield found("shuffled")
 
 

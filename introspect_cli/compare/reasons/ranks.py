@@ -12,7 +12,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
+from introspect_cli.records import Joined, Kind, Phase, Site, Status
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -217,19 +217,10 @@ def _relative_distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> fl
 
 @finds("collective")
 def find_collective(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the collective, or where it is another collective.
-
-    Nothing where a value that one collective sent or received differs.
-    """
-    a, b = at.first.a, at.first.b
-    if side := at.first.only:
-        yield found("collective-missing", side=side, other=at.side_without, name=_collective_name(a or b))
-    elif "." not in at.site.path:
-        yield found("collective-other", a=_collective_name(a), b=_collective_name(b))
-
-
-def _collective_name(summary: Summary | None) -> str:
-    return "" if summary is None else summary.text.strip("'\"")
+    """Finding where one run alone has the collective."""
+    summary = at.first.a or at.first.b
+    if (side := at.first.only) and summary is not None:
+        yield found("collective-missing", side=side, other=at.side_without, name=summary.text.strip("'\""))
 
 
 # --- parts

@@ -12,10 +12,9 @@ from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step.rests_on import Place, backward
 from introspect_cli.compare.terms.evidence import Cause, Known
 from introspect_cli.compare.terms.names import FORWARD, owner_of
-from introspect_cli.compare.terms.result import Role, Size
+from introspect_cli.compare.terms.result import Role
 from introspect_cli.compare.terms.sites import PHASES, kind_code, phase_code
 from introspect_cli.compare.terms.table import EQUAL, OTHER
-from introspect_cli.compare.terms.words import how_far, what
 from introspect_cli.compare.values import tied_to
 from introspect_cli.records import Kind, Phase
 
@@ -135,21 +134,17 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
 
 
 def _find_merged(at: View) -> Iterator[Finding]:
-    """Findings: several modules of one run are one in the other; then the step's first divergence that both runs have.
+    """Finding: several modules of one run are one in the other.
 
     At most one merge: that which the cause's subject takes part in, if the run without the record has no name equal to
-    or below the subject. The second finding is left out where there is none, or where options select records.
+    or below the subject.
     """
-    structure, shared = at.outcome.structure, at.outcome.shared
+    structure = at.outcome.structure
     for merge in structure.merges if structure is not None else ():
         parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
         if at.cause.subject not in {*parts, whole} or not _is_name_missing(at):
             continue
         yield found("merged", parts=", ".join(parts), whole=whole, side=merge.side)
-        if shared is not None and not at.narrowed:
-            rounding = shared.size is Size.ROUNDING
-            code = "first-shared-rounding" if rounding else "first-shared"
-            yield found(code, name=what(shared.site), far=how_far(shared).strip(" ()"), step=shared.step)
         return
 
 

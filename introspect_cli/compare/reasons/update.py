@@ -159,16 +159,6 @@ def find_untouched(at: View) -> Iterator[Finding]:
         yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
 
 
-@finds("optimizer")
-def find_amplified(at: View) -> Iterator[Finding]:
-    """Finding where what goes into the step agrees only within tolerance, and nothing else explains the divergence.
-
-    That is, no hyper-parameter differs, and the ranks' gradients were added up.
-    """
-    if at.cause.has_grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
-        yield found("amplified", optimizer=", ".join(at.steppers[0]))
-
-
 def left_in_optimizer(at: View) -> Iterator[str]:
     """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded.
 

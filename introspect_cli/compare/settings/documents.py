@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
 
 RUN_NOISE = re.compile(
-    r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b"
+    r"(^|[.\[' ])(time|started|ended|pid|uptime|load|hostname|output|cwd|tmp|temperature|free_?memory|boot)\b",
+    re.IGNORECASE,
 )
 _NO_SETTINGS = frozenset({beginning.DOCUMENT, beginning.SEEDINGS_DOCUMENT, FILES, "operators"})
 """Documents that are compared elsewhere."""
@@ -91,7 +92,7 @@ def notes_on_some_ranks(a: Run, b: Run) -> list[str]:
             for change in (
                 _document_differences(source, one[source], two[source]) if source in one and source in two else ()
             ):
-                if not RUN_NOISE.search(change.name.lower()):
+                if not RUN_NOISE.search(change.name):
                     shown = SettingChange(source, change.name, *on_one_line(change.a, change.b))
                     notes.setdefault(shown, []).append(rank)
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.differences import Difference, on_one_line
 from introspect_cli.compare.settings.documents import RUN_NOISE, differences
@@ -18,8 +18,10 @@ from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.compare.terms.watched import is_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
+    from introspect_cli.compare.reasons.base import Reason
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -40,22 +42,36 @@ _ENV_NAMES = (
     r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
     r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
 )
-_ENV_SEED = re.compile(r"SEED")
 _WHICH_DEVICE = re.compile(r"\buuid$")
-_EXPLAINS_NOTHING = (
-    r"(?i)^-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v|quiet|q"
-    r"|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb|ckpt"
-    r"|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_])+"
+_OF_RESULTS = (
+    r"(?i)(^|\.)-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v"
+    r"|quiet|q|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
+    r"|ckpt|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_.])+"
     r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
     r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
 )
-"""Options that say where results go and what a run is called."""
+"""Options that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
 
 _NUMERIC_PACKAGES = (
     r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
     r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
 )
 
+SAYS_NOTHING = 0.1
+"""Weight up to which a setting says where results go, or names a machine, and changes no number."""
+_USUAL = 0.3
+
+_BUILT = frozenset({"loaders", "schedulers", "scalers"})
+_FIXED: tuple[tuple[AbstractSet[str], re.Pattern[str], float], ...] = (
+    ({"environment"}, ENV_NOISE, 0.0),
+    ({"environment"}, re.compile(_ENV_NAMES), SAYS_NOTHING),
+    ({"environment"}, re.compile(_ENV_STRONG), 0.65),
+    ({"environment"}, re.compile(""), 0.25),
+    ({"command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
+    ({"hardware"}, _WHICH_DEVICE, SAYS_NOTHING),
+    ({"runtime", "hardware", "command"}, RUN_NOISE, 0.0),
+)
+"""Sources, a pattern of names, and the weight whatever the reason; the first row that matches counts."""
 _WEIGHTS = {
     "autocast": 0.97,
     "sources": 0.8,
@@ -64,10 +80,8 @@ _WEIGHTS = {
     "runtime": 0.4,
     "packages": 0.35,
     "hardware": 0.2,
-    "environment": 0.25,
 }
-"""How well a change explains a divergence whose reason says nothing else, where not by `_USUAL`."""
-_USUAL = 0.3
+"""How well a change explains a divergence whose reason says nothing else of its source, where not by `_USUAL`."""
 
 _KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
 """Options of an optimizer that choose the kernel, and compute the same but for rounding."""
@@ -75,28 +89,6 @@ _KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
 _OF_OPTIMIZERS = frozenset({RECORDED, OPTIMIZERS})
 _OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
 _NUMERICS = frozenset({"runtime", "packages", "hardware"})
-
-
-SAYS_NOTHING = 0.1
-"""Weight up to which a setting says where results go, or names a machine, and changes no number."""
-
-
-class SettingWeights(Protocol):
-    """A reason's weights for settings."""
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Weight 0 to 1 by the setting's source."""
-
-    @property
-    def names(self) -> re.Pattern[str] | None:
-        """Pattern of names of settings that weigh 0.1 more; None for none."""
-
-
-def _is_output_name(name: str) -> bool:
-    """Whether an option names a place for results or the run itself: `--out-dir`, `hydra.run.dir`."""
-    words = name.split(".")
-    return any(re.match(_EXPLAINS_NOTHING, "-".join(words[-count:])) for count in (1, 2))
 
 
 _STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
@@ -110,7 +102,6 @@ def _is_of_optimizer(change: Difference) -> bool:
     return change.source in _OF_OPTIMIZERS or bool(steps_with)
 
 
-_BUILT = frozenset({"loaders", "schedulers", "scalers"})
 MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
 """Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
 
@@ -153,7 +144,7 @@ class Blame:
         more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
     """
 
-    reason: SettingWeights | None = None
+    reason: Reason | None = None
     hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
@@ -166,22 +157,26 @@ class Blame:
     def weight(self, change: Difference) -> float:
         """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
 
-        Without a divergence, what is no noise mostly weighs 0.5.
+        By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
+        random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
         """
-        if change.source in _BUILT:
-            return self._weight_of_built(change)
-        if (not self.stepped and _is_of_optimizer(change)) or (self.more and chooses_kernel(change.name)):
-            return _USUAL
-        if change.source == "sources" and any(change.name == each.source.rpartition(":")[0] for each in self.modules):
-            return 0.97
-        if change.source != FILES:
-            weight = self._weight_by_name(change.source, change.name)
-            if self._is_of_first_steps(change):
-                return min(weight, _USUAL)
-            return max(weight, 0.5) if change.source == RECORDED and self.reason is not None else weight
-        if change.about:  # a value of configuration weighs as an argument does
-            return self._weight_by_name("command", change.about.rpartition(".")[2])
-        return self._weight_of_file(change)
+        source, name, reason = change.source, change.name, self.reason
+        if source == FILES and change.about:  # a value of configuration weighs as an argument does
+            source, name = "command", change.about.rpartition(".")[2]
+        fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
+        if fixed is not None:
+            is_seed = fixed > SAYS_NOTHING and "SEED" in name
+            return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
+        if self.offset and source == "scalers":
+            return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
+        if reason is None:
+            return 0.5
+        weight = self._weight_by_reason(reason, source, name, change)
+        late = not self.stepped and _is_of_optimizer(change)
+        by_torch = None in change[2:4] and name.endswith(": prefetch_factor")  # where there are workers
+        if late or by_torch or (self.more and chooses_kernel(name)) or self._is_of_first_steps(change):
+            return min(weight, _USUAL)
+        return weight
 
     def shown_name(self, change: Difference) -> str:
         """Name of a change as it is shown; under an offset, ` in the first step` follows a setting of an optimizer."""
@@ -191,74 +186,34 @@ class Blame:
         """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
         return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
-    def _weight_by_name(self, source: str, name: str) -> float:
-        """Weight from 0 to 1 of a setting by its source (the document) and its name.
+    def _weight_by_reason(self, reason: Reason, source: str, name: str, change: Difference) -> float:
+        """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
 
-        0 for noise, SAYS_NOTHING for names of results, runs and devices, 0.5 without a divergence. Else that of the
-        reason for the source, raised for names that match the reason's and, where the distance is rounding, for
-        numerics. Variables of the environment have weights of their own.
+        0.97 for the loader that `fed` names and for the file of a module to blame, 0.85 for loaders and files where
+        data was not recorded. Raised by 0.1 for names that match the reason's, and for numerics where the distance is
+        rounding; packages that compute nothing explain nothing.
         """
-        reason = self.reason
-        if source == "environment":
-            if ENV_NOISE.match(name):
-                return 0.0
-            if re.search(_ENV_NAMES, name):
-                return SAYS_NOTHING
-            if _ENV_SEED.search(name) and (reason is None or reason.weights.get("seeds", 0.0) > 0.9):
-                return 0.95
-            return 0.65 if re.match(_ENV_STRONG, name) else 0.25
-        if (source == "command" and _is_output_name(name)) or (source == "hardware" and _WHICH_DEVICE.search(name)):
-            return SAYS_NOTHING
-        if source in {"runtime", "hardware", "command"} and RUN_NOISE.search(name.lower()):
-            return 0.0
-        if reason is None:
-            return 0.5
         base = reason.weights.get(source, _WEIGHTS.get(source, _USUAL))
+        if source == "loaders":
+            named = self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+            return 0.97 if named else 0.85 if self.fed == "" else _USUAL
+        if source == "schedulers":
+            return max(0.9 * reason.weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
+        if source == FILES:
+            tensors = reason.weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
+            both = change.a is not None and change.b is not None and self.fed is not None
+            return max(tensors, 0.96 if self.fed else 0.85) if both else tensors
+        if source == "sources" and any(name == each.source.rpartition(":")[0] for each in self.modules):
+            return 0.97
         if source == "packages":
             if not re.match(_NUMERIC_PACKAGES, name.lower()):
-                return 0.2  # what computes nothing explains nothing
+                return 0.2
             base += 0.25
-        if self.rounding and (source in _NUMERICS or re.match(_ENV_STRONG, name)):
-            base += 0.2
-        elif self.rounding and source == "sources":
-            base -= 0.15
-        if reason.names is not None and source != "packages" and reason.names.search(name):
+        if self.rounding:
+            base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
+        if reason.names is not None and source not in {"packages", "scalers"} and reason.names.search(name):
             base += 0.1
-        return min(base, 1.0)
-
-    def _weight_of_built(self, change: Difference) -> float:
-        """Weight from 0 to 1 of an argument of a loader, scheduler or scaler.
-
-        SAYS_NOTHING for names of results, and for scalers under an offset; 0.5 without a divergence. 0.97 for the
-        loader that `fed` names, 0.85 for all where it is "".
-        """
-        if _is_output_name(change.name.rpartition(".")[2]) or (self.offset and change.source == "scalers"):
-            return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
-        if self.reason is None:
-            weight = 0.5
-        elif change.source == "schedulers":
-            weight = max(0.9 * self.reason.weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
-        elif change.source != "loaders":
-            weight = self.reason.weights.get(change.source, _USUAL)
-        elif self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", change.name):
-            weight = 0.97
-        else:
-            weight = 0.85 if self.fed == "" else _USUAL
-        # torch sets it itself where there are workers
-        return min(weight, _USUAL) if None in change[2:4] and change.name.endswith(": prefetch_factor") else weight
-
-    def _weight_of_file(self, change: Difference) -> float:
-        """Weight from 0 to 1 of a file that has other content or that one run alone read; 0.5 without a divergence.
-
-        A file of tensors weighs what the reason says of checkpoints. One with other content weighs 0.96 at least where
-        a batch differs, 0.85 where data was not recorded; all others 0.3.
-        """
-        if self.reason is None:
-            return 0.5
-        tensors = self.reason.weights.get("checkpoints", 0.3) if holds_tensors(change.name) else 0.0
-        if change.a is None or change.b is None:
-            return tensors or 0.3
-        return max(tensors, 0.3 if self.fed is None else 0.96 if self.fed else 0.85)
+        return max(min(base, 1.0), 0.5 * (source == RECORDED))
 
 
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
