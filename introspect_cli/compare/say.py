@@ -277,13 +277,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-more": "First that is more than rounding: {name}{far}.",
     "rounding-alone": "Rounding alone can make such a difference.",
     "grown": "It may also have grown from differences within the tolerance, the first in {first}.",
-    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: a "
-    "race of threads or workers, the hardware, a file that the script reads.",
-    "nothing-changed-unseen": "No source file, setting or package on record differs[, but for {quiet}]. What is "
-    "left: randomness (no random state is on record there), a race of threads or workers, the hardware, a file that "
-    "the script reads.",
-    "nothing-changed-seed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
-    "randomness, from a generator that nothing on record seeded.",
+    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
+    "[randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
     "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
     "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.[ The first "
     "value of both runs that differs is {first} in step {step}.]",

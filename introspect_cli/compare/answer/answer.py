@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.between import code_changes
 from introspect_cli.compare.answer.causes import likely_words, mark_only_change, ranked_candidates, weighed_by_code
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.result import Beside, Resumption
+    from introspect_cli.compare.terms.result import Resumption
 
 
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
@@ -48,25 +49,28 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     at = View(best, compared.outcomes) if best is not None and compared.diverges else None
     resumed = next((outcome.resumption for outcome in compared.outcomes if outcome.resumption is not None), None)
     code, settings = _code_and_settings(compared, at)
+    agree = agreement(compared) if at is None else None
     # where no value differs, what differs in structure has changed nothing
-    findings: list[Beside] = [one for one in (code, resumed) if one is not None]
+    harmless = agree is not None and best is None and agree.verdict is Verdict.SAME
+    structure = (compared.structure_if_same if harmless else compared.structure) if by_rank else ()
     notes = notes_on(compared, notes_on_some_ranks(compared.a, compared.b) if len(compared.outcomes) > 1 else [])
-    if at is not None:
-        findings += compared.structure if by_rank else ()
-        unchanged = compared.unchanged if by_rank and bitwise else ""
-        return _diverged_answer(compared, at, code, settings, findings, notes, unchanged)
-    agree = agreement(compared)
-    harmless = best is None and agree.verdict is Verdict.SAME
-    findings += (compared.structure_if_same if harmless else compared.structure) if by_rank else ()
-    return DiffResult(
+    answer = DiffResult(
         a=str(compared.a.path),
         b=str(compared.b.path),
-        verdict=agree.verdict,
-        sentence=_with_resumption(resumed, agree.verdict, agree.sentence) if resumed is not None else agree.sentence,
+        verdict=Verdict.DIVERGED,
+        sentence="",
         settings=settings,
-        findings=tuple(findings),
+        findings=(*(one for one in (code, resumed) if one is not None), *structure),
         notes=tuple(dict.fromkeys(notes)),
         counts=compared.counts,
+    )
+    if agree is None:
+        assert at is not None
+        return _diverged_answer(answer, compared, at, resumed, compared.unchanged if by_rank and bitwise else "")
+    return replace(
+        answer,
+        verdict=agree.verdict,
+        sentence=_with_resumption(resumed, agree.verdict, agree.sentence) if resumed is not None else agree.sentence,
         training=agree.training,
         evaluation=agree.evaluation,
     )
@@ -142,45 +146,33 @@ def _may_have_stepped(at: View) -> bool:
 
 
 def _diverged_answer(
-    compared: Compared,
-    at: View,
-    code: CodeChanges | None,
-    settings: tuple[SettingChange, ...],
-    findings: Sequence[Beside],
-    notes: Sequence[str],
-    unchanged: str,
+    answer: DiffResult, compared: Compared, at: View, resumed: Resumption | None, unchanged: str
 ) -> DiffResult:
     """The answer where the runs diverge: sentence, evidence, causes, listed divergences and overviews.
 
     Args:
+        answer: what is known whatever the verdict.
         compared: both runs and what came of each rank.
         at: the first divergence.
-        code: how the source differs; None where it was not recorded.
-        settings: those that differ, the heaviest first.
-        findings: what the answer lists beside the first divergence.
-        notes: what was not compared or not observed.
+        resumed: what a resumed run restored; None where neither is.
         unchanged: sentence on results that agree all the same; "" for none.
     """
-    options, first, best = compared.options, at.first, at.outcome
+    options, first, best, code = compared.options, at.first, at.outcome, answer.code
     training, evaluation = separate_answers(compared)
     story = explanation_of(at)
-    causes = ranked_candidates(story.findings, code, settings)
+    causes = ranked_candidates(story.findings, code, answer.settings)
     place, beside = _place_of_both(at, training, evaluation)
-    resumed = next((one.resumption for one in compared.outcomes if one.resumption is not None), None)
     likely = likely_words(story.findings, () if resumed is not None and resumed.lost else causes)
     why = sentence(story.head, story.findings, [text for text, _ in likely], (*story.more, *filter(None, [beside])))
-    ended = _with_ending(compared, at, place, why)
+    whole, leads, note = _with_ending(compared, at, place, why)
     begins = f"{head_of(resumed)} " if resumed is not None else ""
     origins = origins_of(best, compared.outcomes) if compared.splits is None or resumed is not None else ()
     origins = with_parts(resumed, first, best.lost, origins) if resumed is not None else origins
     before, nothing = lines_before(at), _nothing_changed_words(at, code)
-    notes = [*notes, ended.note]
-    return DiffResult(
-        a=str(compared.a.path),
-        b=str(compared.b.path),
-        verdict=Verdict.DIVERGED,
-        sentence=begins + ended.sentence,
-        head=begins + (ended.sentence if ended.leads else f"{place}: {story.head}"),
+    return replace(
+        answer,
+        sentence=begins + whole,
+        head=begins + (whole if leads else f"{place}: {story.head}"),
         also=tuple(filter(None, (*story.more, _beyond_rounding_words(at), beside, *nothing))),
         rests_on=tuple(
             Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact))
@@ -193,14 +185,12 @@ def _diverged_answer(
         first=first,
         candidates=tuple(sorted(at.peers, key=ranks.order_of_ranks)),
         divergences=_listed_divergences(compared.outcomes, first, None if options.whole_step else options.limit),
-        settings=settings,
-        findings=(*findings, *origins),
-        notes=tuple(dict.fromkeys(filter(None, notes))),
-        counts=compared.counts,
+        findings=(*answer.findings, *origins),
+        notes=tuple(dict.fromkeys(filter(None, (*answer.notes, note)))),
         map=best.heat.result() if best.heat is not None else None,
         defined_in=_defined_in(at),
         strip=strip_of(at.step, first.site),
-        training=training or Separate(Verdict.DIVERGED, ended.sentence, first),
+        training=training or Separate(Verdict.DIVERGED, whole, first),
         evaluation=evaluation,
     )
 
@@ -237,12 +227,10 @@ def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...
     differ = [change for change in at.settings if change.weight > SAYS_NOTHING]
     if code.ranked or code.unread or any(change.source != "hardware" for change in differ):
         return ()
-    quiet = "comments, names" if code.in_comments or code.in_names else ""
-    if at.cause.reason == "rng":
-        return (told("nothing-changed-seed", quiet=quiet),)
     random = [evidence.known for evidence in at.cause.rests_on(*RANDOM)]
     seen = bool(random) and all(known is Known.EQUAL for known in random)
-    return (told("nothing-changed" if seen else "nothing-changed-unseen", quiet=quiet),)
+    quiet = "comments, names" if code.in_comments or code.in_names else ""
+    return (told("nothing-changed", quiet=quiet, random=at.cause.reason == "rng" or not seen),)
 
 
 def _listed_divergences(
@@ -299,25 +287,11 @@ def _other_part_words(separate: Separate, name: str) -> str:
 # --- a run that ended by an exception
 
 
-class _Ended(NamedTuple):
-    """The sentence with the exception that ended a run.
+def _with_ending(compared: Compared, at: View, place: str, why: str) -> tuple[str, bool, str]:
+    """The whole sentence, whether an exception that ended a run leads it, and a note on one that came later, or "".
 
-    Attributes:
-        sentence: the whole answer.
-        leads: whether the exception comes first, as it cut off the step of the first divergence.
-        note: the exception, where it came later; "" otherwise.
-    """
-
-    sentence: str
-    leads: bool = False
-    note: str = ""
-
-
-def _with_ending(compared: Compared, at: View, place: str, why: str) -> _Ended:
-    """The whole sentence, reworded where an exception ended one run alone.
-
-    If it cut off the step of the first divergence it comes first, and alone if the divergence is a record that this run
-    lacks since. If it came later it becomes the note.
+    An exception leads where it cut off the step of the first divergence; it stands alone if the divergence is a record
+    that this run lacks since.
 
     Args:
         compared: both runs and what came of each rank.
@@ -327,12 +301,7 @@ def _with_ending(compared: Compared, at: View, place: str, why: str) -> _Ended:
     """
     end, cut, whole = compared.ending, cut_short(at), f"{place}: {why}"
     if end is None or cut is None:
-        return _Ended(whole, note="" if end is None else told("raised-later", run=end.side, words=end.words))
-    cut_off = told(
-        "raised-within",
-        run=cut.side,
-        step=at.first.step_words,
-        other=OTHER[cut.side],
-        words=cut.words,
-    )
-    return _Ended(cut_off if at.side_without == cut.side else f"{cut_off} {whole}", leads=True)
+        return whole, False, "" if end is None else told("raised-later", run=end.side, words=end.words)
+    step = at.first.step_words
+    cut_off = told("raised-within", run=cut.side, step=step, other=OTHER[cut.side], words=cut.words)
+    return cut_off if at.side_without == cut.side else f"{cut_off} {whole}", True, ""

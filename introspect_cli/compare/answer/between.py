@@ -1,8 +1,7 @@
 """Changes between the source files of two runs, the most likely cause of their divergence first.
 
-Files are paired by name, the two scripts also under different names. A text comes from the run, or from the git clone
-in the current directory, if that has the file with the recorded digest. Names, classes and lines that changes are
-matched with come from the first divergence.
+Files are paired by name, the two scripts also under different names. Names, classes and lines that changes
+are matched with come from the first divergence.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.terms.evidence import Known, Thing
 from introspect_cli.compare.terms.names import ancestors, owner_of
 from introspect_cli.store.read.source_texts import Sources
-from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
     from introspect_cli.store.read.run import Run
 
 
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
-_SECONDS = 5
 _MOST = 1 << 19
 """Characters of unchanged files that are parsed to see who calls whom: some seconds."""
 
@@ -48,8 +43,8 @@ _MOST = 1 << 19
 def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> CodeChanges | None:
     """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
 
-    None where either run has no digests of its files. Files have their names in b. May run git to read texts. A file
-    that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
+    None where either run has no digests of its files. Files have their names in b. A file that seems to
+    differ in comments or names alone is `unread` where what was redacted may differ too.
 
     Args:
         a: one run.
@@ -62,8 +57,8 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     """
     if any("sources" not in run.settings for run in (a, b)):
         return None
-    one, two = _SourceTexts(a), _SourceTexts(b)
-    renamed = _names_in_b(one, two)
+    one, two = Sources(a), Sources(b)
+    renamed = _names_in_b((a, b), one, two)
     names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
     differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
     if not differing:
@@ -74,36 +69,39 @@ def code_changes(a: Run, b: Run, scene: View | None, ended: Raised | None) -> Co
     unread: list[tuple[str, str]] = []
     sides: tuple[dict[str, str], dict[str, str]] = {}, {}
     wanted = {renamed.get(name, name) for name in differing}
-    texts_b = two.texts({}, wanted)
+    texts_b = _texts_of(two, {}, wanted)
     for name in differing:
         other = renamed.get(name, name)
-        texts = one.text(name), two.text(other)
-        missing = [t is None and n in side.digests for t, n, side in zip(texts, (name, other), (one, two), strict=True)]
-        if any(missing):
+        versions = (one, name), (two, other)
+        if any(file in kept.digests and file not in kept for kept, file in versions):
             unread.append((other, "text"))
             continue
-        for side, text in zip(sides, texts, strict=True):
-            if text is not None:
-                side[other] = text
+        for texts, (kept, file) in zip(sides, versions, strict=True):
+            if file in kept:
+                texts[other] = kept[file].text
     changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
     back = {new: old for old, new in renamed.items()}
     for quiet in (in_comments, in_names):
-        for other in [o for o in quiet if not (one.is_unredacted(back.get(o, o)) and two.is_unredacted(o))]:
+        for other in [o for o in quiet if not (one[back.get(o, o)].exact and two[o].exact)]:
             quiet.remove(other)
             unread.append((other, "secret"))
-    every = one.texts(renamed, wanted) if changes else {}, texts_b
+    every = _texts_of(one, renamed, wanted) if changes else {}, texts_b
     clues = clues_of(scene) if scene is not None else clues_of_ending(ended) if ended is not None else None
     return CodeChanges(ranked(changes, every, clues), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
 
 
-def _names_in_b(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
+def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:
     """Files that have another name in b, a's name to b's.
 
     The two scripts, then files with one partner of their basename.
     """
     left = [name for name in one.digests if name not in two.digests]
     right = [name for name in two.digests if name not in one.digests]
-    names = {one.script: two.script} if one.script in left and two.script in right else {}
+    scripts = [PurePath(str(run.manifest.get("script") or "")).name for run in runs]
+    named = [
+        [n for n in side if PurePath(n).name == script] for side, script in zip((left, right), scripts, strict=True)
+    ]
+    names = {named[0][0]: named[1][0]} if len(named[0]) == len(named[1]) == 1 else {}
     for name in left:
         same = [other for other in right if PurePath(other).name == PurePath(name).name]
         if name not in names and len(same) == 1 and same[0] not in names.values():
@@ -111,83 +109,23 @@ def _names_in_b(one: _SourceTexts, two: _SourceTexts) -> dict[str, str]:
     return names
 
 
-class _SourceTexts:
-    """Source texts of one run by file name, stored with the run or read from the current directory's git clone."""
+def _texts_of(sources: Sources, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
+    """Texts that a run keeps, by their names in b: all of `wanted`, and others until `_MOST` characters are reached.
 
-    def __init__(self, run: Run) -> None:
-        """Read the names and digests of the run's source files and its git commit.
+    Of the others, those in the top directories of `wanted` come first.
 
-        `script` is the file with the script's basename, "" unless there is exactly one. Texts are read when they are
-        asked for.
-        """
-        self._sources = Sources(run)
-        self.digests = self._sources.digests
-        commit = run.settings.document("git").get("commit")
-        self._commit = commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else ""
-        script = PurePath(str(run.manifest.get("script") or "")).name
-        named = [name for name in self.digests if PurePath(name).name == script]
-        self.script = named[0] if len(named) == 1 else ""
-
-    def text(self, name: str) -> str | None:
-        """The text of a file: of the run, else of git if its digest is the recorded one; None where neither has it."""
-        if name in self._sources:
-            return self._sources[name].text
-        digest = self.digests.get(name)
-        if digest is None or not self._commit or not _PATH.fullmatch(name):
-            return None
-        data = _git_blob(f"{self._commit}:{name}")
-        return data.decode("utf-8", "replace") if source_digest(data) == digest else None
-
-    def is_unredacted(self, name: str) -> bool:
-        """Whether nothing was redacted in the text that the run keeps; True for files that it does not keep."""
-        return name not in self._sources or self._sources[name].exact
-
-    def texts(self, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
-        """Texts by their names in b.
-
-        All of `wanted`, and others that the run keeps until `_MOST` characters are reached.
-
-        Of the others, those in the top directories of `wanted` come first.
-
-        Args:
-            renamed: names in this run to names in b, where they differ.
-            wanted: names in b.
-        """
-        texts: dict[str, str] = {}
-        size = 0
-        tops = {name.partition("/")[0] for name in wanted}
-
-        def distance(name: str) -> tuple[bool, bool]:
-            """Sort key: names that are wanted, those in no directory or in a top directory of these, the rest."""
-            name = renamed.get(name, name)
-            return name not in wanted, "/" in name and name.partition("/")[0] not in tops
-
-        for name in sorted(self.digests, key=distance):
-            in_b = renamed.get(name, name)
-            text = self.text(name) if name in self._sources or in_b in wanted else None
-            if text is not None and (size < _MOST or in_b in wanted):
-                texts[in_b] = text
-                size += len(text)
-        return texts
-
-
-def _git_blob(name: str) -> bytes:
-    """Bytes of `commit:path` in the git clone of the current directory; b"" where git fails or does not have it.
-
-    Runs `git cat-file` and waits at most `_SECONDS`.
+    Args:
+        sources: of the run.
+        renamed: names in this run to names in b, where they differ.
+        wanted: names in b.
     """
-    import subprocess
-
-    try:
-        done = subprocess.run(  # noqa: S603 - no shell; the name was checked
-            ["git", "cat-file", "blob", name],  # noqa: S607 - the user's own git
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return b""
-    return done.stdout if done.returncode == 0 else b""
+    tops = {name.partition("/")[0] for name in wanted}
+    by_name = {renamed.get(name, name): name for name in sources}
+    texts: dict[str, str] = {}
+    for name in sorted(by_name, key=lambda n: (n not in wanted, "/" in n and n.partition("/")[0] not in tops)):
+        if name in wanted or sum(map(len, texts.values())) < _MOST:
+            texts[name] = sources[by_name[name]].text
+    return texts
 
 
 _LINE = re.compile(r"(.+):(\d+)\Z")
