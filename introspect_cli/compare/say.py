@@ -42,7 +42,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "fresh-state-without": "the optimizer state of {side} started from scratch (it begins without {names})",
     "changed-in-one": "{side} alone changes it, and no optimizer does",
     "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
     "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
@@ -61,8 +60,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
     "it agree]",
     "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
-    "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
-    "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
+    "draw-before": "random numbers were drawn before {name} in {side} and not in {other}",
+    "draw-by": "{name} drew random numbers in {side} and not in {other}",
     "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
     "different "
     "numbers (capture --seed seeds all generators)",
@@ -117,8 +116,8 @@ _LIKELY: Final[Mapping[str, str]] = {
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
 
-BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
-"""Between what something was drawn, where that is no module."""
+BATCH_OF, BACKWARD_PASS = "the batch from ", "the backward pass"
+"""Before what something was drawn, where that is no module."""
 LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks"}
 
@@ -207,9 +206,7 @@ MOMENTS: Final[Mapping[str, str]] = {
     "": "",
     "first-rng": " already when the first captured step begins",
     "later-run": " when the later run begins",
-    "recording": " when recording begins",
     "untrained": " before any training",
-    "first-step": " when the first step begins",
     "late": " when it is first recorded, in step {step}",
     "again": " later in the step",
     "begins": " when the step begins",

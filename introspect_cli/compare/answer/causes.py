@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Nearness
-from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.settings.differences import describe, on_one_line
 from introspect_cli.compare.settings.documents import ARGUMENT
 from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
 from introspect_cli.compare.terms.result import Candidate, Certainty, SettingChange
@@ -164,8 +162,6 @@ def likely_words(findings: Sequence[Finding], causes: Sequence[Candidate]) -> li
 
 
 _LIKELY = 3
-_SHOWN, _AROUND, _WORDS = 60, 12, 400
-"""Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
 
 
 def candidate_words(one: Candidate) -> str:
@@ -174,27 +170,6 @@ def candidate_words(one: Candidate) -> str:
     Statements are shortened around what changed; one that a run lacks is `(nothing)`.
     """
     if one.kind == "statement":
-        a, b = (text or "(nothing)" for text in _shortened_pair(one.a or "", one.b or ""))
+        a, b = on_one_line(*(" ".join((text or "(nothing)").split()) for text in (one.a, one.b)))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
-
-
-def _shortened_pair(*texts: str) -> list[str]:
-    """Two versions of a statement, one line each; if either is over `_SHOWN` characters, long equal parts become `...`.
-
-    Each then has at most `2 * _SHOWN` characters, or `_SHOWN` where one version is empty. Only their first `_WORDS`
-    words and other characters are compared and shown.
-    """
-    whole = [" ".join(text.split()) for text in texts]
-    if max(map(len, whole)) <= _SHOWN:
-        return whole
-    a, b = (re.findall(r"\w+|\W", text)[:_WORDS] for text in whole)
-    shown, blocks = ["", ""], SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    for number, (tag, begin, end, begin_b, end_b) in enumerate(blocks):
-        pieces = "".join(a[begin:end]), "".join(b[begin_b:end_b])
-        before, after = _AROUND * (number > 0), _AROUND * (number < len(blocks) - 1)
-        if tag == "equal" and len(pieces[0]) > before + after + 3:
-            pieces = (f"{pieces[0][:before]}...{pieces[0][len(pieces[0]) - after :]}",) * 2
-        shown = [text + piece for text, piece in zip(shown, pieces, strict=True)]
-    room = 2 * _SHOWN if all(whole) else _SHOWN
-    return [text if len(text) <= room else f"{text[: room - 3]}..." for text in shown]

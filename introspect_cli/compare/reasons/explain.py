@@ -108,8 +108,8 @@ def _moment_code(at: View) -> str:
         return ""
     if site.phase is Phase.START:
         if at.explained_reason == "initial":
-            return "late" if not first else "recording" if is_recorded_late(at) else "untrained"
-        return "first-step" if first and site.kind is Kind.OPTIMIZER_STATE else "again" if site.call else "begins"
+            return "untrained" if first and not is_recorded_late(at) else "late"
+        return "again" if site.call else "begins"
     if site.path == GIVEN:
         return "given"
     if site.phase is Phase.FORWARD:

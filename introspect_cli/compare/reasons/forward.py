@@ -139,14 +139,22 @@ def find_class(at: View) -> Iterator[Finding]:
         yield found("class", module=at.module, a=classes[0], b=classes[1])
 
 
-@finds("module", "own_code")
+@finds("module", "own_code", "gradient", "loss", "gap")
 def find_attributes(at: View) -> Iterator[Finding]:
-    """Findings on attributes of the module that differ.
+    """Findings on attributes that differ: of the module to blame, else of submodules without recorded outputs.
 
-    If none does, on those of submodules without recorded outputs.
+    For a gradient, of the module that uses the parameter; for a loss, of modules in both runs whose class ends in
+    `Loss` or `Criterion`; for a gap, only where it is a module's or a loss.
     """
-    own = list(find_attributes_of(at, at.module, of=""))
-    yield from own or [one for name in at.unseen_inside for one in find_attributes_of(at, name)]
+    one, two = at.step.modules
+    if at.site.kind is Kind.LOSS:
+        losses = (name for name in one if one[name].module_class.endswith(("Loss", "Criterion")) and name in two)
+        yield from (each for name in losses for each in find_attributes_of(at, name))
+    elif at.cause.reason == "gradient":
+        yield from find_attributes_of(at, at.parameter_user)
+    elif at.cause.reason != "gap" or at.cause.instead == "module":
+        own = list(find_attributes_of(at, at.module, of=""))
+        yield from own or (each for name in at.unseen_inside for each in find_attributes_of(at, name))
 
 
 def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
@@ -169,21 +177,6 @@ def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[F
             yield found("attribute-in-one", **fields, value=b if a is None else a, side="b" if a is None else "a")
         else:
             yield found("attribute", **fields, a=a, b=b)
-
-
-@finds("gradient")
-def find_attributes_of_user(at: View) -> Iterator[Finding]:
-    """Findings on attributes of the module that uses the parameter."""
-    return find_attributes_of(at, at.parameter_user)
-
-
-@finds("loss")
-def find_attributes_of_losses(at: View) -> Iterator[Finding]:
-    """Findings on attributes that differ of modules in both runs whose class ends in `Loss` or `Criterion`."""
-    one, two = at.step.modules
-    for name in one:
-        if name in two and one[name].module_class.endswith(("Loss", "Criterion")):
-            yield from find_attributes_of(at, name)
 
 
 @finds("module")

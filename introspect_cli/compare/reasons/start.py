@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.forward import find_attributes, find_attributes_of, find_attributes_of_losses
+from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.beginning import find_filling
@@ -163,19 +163,6 @@ def gap_cause(step: Step, position: int) -> Cause | None:
     if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
         return None
     return cause("gap", role=Role.PROPAGATED)
-
-
-@finds("gap")
-def find_attributes_in_gap(at: View) -> Iterator[Finding]:
-    """Findings on attributes that differ.
-
-    Of the module if the reason without the gap is `module`; else, for a loss, of loss modules; nothing for other
-    records.
-    """
-    if at.cause.instead == "module":
-        yield from find_attributes(at)
-    elif at.site.kind is Kind.LOSS:
-        yield from find_attributes_of_losses(at)
 
 
 def resumed_cause(step: Step, position: int) -> Cause | None:

@@ -30,7 +30,6 @@ from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing,
 from introspect_cli.compare.terms.names import FORWARD, owner_of
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.words import key_of
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -112,10 +111,9 @@ def find_partial_sum(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
-    """Finding where one run's optimizer counts 1 step and the other's more or fewer, or where a resumed run lost state.
+    """Finding where one run's optimizer counts 1 step and the other's more or fewer.
 
-    The first differing count of the parameter decides. Lost are, in the step of a resume, entries that were there
-    before it and are not afterwards.
+    The first differing count of the parameter decides.
     """
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
@@ -129,14 +127,6 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
             if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
                 yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=one, b=two)
                 return
-    goes = at.step.comparison.resume_point
-    if goes is None or not at.step.comparison.is_resume_step(at.first.step):
-        return
-    before, begun = goes.there.to(goes.at - 1).state_of(fqn, Phase.OPTIMIZER), goes.begins.state_of(fqn, Phase.START)
-    late, whole = (state.state_of(fqn, Phase.OPTIMIZER) for state in (goes.begins, goes.there))
-    lost = sorted(map(key_of, before.keys() - begun.keys()))
-    if lost and late != whole:
-        yield found("fresh-state-without", side=goes.late, names=", ".join(lost))
 
 
 @finds("optimizer")
