@@ -220,12 +220,6 @@ class Reader:
         none = self.make("unset", node)
         return self.make("either", node, test, one or none, two or none)
 
-    def _on_joinedstr(self, node: ast.JoinedStr, env: Environment) -> Value:
-        return self.make("text", node, *(self.value(part, env) for part in node.values))
-
-    def _on_lambda(self, node: ast.Lambda, env: Environment) -> Value:
-        return self._function_value(node, env)
-
     def _function_value(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
         """A nested function or lambda as a value made of its effects."""
         reader = Reader(self._interned, self.names, self._file)
@@ -233,6 +227,8 @@ class Reader:
         env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
         reader.read_function(node, env)
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
+
+    _on_lambda = _function_value
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
         """A comprehension as element, iterables and conditions; list comprehensions and generators are equal."""
