@@ -236,7 +236,7 @@ def _lost_note(lost: frozenset[Site]) -> tuple[str, ...]:
     """
     if not lost:
         return ()
-    from introspect_cli.compare.terms.words import some
+    from introspect_cli.compare.say import some
 
     names = sorted({site.fqn for site in lost})
     shown = some(names, _SHOWN)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.elements import TensorDifference, difference
+from introspect_cli.compare.say import what
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors
 from introspect_cli.compare.terms.sites import columns, kind_code
-from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:

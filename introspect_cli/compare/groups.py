@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.say import listed
 from introspect_cli.compare.terms.result import DiffResult, Verdict
-from introspect_cli.compare.terms.words import listed
 from introspect_cli.errors import UsageError
 from introspect_cli.texts import count
 

@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.resumed import PLACE, repeated_values, starts, updated, with_copied_starts, written
+from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step.size import LEAST_BOUND
 from introspect_cli.compare.terms.at import At
@@ -98,7 +99,6 @@ from introspect_cli.compare.terms.table import (
     unseen,
 )
 from introspect_cli.compare.terms.watched import is_list, is_ordered, stopped_within
-from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count

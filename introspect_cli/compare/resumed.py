@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
 from introspect_cli.compare.terms.at import At, Tensor, tensor_of
 from introspect_cli.compare.terms.names import generator_of
@@ -39,7 +40,6 @@ from introspect_cli.compare.terms.result import Part, Restored, Resumption
 from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
 from introspect_cli.compare.terms.table import OTHER, WITHIN
 from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
-from introspect_cli.compare.terms.words import key_of, some
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
 from introspect_cli.store.format.batch import StepBatch, prepend_rows

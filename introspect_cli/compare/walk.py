@@ -23,6 +23,7 @@ from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unu
 from introspect_cli.compare.reasons.judge import judge
 from introspect_cli.compare.reasons.structure import drawn_one_sided_start
 from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
+from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step.outcome import (
     RankOutcome,
@@ -55,7 +56,6 @@ from introspect_cli.compare.terms.sites import (
     selected,
 )
 from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, UNUSED, WITHIN, Because, Learned, Table, unseen
-from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.elements import SIGN, Picture, ulp_words
-from introspect_cli.compare.terms.words import what
+from introspect_cli.compare.say import what
 from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
 from introspect_cli.render.divergence_text import elements_words, statistics_words
 from introspect_cli.texts import clean, count

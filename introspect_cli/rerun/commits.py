@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.answer.endings import exception_of
+from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import WORK_TREE, Repository, Revision
 from introspect_cli.rerun.place import (

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.say import what
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
-from introspect_cli.compare.terms.words import what
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.say import some, what
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
-from introspect_cli.compare.terms.words import some, what
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.texts import Texts, encode_text, opened_files, read_unchanged, source_texts
 from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey

@@ -17,7 +17,7 @@ from introspect_cli.compare.reasons.explain import evidence_lines, explanation_o
 from introspect_cli.compare.reasons.judge import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.say import sentence, told
+from introspect_cli.compare.say import how_far, sentence, thing, told, what
 from introspect_cli.compare.settings.beginning import find_first_event
 from introspect_cli.compare.settings.documents import notes_on_some_ranks
 from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
@@ -26,7 +26,6 @@ from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import owner_of
 from introspect_cli.compare.terms.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.words import how_far, thing, what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -98,8 +97,10 @@ def _code_and_settings(compared: Compared, at: View | None) -> tuple[CodeChanges
         return code, weighed_by_code(setting_changes(a, b, Blame(offset=offset)), code)
     tuned = hyperparameter_changes_of(at) if at.cause.reason == "optimizer" else at.hyperparameters
     scheduled = any(change.about in _SCHEDULED for change in tuned)  # of the rest, no scheduler makes anything
+    reason = reason_named(at.cause.reason)
     blame = Blame(
-        reason_named(at.cause.reason),
+        reason.weights,
+        reason.names,
         tuned,
         at.rounding,
         at.blamed,

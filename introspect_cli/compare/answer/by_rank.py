@@ -20,14 +20,13 @@ from introspect_cli.compare.answer.compared import Compared, copies_note
 from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
-from introspect_cli.compare.say import told
+from introspect_cli.compare.say import told, what
 from introspect_cli.compare.settings.files import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors
 from introspect_cli.compare.terms.sites import KINDS, Mask, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.terms.watched import STATE_KINDS
-from introspect_cli.compare.terms.words import what
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError

@@ -15,7 +15,7 @@ from introspect_cli.compare.answer.endings import Raised, exception_of, exceptio
 from introspect_cli.compare.reasons.ranks import order_of_ranks
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.say import told
+from introspect_cli.compare.say import listed, some, told, what
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of
 from introspect_cli.compare.terms.evidence import Known
@@ -29,7 +29,6 @@ from introspect_cli.compare.terms.watched import (
     option_notes,
     perturbed_notes,
 )
-from introspect_cli.compare.terms.words import listed, some, what
 from introspect_cli.labels import step_words
 from introspect_cli.records import Joined, Kind, Phase
 from introspect_cli.texts import count, rank_list

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
+from introspect_cli.compare.say import amount, named, some, thing, what
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
 from introspect_cli.compare.terms.result import (
     Counts,
@@ -18,7 +19,6 @@ from introspect_cli.compare.terms.result import (
     Verdict,
 )
 from introspect_cli.compare.terms.watched import is_list, is_ordered
-from introspect_cli.compare.terms.words import amount, named, some, thing, what
 from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, sketch_distance
 from introspect_cli.records import Kind
 

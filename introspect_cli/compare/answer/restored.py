@@ -9,9 +9,8 @@ from introspect_cli.compare.answer.endings import cut_short
 from introspect_cli.compare.reasons.explain import explanation_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.resumed import RATES
-from introspect_cli.compare.say import sentence, told
+from introspect_cli.compare.say import listed, sentence, some, told
 from introspect_cli.compare.terms.result import Divergence, Origin, Part, Restored, Resumption, Role
-from introspect_cli.compare.terms.words import listed, some
 from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind
 

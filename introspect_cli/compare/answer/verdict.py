@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.say import told
+from introspect_cli.compare.say import some, told, what, what_diverges
 from introspect_cli.compare.step.structure import sentence_of
 from introspect_cli.compare.terms.distance import Layouts, nan_throughout
 from introspect_cli.compare.terms.result import Separate, Verdict
 from introspect_cli.compare.terms.table import OTHER
 from introspect_cli.compare.terms.watched import has_failed, ran_unseen, stopped_within
-from introspect_cli.compare.terms.words import some, what, what_diverges
 from introspect_cli.records import Kind, Phase
 from introspect_cli.texts import count, rank_list
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from introspect_cli.compare.checkpoints.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.elements import rounded
+from introspect_cli.compare.say import far, key_of, listed, some
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import ROUNDING
@@ -32,7 +33,6 @@ from introspect_cli.compare.terms.result import (
     Verdict,
 )
 from introspect_cli.compare.terms.sites import columns
-from introspect_cli.compare.terms.words import far, key_of, listed, some
 from introspect_cli.compare.values import distinctive_values, parameters, same_numbers
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count

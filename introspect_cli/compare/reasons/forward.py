@@ -10,7 +10,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.draws import side_that_draws
-from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, is_kept, often, same_values
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step.rests_on import (
     LEFT_OUT,
@@ -27,7 +27,6 @@ from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.terms.names import THEN
 from introspect_cli.compare.terms.sites import KINDS
 from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.words import is_kept, same_values
 from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
-from introspect_cli.compare.say import finds, found
+from introspect_cli.compare.say import finds, found, what
 from introspect_cli.compare.settings.beginning import find_filling
 from introspect_cli.compare.step.rests_on import updates_by_hand
 from introspect_cli.compare.terms.evidence import Cause, Known, Thing
 from introspect_cli.compare.terms.result import Role, Size
 from introspect_cli.compare.terms.table import EQUAL, OTHER
-from introspect_cli.compare.terms.words import what
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:

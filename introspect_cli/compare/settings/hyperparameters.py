@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.terms.sites import KINDS
-from introspect_cli.compare.terms.words import some
 from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
 

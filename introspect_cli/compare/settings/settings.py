@@ -18,10 +18,9 @@ from introspect_cli.compare.terms.result import SettingChange
 from introspect_cli.compare.terms.watched import is_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.reasons.base import Reason
     from introspect_cli.records import ModuleInfo
     from introspect_cli.store.read.run import Run
 
@@ -133,7 +132,8 @@ class Blame:
     """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
 
     Attributes:
-        reason: why the runs diverge; None where they do not.
+        weights: those of the reason why the runs diverge, by the setting's source; None where they do not.
+        names: a pattern of settings that weigh a little more for that reason; None for none.
         hyperparameters: what differs of them as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         modules: the module whose code is meant and those around it, the innermost first.
@@ -144,7 +144,8 @@ class Blame:
         more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
     """
 
-    reason: Reason | None = None
+    weights: Mapping[str, float] | None = None
+    names: re.Pattern[str] | None = None
     hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
@@ -160,18 +161,18 @@ class Blame:
         By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
         random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
         """
-        source, name, reason = change.source, change.name, self.reason
+        source, name, weights = change.source, change.name, self.weights
         if source == FILES and change.about:  # a value of configuration weighs as an argument does
             source, name = "command", change.about.rpartition(".")[2]
         fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
         if fixed is not None:
             is_seed = fixed > SAYS_NOTHING and "SEED" in name
-            return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
+            return 0.95 if is_seed and (weights is None or weights.get("seeds", 0.0) > 0.9) else fixed
         if self.offset and source == "scalers":
             return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
-        if reason is None:
+        if weights is None:
             return 0.5
-        weight = self._weight_by_reason(reason, source, name, change)
+        weight = self._weight_by_reason(weights, source, name, change)
         late = not self.stepped and _is_of_optimizer(change)
         by_torch = None in change[2:4] and name.endswith(": prefetch_factor")  # where there are workers
         if late or by_torch or (self.more and chooses_kernel(name)) or self._is_of_first_steps(change):
@@ -186,21 +187,21 @@ class Blame:
         """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
         return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
-    def _weight_by_reason(self, reason: Reason, source: str, name: str, change: Difference) -> float:
+    def _weight_by_reason(self, weights: Mapping[str, float], source: str, name: str, change: Difference) -> float:
         """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
 
         0.97 for the loader that `fed` names and for the file of a module to blame, 0.85 for loaders and files where
         data was not recorded. Raised by 0.1 for names that match the reason's, and for numerics where the distance is
         rounding; packages that compute nothing explain nothing.
         """
-        base = reason.weights.get(source, _WEIGHTS.get(source, _USUAL))
+        base = weights.get(source, _WEIGHTS.get(source, _USUAL))
         if source == "loaders":
             named = self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
             return 0.97 if named else 0.85 if self.fed == "" else _USUAL
         if source == "schedulers":
-            return max(0.9 * reason.weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
+            return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
         if source == FILES:
-            tensors = reason.weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
+            tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
             both = change.a is not None and change.b is not None and self.fed is not None
             return max(tensors, 0.96 if self.fed else 0.85) if both else tensors
         if source == "sources" and any(name == each.source.rpartition(":")[0] for each in self.modules):
@@ -211,7 +212,7 @@ class Blame:
             base += 0.25
         if self.rounding:
             base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
-        if reason.names is not None and source not in {"packages", "scalers"} and reason.names.search(name):
+        if self.names is not None and source not in {"packages", "scalers"} and self.names.search(name):
             base += 0.1
         return max(min(base, 1.0), 0.5 * (source == RECORDED))
 
@@ -230,7 +231,7 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         blame: facts of the divergence; None for no divergence.
     """
     blame = blame or Blame()
-    diverged = blame.reason is not None
+    diverged = blame.weights is not None
     changes: list[SettingChange] = []
     recorded = {change.about for change in blame.hyperparameters}
     resumes = read_by_one(a, b) if blame.offset else set[str]()

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.say import some
 from introspect_cli.compare.step.step import Step
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, joint_known, worst_of
 from introspect_cli.compare.terms.names import FORWARD, ancestors
 from introspect_cli.compare.terms.sites import FLOWING_BACK, KINDS, of_kinds, phase_code
 from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, WITHIN
-from introspect_cli.compare.terms.words import some
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, Phase, Site
 
 if TYPE_CHECKING:

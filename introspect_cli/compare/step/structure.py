@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.say import listed, what
 from introspect_cli.compare.terms.names import (
     Renamed,
     Source,
@@ -21,7 +22,6 @@ from introspect_cli.compare.terms.names import (
 )
 from introspect_cli.compare.terms.result import StructureChange
 from introspect_cli.compare.terms.sites import Alignment, of_kinds
-from introspect_cli.compare.terms.words import listed, what
 from introspect_cli.compare.values import Merge, merge_words, merges_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.texts import begin_alike, count

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.say import listed, some
 from introspect_cli.compare.terms.options import DiffOptions
 from introspect_cli.compare.terms.result import DiffResult, Verdict
-from introspect_cli.compare.terms.words import listed, some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Element, count_by_kind, place_of

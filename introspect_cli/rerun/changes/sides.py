@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.project import changed_between
 from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.terms.words import some
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import edits_of
 from introspect_cli.rerun.changes.elements import Difference, Element, differing_settings
