@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
-from introspect_cli.compare.reasons.judge import judge
+from introspect_cli.compare.reasons.rows import judge
 from introspect_cli.compare.reasons.structure import drawn_one_sided_start
 from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
 from introspect_cli.compare.say import what

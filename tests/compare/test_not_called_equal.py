@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from introspect_cli.compare.reasons.judge import reason_named
+from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.settings import Blame, setting_changes
 

@@ -1,4 +1,4 @@
-"""The answer from all ranks' outcomes: the earliest divergence explanation_of, with settings, findings and notes."""
+"""The answer: the earliest divergence of all ranks explained, with its causes, origins, settings and notes."""
 
 from __future__ import annotations
 
@@ -6,35 +6,334 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.between import code_changes
-from introspect_cli.compare.answer.causes import likely_words, mark_only_change, ranked_candidates, weighed_by_code
-from introspect_cli.compare.answer.compared import notes_on
-from introspect_cli.compare.answer.endings import cut_short
-from introspect_cli.compare.answer.restored import head_of, origins_of, resumed_rightly, with_parts
-from introspect_cli.compare.answer.verdict import agreement, diverges_words, separate_answers, subject_of
+from introspect_cli.compare.answer.compared import (
+    agreement,
+    cut_short,
+    diverges_words,
+    notes_on,
+    separate_answers,
+    subject_of,
+)
+from introspect_cli.compare.changes.statements import Nearness
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
-from introspect_cli.compare.reasons.judge import reason_named
+from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.say import how_far, sentence, thing, told, what
+from introspect_cli.compare.resumed import RATES
+from introspect_cli.compare.say import how_far, listed, sentence, some, thing, told, what
 from introspect_cli.compare.settings.beginning import find_first_event
-from introspect_cli.compare.settings.documents import notes_on_some_ranks
-from introspect_cli.compare.settings.settings import SAYS_NOTHING, Blame, setting_changes
+from introspect_cli.compare.settings.differences import describe, on_one_line
+from introspect_cli.compare.settings.settings import (
+    ARGUMENT,
+    MADE_BY_CODE,
+    SAYS_NOTHING,
+    Blame,
+    notes_on_some_ranks,
+    rounds_differently,
+    setting_changes,
+)
 from introspect_cli.compare.step.overview import strip_of
 from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.terms.names import owner_of
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Fact, Separate, SettingChange, Size, Verdict
+from introspect_cli.compare.terms.result import (
+    Candidate,
+    Certainty,
+    DiffResult,
+    Divergence,
+    Fact,
+    Origin,
+    Part,
+    Restored,
+    Resumption,
+    Role,
+    Separate,
+    SettingChange,
+    Size,
+    Verdict,
+)
 from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.result import Resumption
+    from introspect_cli.compare.terms.result import Finding, Resumption
+
+
+# --- what may have caused it, in one ranked list
+
+
+_NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
+_UNLIKELY = 0.45
+_IN_COMMENTS = 0.05
+
+
+def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
+    """Changes with the only changed statement marked `Nearness.ALONE`, if it can matter and nothing else differs.
+
+    That is, every text was read, no statement is near already, and no setting beside hardware and what code makes
+    weighs over `SAYS_NOTHING`. Otherwise the changes as they are.
+    """
+    if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
+        return code
+    others = (change for change in settings if change.source not in MADE_BY_CODE | {"nested"})
+    if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
+        return code
+    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
+
+
+def weighed_by_code(
+    settings: tuple[SettingChange, ...], code: CodeChanges | None, *, rounding: bool = False
+) -> tuple[SettingChange, ...]:
+    """Settings re-sorted by weight, each changed file weighed by its statement nearest to the divergence.
+
+    A file changed only in comments or names, or without a likely statement, explains nothing. Where all likely
+    statements are in one function, and of all settings only what code makes explains anything, they count as near as
+    BUILDS at least. Of files that weigh the same, the one with the nearest statement comes first. `settings` as they
+    are where `code` is None.
+
+    Args:
+        settings: the strongest explanation first.
+        code: how the source files differ.
+        rounding: whether the distance is of the size of rounding: if any setting that differs rounds otherwise, files
+            keep their weight, so that flags and libraries come before code.
+    """
+    if code is None:
+        return settings
+    rounding &= any(map(rounds_differently, settings))
+    only = len({(one.change.file, one.change.scope) for one in code.likely}) == 1
+    only &= not any(change.explains for change in settings if change.source not in MADE_BY_CODE)
+    best = {one.change.file: one for one in reversed(code.ranked)}
+    places = [one.change.file for one in code.ranked]  # of two files that weigh the same, the nearer one
+
+    def weighed(change: SettingChange) -> SettingChange:
+        """The setting with the weight of its file's nearest statement.
+
+        A file without a likely statement explains nothing. Unchanged if it is no source file that explains, or where
+        rounding counts.
+        """
+        nearest = best.get(change.name) if change.source == "sources" else None
+        if change.source == "sources" and change.name in (*code.in_comments, *code.in_names):
+            return replace(change, explains=False, weight=_IN_COMMENTS)
+        if nearest is None or not change.explains:
+            return change
+        if not nearest.likely:
+            return replace(change, explains=False, weight=min(change.weight, _UNLIKELY))
+        near = max(_NEAR[nearest.nearness], _NEAR[Nearness.BUILDS] * only)
+        return change if rounding else replace(change, weight=near)
+
+    return tuple(
+        sorted(
+            map(weighed, settings),
+            key=lambda one: (-one.weight, places.index(one.name) if one.name in places else 0),
+        )
+    )
+
+
+_NO_CAUSE = frozenset({"git", "sources", "nested"})
+"""Sources whose changes are told by others: what a commit changed stands in the files."""
+_GIVEN = frozenset({"command", "environment", "options", "files"})
+"""Sources whose names somebody wrote."""
+
+
+def ranked_candidates(
+    findings: Sequence[Finding], code: CodeChanges | None, settings: Sequence[SettingChange]
+) -> tuple[Candidate, ...]:
+    """Statements that are likely, then settings that explain, in the order given.
+
+    Settings with the same values in a and b are one candidate, and so is an argument of one run alone with the setting
+    that has its value. Left out are the git commit and nested settings; source files too, unless `code` has files that
+    it could not read, or no changed statement.
+
+    Args:
+        findings: a setting is PROVED, not LIKELY, if a proved one of these has its two values; they add no candidates.
+        code: what changed in the code; None where that was not compared.
+        settings: the best first.
+    """
+    statements = [
+        Candidate(
+            "statement",
+            one.change.scope,
+            None if one.change.a is None else one.change.a.text,
+            None if one.change.b is None else one.change.b.text,
+            Certainty.LIKELY,
+            one.change.place,
+        )
+        for one in (code.likely if code is not None else ())
+    ]
+    proved = [one.fields for one in findings if one.certainty is Certainty.PROVED]
+    on_record = {(str(fields.get("a")), str(fields.get("b"))) for fields in proved if "name" in fields}
+    merged: dict[tuple[str | None, str | None] | tuple[str, str], list[SettingChange]] = {}
+    for change in settings:
+        file = change.source == "sources" and code is not None and (code.unread or not code.ranked)
+        if change.explains and (change.source not in _NO_CAUSE or file):
+            tells = None not in (change.a, change.b) and not file
+            merged.setdefault((change.a, change.b) if tells else (change.source, change.name), []).append(change)
+    for key in [key for key, members in merged.items() if members[0].source == "command"]:
+        flag = merged[key][0]
+        value = flag.b if flag.a is None else flag.a if flag.b is None else None
+        side = "b" if flag.a is None else "a"
+        made = next((one for one, members in merged.items() if getattr(members[0], side) == value), key)
+        if value is not None and made != key:  # what was made of it has its value
+            merged[made] += merged.pop(key)
+    return (*statements, *(_setting_candidate(members, on_record) for members in merged.values()))
+
+
+def _setting_candidate(members: Sequence[SettingChange], on_record: AbstractSet[tuple[str, str]]) -> Candidate:
+    """One cause for settings that were merged, named by one that a person wrote (`_GIVEN`) if there is one.
+
+    Of those, positional arguments do not count. PROVED if a finding has its two values, else LIKELY.
+
+    Args:
+        members: the settings.
+        on_record: value in a and value in b of proved findings.
+    """
+    named = min(members, key=lambda change: change.source not in _GIVEN or change.name.startswith(ARGUMENT))
+    certainty = Certainty.PROVED if (str(named.a), str(named.b)) in on_record else Certainty.LIKELY
+    sources = ", ".join(dict.fromkeys(change.source for change in members))
+    return Candidate("setting", named.name, named.a, named.b, certainty, sources)
+
+
+def likely_words(findings: Sequence[Finding], causes: Sequence[Candidate]) -> list[tuple[str, str]]:
+    """The first `_LIKELY` likely causes: each in words, with the sources of a setting ("" for others).
+
+    Findings of certainty LIKELY come first, then candidates that no proved finding names.
+    """
+    said = " ".join(one.text for one in findings if one.certainty is Certainty.PROVED)
+    likely = [(one.text, "") for one in findings if one.certainty is Certainty.LIKELY]
+    named = [(candidate_words(one), one.line if one.kind == "setting" else "") for one in causes]
+    return [*likely, *(each for each in named if each[0] not in said)][:_LIKELY]
+
+
+_LIKELY = 3
+
+
+def candidate_words(one: Candidate) -> str:
+    """A cause in a line: `model.py:41 (Block.__init__): x / 2 -> x / 3`, `--lr 0.05 -> 0.06`.
+
+    Statements are shortened around what changed; one that a run lacks is `(nothing)`.
+    """
+    if one.kind == "statement":
+        a, b = on_one_line(*(" ".join((text or "(nothing)").split()) for text in (one.a, one.b)))
+        return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
+    return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
+
+
+# --- origins, and what a resumed run restored
+
+
+_NAMED = 3
+"""Parts that the first sentence names."""
+
+_OF_THE_UPDATE = frozenset({Kind.OPTIMIZER_STATE.several, RATES})
+
+
+def origins_of(best: RankOutcome, outcomes: Sequence[RankOutcome]) -> tuple[Origin, ...]:
+    """Sentences on the first divergence and the other origins of its step; () where the first is no origin.
+
+    Records that a run lacks since an exception cut it off are left out.
+    """
+    assert best.first is not None and best.cause is not None  # noqa: PT018 - they are set together
+    if best.first.role is not Role.ORIGIN:
+        return ()
+    every, ending = [], cut_short(View(best, outcomes))
+    for divergence, cause in ((best.first, best.cause), *best.origins):
+        at = View(replace(best, first=divergence, cause=cause), outcomes)
+        if ending is None or at.side_without != ending.side:
+            story = explanation_of(at)
+            every.append(Origin(sentence(story.head, story.findings, (), story.more), divergence))
+    return tuple(every)
+
+
+# --- resumed runs
+
+
+def head_of(resumed: Resumption) -> str:
+    """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    lost = parts_words(resumed.lost, of_one=told("or-drew"))
+    return (
+        told("resumed-lost", **run, lost=some(lost, _NAMED))
+        if lost
+        else told("resumed", **run, **_unrestored_words(resumed))
+    )
+
+
+def resumed_rightly(resumed: Resumption) -> str:
+    """Sentence, for runs that are the same, that the resumed run lost nothing."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    return told("resumed-right", **run, **_unrestored_words(resumed))
+
+
+def _unrestored_words(resumed: Resumption) -> dict[str, str]:
+    """In words, parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`)."""
+    idle = parts_words([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
+    unseen = parts_words([replace(part, text="") for part in resumed.unseen])
+    return {"idle": some(idle, _NAMED), "unseen": some(unseen, _NAMED)}
+
+
+def parts_words(parts: Sequence[Part], of_one: str = "") -> list[str]:
+    """Parts in words, random states with the same text as one; `of_one` follows a random state that stands alone."""
+    by_name: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
+        names += [part.generator] if part.generator else []
+    return [
+        told("part", part=name or told("random-states", names=listed(names)), text=text) + of_one * (len(names) == 1)
+        for (name, text), names in by_name.items()
+    ]
+
+
+def with_parts(
+    resumed: Resumption, first: Divergence, lost: Sequence[Divergence], origins: tuple[Origin, ...]
+) -> tuple[Origin, ...]:
+    """Origins where a resumed run lost parts: one for each lost part, then those that no lost part explains.
+
+    The part that explains the first divergence comes first; the origin of the first divergence, and those without a
+    divergence, are left out in any case. `origins` as they are where nothing was lost.
+
+    Args:
+        resumed: what the run restored.
+        first: the first divergence.
+        lost: divergences of which each may show a lost part.
+        origins: origins of the step.
+    """
+    if not resumed.lost:
+        return origins
+    parts = sorted(resumed.lost, key=lambda part: not _loss_explains(part, first))
+    leads = next(iter(parts)) if _loss_explains(parts[0], first) else None
+    lost_parts = []
+    for part in parts:
+        record = first if part is leads else next((shown for shown in lost if holds_part(shown.site, part)), None)
+        lost_parts.append(Origin(told("part-lost", part=parts_words([part])[0]), record, part.part))
+    others = [
+        origin
+        for origin in origins
+        if origin.divergence is not None
+        and origin.divergence is not first
+        and not any(_loss_explains(part, origin.divergence) for part in parts)
+    ]
+    return (*lost_parts, *others)
+
+
+def _loss_explains(part: Part, divergence: Divergence) -> bool:
+    """Whether the loss of a part explains a divergence: its site holds the part, or its reason rests on the part."""
+    if holds_part(divergence.site, part):
+        return True
+    if divergence.reason == "optimizer":
+        return part.part in _OF_THE_UPDATE
+    states = {Kind.PARAM.several, Kind.BUFFER.several, Kind.OPTIMIZER_STATE.several}
+    return divergence.reason == "resumed" and part.part in states
+
+
+# --- the answer
 
 
 def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:

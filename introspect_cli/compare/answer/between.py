@@ -10,7 +10,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.answer.endings import Raised, cut_short
+from introspect_cli.compare.answer.compared import Raised, cut_short
 from introspect_cli.compare.changes.statements import Clues, CodeChanges
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.settings.beginning import (

@@ -21,7 +21,7 @@ from introspect_cli.compare.correspondence import Correspondence, correspond, ot
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told, what
-from introspect_cli.compare.settings.files import tensor_files
+from introspect_cli.compare.settings.settings import tensor_files
 from introspect_cli.compare.step.comparison import Comparison
 from introspect_cli.compare.terms.at import At
 from introspect_cli.compare.terms.distance import Tensors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare import say
 from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
-from introspect_cli.compare.reasons.judge import reason_named
+from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.say import both_values, evidence_words, how_far, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change
-from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import apply_edits

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.documents import ARGUMENT, OPTION, arguments
-from introspect_cli.compare.settings.settings import ENV_NOISE
+from introspect_cli.compare.settings.settings import ARGUMENT, ENV_NOISE, OPTION, arguments
 from introspect_cli.store.files.folders import REDACTED
 from introspect_cli.texts import count
 
