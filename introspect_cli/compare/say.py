@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.terms.distance import rounding, shapes_differ
 from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, with_state
-from introspect_cli.compare.terms.result import RESOLUTION, Certainty, Divergence, Finding
+from introspect_cli.compare.terms.result import RESOLUTION, Certainty, Divergence, Finding, Part, Restored, Resumption
 from introspect_cli.compare.terms.sites import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
@@ -716,3 +717,52 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """The first `most` names joined by `between`, then the number of others, if any: `a, b, c and 2 more`."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{between.join(names[:most])}{rest}"
+
+
+# --- what a resumed run restored
+
+
+# --- origins, and what a resumed run restored
+
+
+_NAMED = 3
+"""Parts that the first sentence names."""
+
+
+# --- resumed runs
+
+
+def head_of(resumed: Resumption) -> str:
+    """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    lost = parts_words(resumed.lost, of_one=told("or-drew"))
+    return (
+        told("resumed-lost", **run, lost=some(lost, _NAMED))
+        if lost
+        else told("resumed", **run, **_unrestored_words(resumed))
+    )
+
+
+def resumed_rightly(resumed: Resumption) -> str:
+    """Sentence, for runs that are the same, that the resumed run lost nothing."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    return told("resumed-right", **run, **_unrestored_words(resumed))
+
+
+def _unrestored_words(resumed: Resumption) -> dict[str, str]:
+    """In words, parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`)."""
+    idle = parts_words([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
+    unseen = parts_words([replace(part, text="") for part in resumed.unseen])
+    return {"idle": some(idle, _NAMED), "unseen": some(unseen, _NAMED)}
+
+
+def parts_words(parts: Sequence[Part], of_one: str = "") -> list[str]:
+    """Parts in words, random states with the same text as one; `of_one` follows a random state that stands alone."""
+    by_name: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
+        names += [part.generator] if part.generator else []
+    return [
+        told("part", part=name or told("random-states", names=listed(names)), text=text) + of_one * (len(names) == 1)
+        for (name, text), names in by_name.items()
+    ]

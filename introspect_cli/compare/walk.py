@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
-from introspect_cli.compare.reasons.rows import judge
-from introspect_cli.compare.reasons.structure import drawn_one_sided_start
 from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
@@ -39,7 +37,7 @@ from introspect_cli.compare.step.outcome import (
 from introspect_cli.compare.step.overview import Heat
 from introspect_cli.compare.step.size import divergence_at
 from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.step.structure import Structure
+from introspect_cli.compare.step.structure import Structure, drawn_one_sided_start
 from introspect_cli.compare.steps import differing, steps_of
 from introspect_cli.compare.terms.distance import Layouts
 from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
@@ -226,7 +224,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
             continue
-        other = judge(step, position)
+        other = _judged(step, position)
         key = _cause_key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
             continue
@@ -240,6 +238,13 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             if len(others) == _MAX_ORIGINS:
                 break
     return others
+
+
+def _judged(step: Step, position: int) -> Cause:
+    """The cause of a divergence by the reasons, which are imported only where there is a divergence."""
+    from introspect_cli.compare.reasons.rows import judge
+
+    return judge(step, position)
 
 
 def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
@@ -579,7 +584,7 @@ class Walk:
             cause: its cause; None to judge it.
         """
         outcome = self.outcome
-        cause = cause or judge(step, position)
+        cause = cause or _judged(step, position)
         divergence = divergence_at(step, position, cause)
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step
@@ -600,7 +605,7 @@ class Walk:
             return
         both = (position for position in positions if not step.is_one_sided(position))
         if first.only and (position := next(both, None)) is not None:
-            self.outcome.shared = divergence_at(step, position, judge(step, position))
+            self.outcome.shared = divergence_at(step, position, _judged(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
                 self.outcome.origins.append((divergence_at(step, position, other), other))

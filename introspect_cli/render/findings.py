@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.answer.answer import head_of, parts_words
+from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.step.structure import SHOWN, clause_of
 from introspect_cli.compare.terms.result import DiffResult, Restored, SettingChange, Verdict

@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.reasons.ranks import order_of_ranks
-from introspect_cli.compare.reasons.update import hyperparameter_changes_of
-from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.say import listed, some, told, what, what_diverges
 from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
 from introspect_cli.compare.step.structure import changes_of, sentence_of
@@ -44,6 +41,7 @@ from introspect_cli.texts import count, rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step.outcome import RankOutcome
     from introspect_cli.compare.terms.options import DiffOptions
     from introspect_cli.compare.terms.result import Divergence, StructureChange
@@ -137,6 +135,21 @@ def _is_in_diverging_step(ending: Raised, scene: View) -> bool:
 
 
 # --- two runs
+
+_ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
+    """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
+
+    Phases are those of a step in order, all others (evaluation) last. In the optimizer phase, gradients come before all
+    else.
+    """
+    site = first.site
+    place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
+    late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
+    came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
+    return first.step, 2 * place + late, came, first.rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +258,9 @@ class Compared:
         best = min(diverging, key=lambda pair: pair[0], default=(None, None))
         if best[1] is None or best[1].cause is None or best[1].cause.reason != "optimizer":
             return best[1]
+        from introspect_cli.compare.reasons.update import hyperparameter_changes_of
+        from introspect_cli.compare.reasons.view import View
+
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
         return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])

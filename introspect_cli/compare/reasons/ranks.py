@@ -12,7 +12,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.records import Joined, Kind, Phase, Site, Status
+from introspect_cli.records import Joined, Kind, Site, Status
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
 _CLOSE, _APART = 1e-4, 1e-2
 _SHOWN = 8
-_ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-
-
-def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
-    """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
-
-    Phases are those of a step in order, all others (evaluation) last. In the optimizer phase, gradients come before all
-    else.
-    """
-    site = first.site
-    place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
-    late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
-    came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
-    return first.step, 2 * place + late, came, first.rank
 
 
 def reduction_factor(at: View) -> str:

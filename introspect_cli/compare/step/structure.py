@@ -22,6 +22,7 @@ from introspect_cli.compare.terms.names import (
 )
 from introspect_cli.compare.terms.result import StructureChange
 from introspect_cli.compare.terms.sites import Alignment, of_kinds
+from introspect_cli.compare.terms.table import EQUAL
 from introspect_cli.compare.values import Merge, merge_words, merges_of
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.texts import begin_alike, count
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.correspondence import Correspondence
+    from introspect_cli.compare.step.step import Step
     from introspect_cli.compare.terms.distance import Layouts
     from introspect_cli.compare.terms.table import Half, Table
 
@@ -353,3 +355,20 @@ def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[i
 
 
 _CALL_KINDS = frozenset({Kind.INPUT, Kind.OUTPUT})
+
+
+def drawn_one_sided_start(step: Step) -> int | None:
+    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
+
+    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
+    the seed is the same.
+    """
+    for position, site in enumerate(step.sites):
+        if site.phase is not Phase.START or site.kind not in frozenset({Kind.PARAM, Kind.BUFFER}):
+            continue
+        if not step.is_one_sided(position):
+            return None
+        equal = (step.state == EQUAL) & (step.table.order_of < step.divergences.order[position])
+        before = np.isin(step.of(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
+        return position if before.any() else None
+    return None
