@@ -334,10 +334,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "only-saves-files": "Only run {run} saves {names}: not compared.",
     "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
     "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
-    "unopened": "{steps} later steps, over all ranks, were not compared: the first divergence does not depend on "
-    "them (--map compares them all).",
-    "unopened-after": "Steps after {step} were not compared: the first divergence does not depend on them (--map "
-    "compares them all).",
+    "unopened": "{steps} later steps were not compared: the first divergence does not depend on them (see --map).",
     "copies-differ": "In run {run}, {name} is not one value: its {text}.",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
     "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",

@@ -358,22 +358,14 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     a, b, outcomes = compared.a, compared.b, compared.outcomes
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
-    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
+    notes += [*blindness_notes(*manifests), *some_ranks]
     notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
+    if unopened := sum(outcome.unopened for outcome in outcomes):
+        notes.append(told("unopened", steps=f"{unopened:,}"))
     notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
     if blind := compared.tally["blind_both"]:
         notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))
     return notes
-
-
-def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
-    """At most one note: that steps after the first divergence were not opened, to save time."""
-    unopened = [outcome for outcome in outcomes if outcome.unopened]
-    if not unopened:
-        return []
-    if len(outcomes) == 1:
-        return [told("unopened-after", step=int(unopened[0].paired.steps[-1]))]
-    return [told("unopened", steps=f"{sum(outcome.unopened for outcome in unopened):,}")]
 
 
 def _state_notes(compared: Compared) -> Iterator[str]:

@@ -440,34 +440,19 @@ def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
     return lines
 
 
-def _is_drawn_alike(scene: View) -> bool:
-    """Whether an initial value was last filled by one function, from equal state, with equal arguments, in both runs.
-
-    False for other reasons than `initial`, or where that is not on record.
-    """
-    one, two = (
-        last_fillings(scene.runs, scene.first.rank, scene.site.fqn) if scene.cause.reason == "initial" else (None, None)
-    )
-    same = one is not None and two is not None and (one.state, one.by, one.arguments)
-    return bool(same) and two is not None and same == (two.state, two.by, two.arguments)
-
-
 def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
-    """Seedings and draws before the first step that may be what differs: of a, of b.
+    """The first seedings and draws before the first step that differ: of a, of b.
 
-    For an initial value also its last filling, where function or arguments differ. Both are [] where an initial value
-    was filled alike (`_is_drawn_alike`).
+    Of an initial value also its last filling, where function or arguments differ; none where it was filled alike.
     """
-    if _is_drawn_alike(scene):
-        return [], []
-    suspects = [parted.suspects for parted in partings(scene.runs, scene.first.rank)]
-    events = [event for one, _ in suspects for event in one], [event for _, two in suspects for event in two]
+    pairs = [parted.first for parted in partings(scene.runs, scene.first.rank)]
     if scene.cause.reason == "initial":
         filled = last_fillings(scene.runs, scene.first.rank, scene.site.fqn)
-        given = [event and (event.by, event.arguments) for event in filled]
-        for there, event in zip(events, filled if given[0] != given[1] else (), strict=False):
-            there.extend([event] if event is not None else [])
-    return events
+        one, two = (event and ((event.by, event.arguments), event.state) for event in filled)
+        if one is not None and one == two:
+            return [], []
+        pairs += [filled] if (one and one[0]) != (two and two[0]) else []
+    return [one for one, _ in pairs if one is not None], [two for _, two in pairs if two is not None]
 
 
 def _parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:

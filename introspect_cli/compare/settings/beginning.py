@@ -111,18 +111,6 @@ class Parting(NamedTuple):
         """
         return any(self.first) and all(event.is_unseen for event in self.first if event is not None)
 
-    @property
-    def suspects(self) -> tuple[Sequence[Event], Sequence[Event]]:
-        """The events of a and of b that may be what differs: the first of each that is not alike, at most one.
-
-        Where both are the same draw from another state, also the one before, which may have taken another number of
-        draws.
-        """
-        one, two = self.first
-        same_draw = one is not None and two is not None and one.what == two.what and not one.seed
-        begin = max(self.agreed - same_draw, 0)
-        return self.a[begin : self.agreed + 1], self.b[begin : self.agreed + 1]
-
 
 def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
     """Where two lists of events part: both lists, and how many events from the start are alike (`_is_alike`)."""
