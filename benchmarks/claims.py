@@ -19,7 +19,7 @@ from introspect_cli.records import SETTING_KINDS, Kind, Phase, Record, Site, Sta
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _CAUSES = frozenset({Kind.RNG, Kind.PRODUCT, *SETTING_KINDS})
 """Kinds that explain a divergence, and what a script writes of its values; a difference in one alone is none."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 if TYPE_CHECKING:
     from pathlib import Path

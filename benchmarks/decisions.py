@@ -179,10 +179,10 @@ def claimed(document: dict[str, Any], question: Question, a: Path, b: Path) -> l
     """What of an answer the two runs do not bear out."""
     from claims import Books, false_claims
 
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import Schedule
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     told = dict(itertools.pairwise(question.options))
     chosen = {

@@ -32,9 +32,9 @@ import json, resource, sys, time
 began = time.perf_counter()
 import click, rich, yaml, pyarrow
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.render.diff_text import diff_blocks
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 ready = time.perf_counter()
 options = DiffOptions(rtol=float(sys.argv[3]))
 with open_run(sys.argv[1]) as a, open_run(sys.argv[2]) as b:

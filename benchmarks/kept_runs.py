@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(introspect_cli.__file__).parent
 _RECORDS = ("capture", "tensors", "script")
-_READS = ("store.read", "store.remote")
+_READS = {"store.reader", "store.run", "store.remote", "store.pack", "store.verify"}
 """What a capture needs to read another run (`--against`) writes nothing."""
 _WEEKS = 2 * 7 * 86400
 
@@ -80,7 +80,7 @@ def _imported(path: Path) -> Iterator[Path]:
             continue
         for name in names:
             inside = name.removeprefix("introspect_cli.")
-            if inside == name or inside.startswith(_READS):
+            if inside == name or ".".join(inside.split(".")[:2]) in _READS:
                 continue
             place = PACKAGE.joinpath(*inside.split("."))
             yield from (each for each in (place.with_suffix(".py"), place / "__init__.py") if each.exists())

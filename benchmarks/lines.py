@@ -18,15 +18,23 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cases import FIXTURES, load_cases, load_field_cases
 from forks import Forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cases import Case
 
 sys.path.insert(0, str(FIXTURES / "refactorings"))
 import rewrites
 
 SETS = ("single", "mixed", "same", "own")
+PLANT = ("--fault", "--bug")
 
 
 @dataclass(frozen=True)
@@ -54,21 +62,39 @@ class Pair:
     options: tuple[str, ...] = ()
 
 
-def single() -> list[Pair]:
-    """Every planted fault that is one of the code."""
-    pairs = []
-    for case in [*load_cases(), *load_field_cases()]:
-        extra = case.b.args[len(case.a.args) :]
-        if not case.expect or case.b.args[: len(case.a.args)] != case.a.args or len(extra) != 2 or case.a.options:
-            continue
-        text = (FIXTURES / case.a.script).read_text(encoding="utf-8")
-        a = rewrites.planted(text, "none")
-        is_fault = extra[0] in {"--fault", "--bug"}
-        b = rewrites.planted(text, extra[1]) if is_fault else rewrites.with_default(a, *extra)
-        if b is None or extra[0] in case.a.args:
-            continue
-        pairs.append(_pair(f"single/{case.name}", Path(case.a.script).name, case.a.args, a, b, ()))
-    return pairs
+def single(every: int = 1) -> list[Pair]:
+    """Every planted fault that is one of the code, or one of so many."""
+    return [make() for make in _faults()[::every]]
+
+
+def _faults() -> list[Callable[[], Pair]]:
+    """What makes the pair of each planted fault, in their order: rewriting all of them takes long."""
+    return [
+        partial(_fault, case, *case.b.args[len(case.a.args) :])
+        for case in [*load_cases(), *load_field_cases()]
+        if case.expect and not case.a.options and _is_of_code(case)
+    ]
+
+
+def _is_of_code(case: Case) -> bool:
+    """Whether b has one option more than a, which plants a fault or has a default that can be another."""
+    option, *values = case.b.args[len(case.a.args) :] or ("",)
+    if case.b.args != (*case.a.args, option, *values) or len(values) != 1 or option in case.a.args:
+        return False
+    return option in PLANT or rewrites.with_default(_without_fault(case.a.script), option, *values) is not None
+
+
+@cache
+def _without_fault(script: str) -> str:
+    return rewrites.planted((FIXTURES / script).read_text(encoding="utf-8"), "none")
+
+
+def _fault(case: Case, option: str, value: str) -> Pair:
+    a = _without_fault(case.a.script)
+    text = (FIXTURES / case.a.script).read_text(encoding="utf-8")
+    b = rewrites.planted(text, value) if option in PLANT else rewrites.with_default(a, option, value)
+    assert b is not None
+    return _pair(f"single/{case.name}", Path(case.a.script).name, case.a.args, a, b, ())
 
 
 def _pair(name: str, script: str, args: tuple[str, ...], a: str, b: str, mix: tuple[str, ...]) -> Pair:
@@ -78,11 +104,11 @@ def _pair(name: str, script: str, args: tuple[str, ...], a: str, b: str, mix: tu
     return Pair(name, script, args, {script: a + "\n"}, after, frozenset(b_lines), a_lines)
 
 
-def mixed() -> list[Pair]:
-    """Fifty planted faults, spread over the scripts, each beside one of the mixes of rewrites."""
-    faults, pairs = single(), []
-    chosen = [faults[place * len(faults) // 50] for place in range(50)]
-    for number, pair in enumerate(chosen):
+def mixed(every: int = 1) -> list[Pair]:
+    """Fifty planted faults, spread over the scripts, each beside one of the mixes of rewrites; or one of so many."""
+    faults, pairs = _faults(), []
+    for number in range(0, 50, every):
+        pair = faults[number * len(faults) // 50]()
         mix = rewrites.MIXES[number % len(rewrites.MIXES)]
         name = f"mixed/{pair.name.partition('/')[2]}+{'+'.join(mix)}"
         pairs.append(_pair(name, pair.script, pair.args, pair.a[pair.script], pair.b[pair.script], mix))

@@ -9,16 +9,15 @@ import numpy as np
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Part, Phase, Site, SiteInfo
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.write.launch import Launch
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.run_writer import Launch, StoreWriter
 from introspect_cli.sums import header, mix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from introspect_cli.store.write.rank_writer import RankWriter
+    from introspect_cli.store.rank_writer import RankWriter
 
 _COPIED = 8
 """One site in so many is whole on every rank."""

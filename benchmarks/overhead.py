@@ -29,7 +29,7 @@ from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.options.option import DEFAULT_STATS
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.tensors import kernels, parallel, rows
 from introspect_cli.tensors.cpu import Engine
 

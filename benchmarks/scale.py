@@ -123,7 +123,7 @@ def _cluster(engine: str) -> Iterator[str]:
 
 
 def _open(path: str, _: Engine) -> tuple[str, int]:
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
         return f"{len(run.ranks)} ranks", 0
@@ -131,8 +131,8 @@ def _open(path: str, _: Engine) -> tuple[str, int]:
 
 def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.store.run import open_run
 
     with open_run(a) as one, open_run(b) as two:
         result = compare_runs(one, two, DiffOptions(limit=12, whole_step=True), (), engine.elsewhere)
@@ -142,7 +142,7 @@ def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
 
 
 def _records(path: str) -> int:
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
         return sum(run.rank(rank).rows_in(slice(None)) for rank in run.ranks)
@@ -150,7 +150,7 @@ def _records(path: str) -> int:
 
 def _copies(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.health.minority import minority_ranks
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
         odd = [f"rank {each.rank} from step {each.step} on" for each in minority_ranks(run, engine.total).findings]
@@ -159,7 +159,7 @@ def _copies(path: str, engine: Engine) -> tuple[str, int]:
 
 def _check(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.health.check import check
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
         result = check(run, work=engine.elsewhere)
@@ -167,7 +167,7 @@ def _check(path: str, engine: Engine) -> tuple[str, int]:
 
 
 def _merge(path: str, engine: Engine) -> tuple[str, int]:
-    from introspect_cli.store.ranks.merge import reduce_run
+    from introspect_cli.store.merge import reduce_run
 
     out = Path(f"{path}-whole")
     shutil.rmtree(out, ignore_errors=True)
@@ -176,7 +176,7 @@ def _merge(path: str, engine: Engine) -> tuple[str, int]:
 
 def _export(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.exchange.formats import export
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     with tempfile.TemporaryDirectory(dir=Path(path).parent) as out, open_run(path) as run:
         return f"{export(run, 'parquet', out, work=engine.elsewhere)} files", _records(path)
@@ -250,17 +250,17 @@ def measure(folder: Path, engines: Sequence[str], only: str) -> None:
 def send(folder: Path, url: str) -> None:
     """Send runs to object storage, compare them there, and print a table."""
     from introspect_cli.publish.send import Sender
-    from introspect_cli.store.remote import pieces, remote_folder
-    from introspect_cli.store.remote.objects import Storage
+    from introspect_cli.store import remote
+    from introspect_cli.store.remote import Storage
 
     counted: Counter[str] = Counter()
 
     class Counted(Storage):
         """Storage that counts what it is asked for."""
 
-        def entries(self, folder: str = "") -> dict[str, int] | None:
+        def entries(self, folder: str = "", *, deep: bool = False) -> dict[str, int] | None:
             counted.update(requests=1, together=1)
-            return super().entries(folder)
+            return super().entries(folder, deep=deep)
 
         def read(self, wanted: Sequence[tuple[str, int, int]]) -> list[bytes | StoreError]:
             got = super().read(wanted)
@@ -268,7 +268,7 @@ def send(folder: Path, url: str) -> None:
             counted.update(requests=len(wanted), together=1, fetched=fetched)
             return got
 
-    remote_folder.Storage = Counted  # type: ignore[misc] # for the readers
+    remote.Storage = Counted  # type: ignore[misc] # for the readers
     storage = Storage(url)
     storage.system.makedirs(storage.root.partition("/")[0] if url.startswith("s3:") else storage.root, exist_ok=True)
     for name in ("rows", "again", "late", "columns"):
@@ -280,7 +280,7 @@ def send(folder: Path, url: str) -> None:
         if work is not _diff or not {"rows", "again", "late", "columns"}.issuperset(names):
             continue
         size = sum(file.stat().st_size for name in names for file in (folder / name).rglob("*") if file.is_file())
-        pieces.KEPT = pieces.Kept(64 << 20)
+        remote.CACHE = remote.BlockCache()
         counted.clear()
         with engine_of("here") as engine:
             clock = time.perf_counter()

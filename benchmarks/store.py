@@ -19,14 +19,14 @@ from made_runs import batch_of
 from measuring import Row, bounded, seconds, show
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Phase, Site
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.write.rank_writer import RankWriter
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.rank_writer import RankWriter
 
 RECORDS = 1500
 

@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 BEGIN = '''
 import copy, hashlib, os, sys

@@ -47,7 +47,6 @@ VARIABLES = {
     "TORCHINDUCTOR_CACHE_DIR": "Files below it are the compiler's, and no sources of the script.",
     "TRITON_CACHE_DIR": "As `TORCHINDUCTOR_CACHE_DIR`.",
     "WANDB_PROJECT": "The project that `--publish wandb` writes to.",
-    "XDG_CACHE_HOME": "Packed runs are unpacked below it.",
 }
 """What the environment variables do that a person may set; `variables_read` finds which there are."""
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from introspect_cli.compare.groups import Groups
-from introspect_cli.compare.terms.result import DiffResult
+from introspect_cli.compare.result import DiffResult
 from introspect_cli.health.findings import CheckResult, Rule
 from introspect_cli.inspect.data_flow import Graph
 from introspect_cli.inspect.module_tree import ModuleRow  # noqa: TC001 - read when the schema is made

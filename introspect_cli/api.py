@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.notebook import Comparison, RunView
     from introspect_cli.records import Site
     from introspect_cli.script.target import Target
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 _active: list[Path] = []
 _SHOWN = 6
@@ -127,7 +127,7 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
     Args:
         a: path of the first.
         b: path of the second.
-        options: fields of `introspect_cli.compare.terms.options.DiffOptions` by name, and `noise`, paths of
+        options: fields of `introspect_cli.compare.result.DiffOptions` by name, and `noise`, paths of
             repeated runs.
 
     Raises:
@@ -164,7 +164,7 @@ def compare_transformed(
         loss: makes a scalar of what a model gives; the sum over all floating point outputs where None.
         backward: whether gradients are compared, too.
         level: `module`, or `op` for every operator's results as well.
-        options: fields of `introspect_cli.compare.terms.options.DiffOptions` by name, such as `rtol`, `atol` and
+        options: fields of `introspect_cli.compare.result.DiffOptions` by name, such as `rtol`, `atol` and
             `limit`.
 
     Returns:
@@ -182,9 +182,9 @@ def compare_transformed(
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.records import Kind, Status
-    from introspect_cli.store.read.run import open_run as opened
+    from introspect_cli.store.run import open_run as opened
 
     counted = DiffOptions(**options)
     record = CaptureOptions().record

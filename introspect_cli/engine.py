@@ -153,7 +153,7 @@ class Dask(Engine):
     def __exit__(self, *_: object) -> None:
         """Close the runs that tasks left open on the workers, and the connection; the cluster runs on."""
         if self._client is not None:
-            from introspect_cli.store.ranks.tasks import forget
+            from introspect_cli.store.tasks import forget
 
             with suppress(Exception):  # workers, or the scheduler, may be gone: then nothing is open
                 self._client.run(forget)

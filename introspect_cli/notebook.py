@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.selection import check_selection, one_step, read_selection
-from introspect_cli.store.files.handles import Closing
+from introspect_cli.store.files import Closing
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.records import Record
     from introspect_cli.render.blocks import Block
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 class RunView(Closing):
@@ -210,9 +210,9 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
 
     Without a `limit` among the options, the text groups what follows from the first divergence.
     """
-    from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.moment import as_moments
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.exchange.checkpoints import opened, written
 
     fields_given = dict(options)

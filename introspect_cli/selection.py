@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.schedule.rules import Schedule
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _RANKS_HELP = "give numbers separated by commas, such as 0,3, or all"
 

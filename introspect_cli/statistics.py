@@ -36,10 +36,7 @@ STATISTICS: dict[str, Statistic] = {
     "med": Statistic("<f8", "median: the mean of the two middle elements where their number is even", on_request=True),
     "mode": Statistic("<f8", "most frequent element, the smallest of several", on_request=True),
 }
-"""What a capture keeps, in column order; `tensors/columns.cpp` computes each from what rows hold.
-
-A store may hold others, of a newer version: a reader takes the columns that are there, by name.
-"""
+"""What a capture keeps, in column order; `tensors/columns.cpp` computes each from what rows hold."""
 
 DERIVED_STATS: dict[str, str] = {
     "infs": "posinfs + neginfs",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.errors import StoreError
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
-from introspect_cli.store.files.folders import DIVERGENCE
+from introspect_cli.store.files import DIVERGENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
@@ -268,8 +268,8 @@ def _digests(reference: str, rank: int) -> dict[int, bytes]:
 
     {} where the run is remote, cannot be read, or lacks the rank.
     """
-    from introspect_cli.store.read.run import open_run
-    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store.remote import is_remote
+    from introspect_cli.store.run import open_run
 
     if is_remote(reference):
         return {}

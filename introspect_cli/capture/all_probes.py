@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.black_box import BlackBox
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
-    from introspect_cli.store.write.launch import Launch
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.run_writer import Launch, StoreWriter
 
 
 class Probes:

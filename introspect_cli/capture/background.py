@@ -16,15 +16,14 @@ import select
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from introspect_cli.capture.processes import VARIABLE
-from introspect_cli.capture.steps.labels import TRAINERS, running_self
-from introspect_cli.store.files.handles import Handle
-from introspect_cli.store.remote.objects import is_remote
+from introspect_cli.store.files import Handle
+from introspect_cli.store.remote import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from introspect_cli.capture.guard import Guard
@@ -117,15 +116,12 @@ class BackgroundProcess:
 UNPUBLISHED = " was not published to "
 """Words in the sentence on a place that failed."""
 
-LOGGER = "logger"
-"""Place that means the loggers of Lightning's or transformers' Trainer."""
-
 
 class Publishers:
-    """Processes that publish one run: to named places, and to the loggers of the script's framework."""
+    """Processes that publish one run to named places."""
 
     def __init__(self, path: Path, places: Sequence[str], guard: Guard, rank: int | None = None) -> None:
-        """Start to publish to all places but `logger`, which has to wait for the first step (`publish_to_loggers`).
+        """Start to publish to all places.
 
         Args:
             path: the run's directory.
@@ -133,51 +129,32 @@ class Publishers:
             guard: catches failures.
             rank: this process's; above 0 only remote storage is published to. None for a run of one process.
         """
-        self._path = path
-        self._rank = rank
         if rank:
             places = [place for place in places if is_remote(place)]
         self._guard = guard
-        self._waits_for_logger = LOGGER in places
-        self._running: list[tuple[list[str], BackgroundProcess]] = []
-        self._start([place for place in places if place != LOGGER])
-
-    def _start(self, places: list[str]) -> None:
-        """Start one process that publishes to all `places`; nothing where there are none. A failure is only noted."""
+        self._places = places
+        self._process: BackgroundProcess | None = None
         if places:
-            of_rank = () if self._rank is None else ("--rank", str(self._rank))
-            with self._guard.around("publishing", "the run is"):
-                words = ["publish", str(self._path), *places, *of_rank]
-                self._running.append((places, BackgroundProcess("introspect_cli.cli", words, "what publishes")))
-
-    def publish_to_loggers(self, say: Callable[[str], None]) -> None:
-        """Start publishing to the framework's loggers, if `--publish logger` was given; call after the first step.
-
-        Where no logger is found, `say` is given a sentence on that.
-        """
-        if not self._waits_for_logger:
-            return
-        with self._guard.around("publishing", "the run is"):
-            places = logger_places()
-            self._start(places)
-            if not places:
-                say("--publish logger: neither Lightning nor transformers' Trainer logs to anything known")
+            of_rank = () if rank is None else ("--rank", str(rank))
+            with guard.around("publishing", "the run is"):
+                words = ["publish", str(path), *places, *of_rank]
+                self._process = BackgroundProcess("introspect_cli.cli", words, "what publishes")
 
     def finish(self) -> list[str]:
-        """Wait at most 30 seconds for each process in turn; returns sentences on what was published and what not."""
+        """Wait at most 30 seconds for the process; returns sentences on what was published and what not."""
         said: list[str] = []
         with self._guard.around("publishing", "the end of the run is"):
-            for places, process in self._running:
-                said += _outcome_sentences(places, *process.rest(process.patience))
+            if self._process is not None:
+                said = _outcome_sentences(self._places, *self._process.rest(self._process.patience))
         return said
 
     def abandon(self) -> None:
-        """Close the descriptors of all processes, in a forked child."""
-        for _, process in self._running:
-            process.abandon()
+        """Close the descriptor of the process, in a forked child."""
+        if self._process is not None:
+            self._process.abandon()
 
 
-def _outcome_sentences(places: list[str], said: bytes, ended: bool) -> list[str]:
+def _outcome_sentences(places: Sequence[str], said: bytes, ended: bool) -> list[str]:
     """Sentences on what one process has published, or one that it still runs.
 
     Args:
@@ -190,46 +167,3 @@ def _outcome_sentences(places: list[str], said: bytes, ended: bool) -> list[str]
     lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
     results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
     return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
-
-
-def logger_places() -> list[str]:
-    """Places that the running Lightning or transformers trainer logs to, as `tensorboard:DIR`, `wandb:PROJECT@RUN`.
-
-    Each once; [] without a trainer or a logger of TensorBoard, MLflow or Weights & Biases. What is published joins the
-    run that the framework's own logger has begun: another event file in TensorBoard's directory, more metrics in
-    MLflow's run. A run of Weights & Biases is written by one process, so there it is another run in the same project,
-    grouped with the first.
-    """
-    places: list[str] = []
-    for modules, function, _ in TRAINERS:
-        trainer = running_self(modules, function)
-        if trainer is not None:
-            handler = getattr(trainer, "callback_handler", None)
-            for logger in getattr(trainer, "loggers", None) or getattr(handler, "callbacks", None) or ():
-                place = _place_of(logger)
-                if place and place not in places:
-                    places.append(place)
-    return places
-
-
-def _place_of(logger: Any) -> str:
-    """The place that a logger of Lightning's, or a callback of the Trainer's, logs to.
-
-    "" for any other, and for one of TensorBoard or MLflow that has no run yet; `wandb` for Weights & Biases without a
-    run.
-    """
-    names = {cls.__name__ for cls in type(logger).__mro__}
-    if "TensorBoardLogger" in names:
-        return f"tensorboard:{logger.log_dir}"
-    if "TensorBoardCallback" in names and getattr(logger, "tb_writer", None) is not None:
-        return f"tensorboard:{logger.tb_writer.log_dir}"
-    if "MLFlowLogger" in names and logger.run_id:
-        return f"mlflow:{logger.run_id}@{getattr(logger, '_tracking_uri', None) or ''}"
-    if "MLflowCallback" in names:
-        mlflow = sys.modules.get("mlflow")
-        run = mlflow.active_run() if mlflow is not None else None
-        return f"mlflow:{run.info.run_id}@{mlflow.get_tracking_uri()}" if mlflow is not None and run is not None else ""
-    if "WandbLogger" in names or "WandbCallback" in names:
-        run = getattr(sys.modules.get("wandb"), "run", None)
-        return f"wandb:{run.project}@{run.id}" if run is not None else "wandb"
-    return ""

@@ -28,11 +28,13 @@ _ELSEWHERE = frozenset({Phase.START, Phase.BACKWARD})
 """Phases in which the line that runs is not the one that a value comes from."""
 
 
-class Stack(threading.local):
+class Stack:
     """What runs in one thread: calls of modules, None for one of which nothing is recorded, and steps of optimizers."""
 
+    __slots__ = ("calls", "in_graph", "optimizers", "outer", "own", "phase")
+
     def __init__(self) -> None:
-        """Start outside every module, in each thread anew."""
+        """Start outside every module."""
         self.calls: list[ModuleState | None] = []
         self.phase = Phase.FORWARD
         self.outer = Phase.FORWARD
@@ -46,6 +48,14 @@ class Stack(threading.local):
     def innermost(self) -> Phase | None:
         """Phase of the innermost running call; None outside of calls, or where that call is not recorded."""
         return self.phase if self.calls and self.calls[-1] is not None else None
+
+
+class Stacks(threading.local):
+    """The stack of each thread: `now` is this one's."""
+
+    def __init__(self) -> None:
+        """Give a thread, at its first look, a stack of its own."""
+        self.now = Stack()
 
 
 class Context:
@@ -92,8 +102,7 @@ class Context:
         self.guard = guard
         self.kinds = kinds
         self.draws = Draws(recorder)
-        self.stack = Stack()
-        """The module calls under way in this thread."""
+        self.stacks = Stacks()
         self.parts = FlatParts(names, guard.note)
         self.data_parallel = DataParallel()
         self._places = Places()
@@ -107,6 +116,11 @@ class Context:
         self.counts: dict[tuple[Any, ...], int] = {}
         """How often each thing was met in this step; see `count`."""
         self.clock.on_tick.append(self.counts.clear)
+
+    @property
+    def stack(self) -> Stack:
+        """The module calls under way in this thread."""
+        return self.stacks.now
 
     def count(self, *what: object) -> int:
         """How often this was called with an equal `what` before in this step, from 0; each call counts one more."""

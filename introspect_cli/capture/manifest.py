@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target
-    from introspect_cli.store.write.launch import Launch
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.run_writer import Launch, StoreWriter
 
 
 def opening(target: Target | None, options: CaptureOptions, launch: Launch | None = None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from introspect_cli.capture.environment import redact, redact_files, sources
+from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.guard import uncounted
@@ -274,7 +274,7 @@ class ReadFiles:
             text = _decoded(data)
             if text is not None and self._text + len(data) <= MAX_TEXT_BYTES:
                 self._text += len(data)
-                clean = redact_files.config(text, self._patterns)
+                clean = (redact.source if ending == ".py" else redact.config)(text, self._patterns)
                 digest = source_digest(data)
                 self._kept.add(digest)
                 self._waiting[name] = digest, data if clean == text else clean.encode("utf-8", "backslashreplace")

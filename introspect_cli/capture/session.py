@@ -27,7 +27,7 @@ from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.tensors import kernels as _kernels  # noqa: F401 - says that they are missing before the script runs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.guard import Guarded
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:
@@ -203,7 +203,7 @@ class Session:
     def _end_step(self) -> None:
         """Write changed documents as a step ends, and end the script where an option says so.
 
-        The first step also writes all documents and starts publishing to the framework's loggers.
+        The first step also writes all documents.
 
         Raises:
             SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
@@ -218,8 +218,6 @@ class Session:
                 if self.launch is None:
                     self._manifest |= without_others(self.options, self._guard)
             self._documents.write()
-        if is_first:
-            self._publishers.publish_to_loggers(self._terminal.say)
         if self.reference.poll(probes.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the

@@ -6,14 +6,14 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.store.files.folders import CHILDREN
+from introspect_cli.store.files import CHILDREN
 from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.capture.all_probes import Probes
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 
 class Terminal:

@@ -69,7 +69,7 @@ def repeat(
     from introspect_cli.capture.neutrality import run_child
     from introspect_cli.capture.ranks.launchers import fresh_run
     from introspect_cli.compare.groups import group_runs
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.exchange.checkpoints import opened
 
     base = options.output or fresh_run(target)

@@ -25,7 +25,7 @@ from introspect_cli.exit_codes import CANNOT_TEST, UNDECIDED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.terms.result import Verdict
+    from introspect_cli.compare.result import Verdict
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ def _run_of(word: str) -> str | None:
     """
     from introspect_cli.exchange.checkpoints import is_checkpoint
     from introspect_cli.inspect.runs import chosen
-    from introspect_cli.store.files.folders import MANIFEST
-    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store.files import MANIFEST
+    from introspect_cli.store.remote import is_remote
 
     run = str(chosen(word))
     path = Path(run)
@@ -239,9 +239,9 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     Raises:
         UsageError: an option cannot be read or selects nothing, or --level op is given and no operator was recorded.
     """
-    from introspect_cli.compare.checkpoints.moment import as_moments
     from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.checkpoints.moment import as_moments
 from introspect_cli.compare.closeup import Closeup, closeup, worth_a_look
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.moment import as_moments
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.checkpoints import written
 from introspect_cli.health.check import check_tables
@@ -25,9 +25,9 @@ from introspect_cli.schedule.rules import Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.render.page_data import OpRow
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 def page_of(runs: list[Run], noise: Sequence[Run], options: DiffOptions) -> str:

@@ -55,7 +55,7 @@ def publish(run: str, places: tuple[str, ...], selected: Selecting, asked: Publi
     from introspect_cli.publish.places import Remote, open_place
     from introspect_cli.selection import choose
     from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-    from introspect_cli.store.read.run import RunState, open_run
+    from introspect_cli.store.run import RunState, open_run
     from introspect_cli.texts import count as counted
 
     selection = selected.read()
@@ -133,9 +133,9 @@ def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> No
     import tempfile
 
     from introspect_cli.commands.page import page_of
-    from introspect_cli.compare.terms.options import DiffOptions
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.exchange.checkpoints import open_any
-    from introspect_cli.store.remote.pack import ENDING, local_copy, pack
+    from introspect_cli.store.pack import ENDING, local_copy, pack
 
     with tempfile.TemporaryDirectory() as folder, local_copy(run) as source, open_any(run) as opened:
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"

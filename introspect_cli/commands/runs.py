@@ -52,8 +52,8 @@ def label(run: str, text: str) -> int:
     Every verb takes the label for a run below introspect-runs/. An empty TEXT removes it.
     """
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.files.folders import LONGEST_LABEL
-    from introspect_cli.store.write.launch import write_label
+    from introspect_cli.store.files import LONGEST_LABEL
+    from introspect_cli.store.run_writer import write_label
     from introspect_cli.texts import clean
 
     cleaned = clean(text.strip())
@@ -83,7 +83,7 @@ def prune(directories: tuple[Path, ...], asked: PruneOptions) -> int:
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.runs import find_runs, parse_age, prunable
     from introspect_cli.render.show_text import unseen_sentences
-    from introspect_cli.store.write.launch import remove_run
+    from introspect_cli.store.run_writer import remove_run
     from introspect_cli.texts import count, human_size
 
     if not asked.keep and asked.older_than is None:
@@ -109,7 +109,7 @@ def _places(directories: tuple[Path, ...]) -> list[Path]:
         UsageError: none is named, and there is no `introspect-runs/` here.
     """
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.files.folders import RUNS
+    from introspect_cli.store.files import RUNS
 
     if not directories and not Path(RUNS).is_dir():
         raise UsageError(f"there is no {RUNS}/ here; name a directory that holds runs, or capture one first.")

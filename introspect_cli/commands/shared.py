@@ -16,8 +16,7 @@ from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Verdict
+    from introspect_cli.compare.result import DiffOptions, Verdict
     from introspect_cli.render.blocks import Block
     from introspect_cli.selection import Selection
 
@@ -214,8 +213,8 @@ class Comparing(Tolerating, Selecting):
         Raises:
             UsageError: an option cannot be read.
         """
-        from introspect_cli.compare.terms.names import parse_rename
-        from introspect_cli.compare.terms.options import DiffOptions
+        from introspect_cli.compare.names import parse_rename
+        from introspect_cli.compare.result import DiffOptions
 
         return DiffOptions(
             **vars(self.read()),

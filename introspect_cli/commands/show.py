@@ -21,7 +21,7 @@ from introspect_cli.commands.shared import (
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 @click.group(

@@ -16,7 +16,7 @@ from introspect_cli.records import USUAL_PHASES, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.store.read.verify import VerifyReport
+    from introspect_cli.store.verify import VerifyReport
 
 
 def _output(text: str) -> Callable[[Any], Any]:
@@ -38,10 +38,8 @@ Examples:
 @click.option("--format", "format_", type=click.Choice(list(FORMATS)), required=True, help="What to write; see below.")
 @_output("Directory to write to; new or empty.")
 @takes(Selecting, "selected")
-@takes(Working)
-def export(run: str, format_: str, output: Path, selected: Selecting, asked: Working) -> int:
+def export(run: str, format_: str, output: Path, selected: Selecting) -> int:
     """Write RUN as tables, reports, trees or TensorBoard events."""
-    from introspect_cli.engine import engine_of
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import open_any
     from introspect_cli.exchange.formats import export as write
@@ -49,9 +47,9 @@ def export(run: str, format_: str, output: Path, selected: Selecting, asked: Wor
     from introspect_cli.texts import count
 
     wanted = selected.read()
-    with open_any(run) as opened, engine_of(asked.engine) as engine:
+    with open_any(run) as opened:
         wanted = check_selection(wanted, [opened])
-        written = write(opened, format_, str(output), wanted, engine.elsewhere)
+        written = write(opened, format_, str(output), wanted)
     if not written:
         raise UsageError(f"{run} has no complete step, so there is nothing to export")
     say(f"wrote {count(written, 'file')} to {output}")
@@ -84,14 +82,14 @@ Examples:
 @_output("Directory of the run to make.")
 @takes(ImportOptions)
 def import_(source: Path, output: Path, asked: ImportOptions) -> int:
-    """Make a run out of arrays, YAML reports or JSON debug trees below SOURCE.
+    """Make a run out of arrays or YAML reports below SOURCE.
 
     Arrays are .npy, .npz and .safetensors files named by site: [step=K/]KIND/NAME, as in output/h.0.mlp.npy.
     """
     from introspect_cli.errors import UsageError
-    from introspect_cli.exchange import arrays, trees, yaml_reports
+    from introspect_cli.exchange import arrays, yaml_reports
     from introspect_cli.exchange.incoming import write_run
-    from introspect_cli.store.files.folders import MANIFEST
+    from introspect_cli.store.files import MANIFEST
     from introspect_cli.texts import count
 
     if (source / MANIFEST).exists():
@@ -99,11 +97,10 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
     files = arrays.find_arrays(source)
     if not source.is_dir() and not files:
         raise UsageError(f"{source} is neither a directory nor a .npy, .npz or .safetensors file: name one of these")
-    reports, debug_trees = yaml_reports.find_reports(source), trees.find_trees(source)
-    readable = {"arrays": files, "YAML reports": reports, "JSON debug trees": debug_trees}
+    readable = {"arrays": files, "YAML reports": yaml_reports.find_reports(source)}
     there = [name for name, paths in readable.items() if paths]
     if len(there) != 1:
-        none = "no arrays (.npy, .npz, .safetensors), YAML reports (step=N/rankN.yaml) or JSON trees (*_debug_tree_*)"
+        none = "no arrays (.npy, .npz, .safetensors) or YAML reports (step=N/rankN.yaml)"
         raise UsageError(f"{source} has {' and '.join(there) or none} below it: name a directory that has one kind")
     if not files and (asked.kind or asked.save_tensors):
         raise UsageError(f"{'--kind' if asked.kind else '--save-tensors'} is for arrays, of which {source} has none")
@@ -116,10 +113,10 @@ def import_(source: Path, output: Path, asked: ImportOptions) -> int:
         about = {"not_observed": notes, "listed": True, "ordered": not dump.sorted}
         more |= {"sketch": True, "stored": dump.kept}
     else:
-        rows = list(yaml_reports.read_reports(source, asked.root or "Model") if reports else trees.read_trees(source))
+        rows = list(yaml_reports.read_reports(source, asked.root or "Model"))
         unseen = "there are no sketches: the files had statistics only, so distances cannot be estimated"
         about = {"not_observed": [unseen]}
-        more |= {"settings": yaml_reports.read_settings(source)} if reports else {}
+        more |= {"settings": yaml_reports.read_settings(source)}
     made = write_run(output, rows, source=str(source), about=about, force=asked.force, **more)
     say(f"made {output} of {count(made[0], 'step')} with {count(made[1], 'record')}")
     return SAME
@@ -149,9 +146,9 @@ def merge(runs: tuple[str, ...], output: Path, asked: MergeOptions) -> int:
     """
     from introspect_cli.engine import HERE, engine_of
     from introspect_cli.errors import UsageError
-    from introspect_cli.store.ranks.merge import merge as put_together
-    from introspect_cli.store.ranks.merge import reduce_run
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.merge import merge as put_together
+    from introspect_cli.store.merge import reduce_run
+    from introspect_cli.store.run import open_run
     from introspect_cli.texts import count
 
     if asked.whole:
@@ -193,9 +190,9 @@ def pack(run: str, asked: PackOptions) -> int:
     """Make one file of RUN (a zip), which every verb reads in its place."""
     from introspect_cli.errors import UsageError
     from introspect_cli.inspect.overview import size_on_disk
-    from introspect_cli.store.read.run import RunState, open_run
-    from introspect_cli.store.remote import pack as packing
-    from introspect_cli.store.remote.objects import is_remote
+    from introspect_cli.store import pack as packing
+    from introspect_cli.store.remote import is_remote
+    from introspect_cli.store.run import RunState, open_run
     from introspect_cli.texts import count, human_size
 
     if not is_remote(run) and not Path(run).is_dir():
@@ -226,7 +223,7 @@ Exit status: 0 sound, 1 damage was found, 2 there is no run to check.""",
 @click.argument("run", type=RunType())
 def verify(run: str) -> int:
     """Read every byte of RUN, and say what is damaged."""
-    from introspect_cli.store.read.verify import verify_run
+    from introspect_cli.store.verify import verify_run
 
     report = verify_run(run)
     for line in _lines(report):

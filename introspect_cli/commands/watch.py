@@ -13,10 +13,10 @@ from introspect_cli.commands.shared import Comparing, RunType, exit_code, last_r
 from introspect_cli.exit_codes import SAME
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.health.check import Look
     from introspect_cli.render.blocks import Block
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _REST = 4
 
@@ -51,7 +51,7 @@ def watch(run: str | None, asked: WatchOptions, compared: Comparing) -> int:
     from introspect_cli.health.check import summarise
     from introspect_cli.render.check_text import watch_blocks, watch_line
     from introspect_cli.render.console import Screen
-    from introspect_cli.store.read.poll import poll
+    from introspect_cli.store.run import poll
 
     path, screen = run or last_runs(1)[0], Screen()
     steps: list[object] = []

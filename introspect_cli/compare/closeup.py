@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.elements import TensorDifference, difference
+from introspect_cli.compare.ledger import At
 from introspect_cli.compare.say import what
-from introspect_cli.compare.terms.at import At
-from introspect_cli.compare.terms.distance import Tensors
-from introspect_cli.compare.terms.sites import columns, kind_code
+from introspect_cli.compare.table import Tensors, columns, kind_code
 from introspect_cli.records import Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.terms.result import DiffResult, Divergence
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import DiffResult, Divergence
+    from introspect_cli.store.run import Run
 
 
 @dataclass(frozen=True)

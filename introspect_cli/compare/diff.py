@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.answer import answer_for
 from introspect_cli.compare.answer.by_rank import compared_runs
-from introspect_cli.compare.terms.names import renamer
-from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.compare.terms.watched import chooses_modules
+from introspect_cli.compare.names import renamer
+from introspect_cli.compare.result import Verdict
+from introspect_cli.compare.watched import chooses_modules
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import DiffResult
-    from introspect_cli.store.ranks.tasks import Work
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import DiffOptions, DiffResult
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Work
 
 
 def compare_runs(
@@ -48,8 +47,8 @@ def compare_runs(
     if any(of_checkpoint) and not checkpoints:
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     if checkpoints:
-        from introspect_cli.compare.checkpoints.checkpoints import of_checkpoints
-        from introspect_cli.compare.checkpoints.moment import checkpoint_options
+        from introspect_cli.compare.checkpoints import of_checkpoints
+        from introspect_cli.compare.moment import checkpoint_options
 
         options = checkpoint_options(options, a, b)
     compared = compared_runs(a, b, options, noise, work)

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.say import listed
-from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.store.ranks.tasks import Work
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Work
 
 
 @dataclass(frozen=True)

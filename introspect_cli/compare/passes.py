@@ -57,48 +57,44 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.ledger import At
+from introspect_cli.compare.names import generator_of, owner_of
+from introspect_cli.compare.result import Restored
 from introspect_cli.compare.resumed import PLACE, repeated_values, starts, updated, with_copied_starts, written
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
-from introspect_cli.compare.step.size import LEAST_BOUND
-from introspect_cli.compare.terms.at import At
-from introspect_cli.compare.terms.distance import (
-    ROUNDING,
-    Floats,
-    Layouts,
-    distances,
-    has_norms,
-    norms,
-    relative,
-    same_nonfinite,
-)
-from introspect_cli.compare.terms.names import generator_of, owner_of
-from introspect_cli.compare.terms.result import Restored
-from introspect_cli.compare.terms.sites import (
-    FLOWING_BACK,
-    MODULE_KINDS,
-    Alignment,
-    Ids,
-    Mask,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
-from introspect_cli.compare.terms.table import (
+from introspect_cli.compare.step import LEAST_BOUND
+from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
     EQUAL,
+    FLOWING_BACK,
+    MODULE_KINDS,
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
+    ROUNDING,
     UNUSED,
     WITHIN,
+    Alignment,
     Because,
+    Floats,
+    Ids,
+    Layouts,
     Learned,
+    Mask,
     Table,
+    distances,
+    has_norms,
+    kind_code,
+    norms,
+    of_kinds,
+    phase_code,
+    relative,
+    same_nonfinite,
     unseen,
 )
-from introspect_cli.compare.terms.watched import is_list, is_ordered, stopped_within
+from introspect_cli.compare.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
@@ -106,11 +102,11 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from introspect_cli.compare.step.comparison import Comparison
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.sites import Columns, Ids, Mask
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.compare.table import Columns, Ids, Mask
     from introspect_cli.records import Layout
-    from introspect_cli.store.format.batch import StepBatch
+    from introspect_cli.store.batch import StepBatch
 
 _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 

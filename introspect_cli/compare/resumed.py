@@ -32,25 +32,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.ledger import At, Tensor, tensor_of
+from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.terms.at import At, Tensor, tensor_of
-from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.result import Part, Restored, Resumption
-from introspect_cli.compare.terms.sites import Alignment, Ids, Mask, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import OTHER, WITHIN
-from introspect_cli.compare.terms.watched import STATE_KINDS, observed_kinds
+from introspect_cli.compare.table import OTHER, WITHIN, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
-from introspect_cli.store.format.batch import StepBatch, prepend_rows
+from introspect_cli.store.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from introspect_cli.compare.ledger import State, StateKey
     from introspect_cli.compare.steps import Sides
-    from introspect_cli.compare.terms.at import State, StateKey
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.table import Table
 
 
 @dataclass

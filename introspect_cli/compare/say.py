@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from introspect_cli.compare.terms.distance import rounding, shapes_differ
-from introspect_cli.compare.terms.evidence import Evidence, Known, Thing, with_state
-from introspect_cli.compare.terms.result import RESOLUTION, Certainty, Divergence, Finding, Part, Restored, Resumption
-from introspect_cli.compare.terms.sites import MODULE_KINDS
+from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
+from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Finding, Part, Restored, Resumption
+from introspect_cli.compare.table import MODULE_KINDS, rounding, shapes_differ
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:

@@ -1,12 +1,16 @@
-"""Common steps of two runs, and those that have to be opened.
+"""Common steps of two runs, those that have to be opened, and values that ranks share out.
 
 A store's index has, for each step, a digest of its records and a digest chained over all steps so far. With equal step
 numbers, equal chains at step k mean that nothing differs up to k: the first differing step is a binary search. After
 it, only steps with unequal digests are opened. All is arrays, for tens of thousands of steps.
+
+*Values gathered* from several ranks or microbatches are compared as one whole. If the samples of both runs are equal in
+any order, the records are equal; of other gathered values, extrema and means are compared.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,23 +18,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.terms.sites import columns
-from introspect_cli.compare.terms.watched import is_list
+from introspect_cli.compare.table import (
+    FLOWING_BACK,
+    MODULE_VALUES,
+    Ids,
+    Mask,
+    columns,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
+from introspect_cli.compare.watched import is_list
+from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
+from introspect_cli.records import Joined, Kind, Phase
+from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from introspect_cli.compare.correspondence import Correspondence
-    from introspect_cli.compare.terms.distance import Tensors
-    from introspect_cli.compare.terms.names import Rename
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.sites import Columns
+    from introspect_cli.compare.match import Correspondence
+    from introspect_cli.compare.names import Rename
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.compare.table import Columns, Floats, Layouts, Learned, Table, Tensors
     from introspect_cli.compare.wholes import Splits
-    from introspect_cli.store.format.log import Entries, StepEntry
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.log import Entries, StepEntry
+    from introspect_cli.store.reader import Reader
 
-Ids = npt.NDArray[np.int64]
+
 Words = npt.NDArray[np.uint64]
 
 
@@ -235,3 +251,257 @@ def differing(paired: Paired) -> list[int]:
     digests_a = digest_words(paired.a.entries, paired.rows_a[start:], "digest")
     digests_b = digest_words(paired.b.entries, paired.rows_b[start:], "digest")
     return [start + int(place) for place in np.flatnonzero((digests_a != digests_b).any(axis=1))]
+
+
+_MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
+_WHOLE_NUMBER = 1e-3
+"""How near to a whole number a factor has to be."""
+
+
+class Gathered:
+    """Compares gathered values of two runs: by extrema and means, by sums, and by the factor of their gradients.
+
+    Attributes:
+        by_samples: whether the runs cut a batch into other microbatches.
+    """
+
+    def __init__(self, sides: Sides, layouts: Callable[[], tuple[Layouts, Layouts]]) -> None:
+        """Count the ranks of both runs and their losses per step now; nothing else is read.
+
+        Args:
+            sides: both runs.
+            layouts: gives the layouts of a and b as known by then: reading a step of several ranks adds some.
+        """
+        a, b, splits = sides.a, sides.b, sides.splits
+        self._ranks = shares(b) / shares(a)
+        self.by_samples = splits is not None and splits.differ
+        self._layouts = layouts
+        self._losses = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
+
+    def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
+        """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
+
+        A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
+
+        Args:
+            table: the step.
+            rtol: relative tolerance of each DIFFERENT row.
+            learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
+                run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
+        """
+        scalar = np.logical_and(*self._of_layouts(table, "scalar"))
+        if "mean" not in table.a.floats or "mean" not in table.b.floats:
+            return self._sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
+        by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
+        rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
+        ratio = learned.backward_ratio or _whole_ratio(table, rows)
+        scaled, units = _scaled_outputs(table, rtol, scalar)
+        flows = learned.flows_back or bool((back & by_moments & table.chosen[table.differing]).any())
+        learned = learned._replace(backward_ratio=ratio, flows_back=flows, units={**learned.units, **units})
+        agree = self._sums_agree(table, rtol, ratio or 1.0)
+        agree[scaled] = True
+        rows = np.flatnonzero(by_moments)
+        agree[rows] |= self._moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
+        return agree, learned
+
+    def of_one_dtype(self, table: Table) -> Mask:
+        """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
+        one, two = self._of_layouts(table, "dtype")
+        return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
+
+    def _of_layouts(self, table: Table, name: str) -> tuple[Any, Any]:
+        """An attribute of `Layouts` for each DIFFERENT row: (in a, in b)."""
+        one, two = (
+            getattr(of_run, name)[batch.layout[rows]]
+            for of_run, (batch, rows) in zip(self._layouts(), table.pairs, strict=True)
+        )
+        return one, two
+
+    def _is_scaled(self, ratio: float) -> bool:
+        """Whether a gradient scaler makes this factor of gradients (or its inverse).
+
+        A power of two above 1 that is not the ratio of the runs' losses per step.
+        """
+        times = round(max(ratio, 1 / ratio))
+        return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
+
+    def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
+        """Mask of DIFFERENT rows to compare by extrema and means.
+
+        Any of: gathered in either run; equal on all ranks, with a size that divides the other run's or is divided by
+        it; single numbers equal on all ranks; without sketches, floats of one shape that are no start values, batches
+        or unequal copies.
+
+        Args:
+            table: the step.
+            scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
+        """
+        one, two = self._of_layouts(table, "numel")
+        whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
+        alike = _joined_rows(table, Joined.ALIKE)
+        mask = (
+            _joined_rows(table, Joined.GATHERED)
+            | (alike & whole & (one != two))
+            | (alike & _single_numbers(table, scalar))
+        )
+        if table.a.sketch is None or table.b.sketch is None:
+            added = np.equal(*self._of_layouts(table, "shape")) & np.logical_and(*self._of_layouts(table, "floating"))
+            added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
+            mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
+        return np.asarray(mask)
+
+    def _moments_agree(self, table: Table, rows: Ids, rtol: Floats, scalar: Mask, ratio: float) -> Mask:
+        """Mask of `rows` that agree: extrema, means and variances; of single numbers, the mean or the sum over calls.
+
+        Args:
+            table: the step.
+            rows: some of the DIFFERENT rows, as indices among these.
+            rtol: relative tolerance of each of `rows`.
+            scalar: whether each of `rows` has no dimensions.
+            ratio: how many times larger than a's the gradients of b are.
+        """
+        single = _single_numbers(table, scalar, rows)
+        factor = np.where(of_kinds(table.kinds[rows], FLOWING_BACK), 1 / ratio, 1.0)
+        extrema = [np.abs(_statistic(table, name, rows)) for name in ("min", "max")]
+        size = np.nanmax(np.concatenate([extrema[0], extrema[1], np.zeros((1, len(rows)))]), axis=0)
+        close = np.ones(len(rows), np.bool_)
+        for name in _MOMENTS:
+            one, two = _statistic(table, name, rows)
+            if name == "var":  # in the unit of the others
+                one, two = np.sqrt(one), np.sqrt(two)
+            with np.errstate(invalid="ignore"):
+                distance = np.abs(one - two * factor)
+                near = (distance <= rtol * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
+            if name == "mean":  # single numbers may be summed up over calls in both, in b alone, or scaled
+                calls = [_call_counts(batch, of_run[rows]) for batch, of_run in table.pairs]
+                total, other = one * calls[0], two * calls[1]
+                sums = (other, other / (ratio if self._is_scaled(ratio) else 1.0), two)
+                added = np.logical_or.reduce([np.abs(total - each) <= rtol * np.abs(total) for each in sums])
+                near |= single & (added | (np.abs(one - two) <= rtol * np.abs(one)))
+            close &= near | (single & (name != "mean"))
+        return close
+
+    def _sums_agree(self, table: Table, rtol: Floats, ratio: float) -> Mask:
+        """Mask of DIFFERENT rows that are backward gradients whose sums over ranks agree by their sketches.
+
+        Args:
+            table: the step.
+            rtol: relative tolerance of each DIFFERENT row.
+            ratio: how many times larger than a's the gradients of b are.
+        """
+        out = np.zeros(len(table.differing), np.bool_)
+        if table.a.sketch is None or table.b.sketch is None:
+            return out
+        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*self._of_layouts(table, "shape"))
+        rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
+        one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
+        distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
+        with np.errstate(invalid="ignore"):
+            out[rows] = distance <= rtol[rows] * size
+        return out
+
+    def notes(self, learned: Learned) -> list[str]:
+        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1 and mattered."""
+        lines = [
+            f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
+            "and its gradient as much smaller: the script scales one of them. That is taken into account."
+            for name, times in learned.units.items()
+        ]
+        ratio = learned.backward_ratio
+        if ratio is None or ratio == 1 or not learned.flows_back:
+            return lines
+        small, large = ("b", "a") if ratio < 1 else ("a", "b")
+        text = f"Gradients inside the backward pass of run {large} are {round(max(ratio, 1 / ratio))} x those of run "
+        text += f"{small}: "
+        if self.by_samples and self._is_scaled(ratio):
+            text += "its loss is scaled (GradScaler, or by hand). That is taken into account."
+        elif self.by_samples and abs(ratio - self._ranks) > _WHOLE_NUMBER:  # no ranks make that factor
+            text += (
+                "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
+                "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
+            )
+        else:
+            text += "there the loss is a mean over fewer samples. That is taken into account."
+        return [*lines, text]
+
+
+def _whole_ratio(table: Table, rows: Ids) -> float | None:
+    """The ratio of b's mean absolute value to a's that most of `rows` show, n or 1/n with n whole.
+
+    To 0.1 %; of two that as many rows show, the first. None if none shows one.
+
+    Args:
+        table: the step.
+        rows: some of the DIFFERENT rows, as indices among these.
+    """
+    seen: Counter[float] = Counter()
+    for one, two in np.transpose(_statistic(table, "amean", rows)).tolist():
+        larger = max(one / two, two / one) if one > 0 and two > 0 else 0.0
+        if round(larger) and abs(larger / round(larger) - 1) < _WHOLE_NUMBER:
+            seen[1 / round(larger) if one >= two else float(round(larger))] += 1
+    return seen.most_common(1)[0][0] if seen else None
+
+
+def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int], dict[str, float]]:
+    """Single outputs that are n times as large in one run, n whole above 1, and whose gradients are n times as small.
+
+    Returns their indices among the DIFFERENT rows, and of chosen ones the ratio of a to b by name.
+
+    Args:
+        table: the step.
+        rtol: relative tolerance of each DIFFERENT row.
+        scalar: whether each DIFFERENT row has no dimensions.
+    """
+    kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
+    numbers: dict[tuple[str, str, int], list[int]] = {}
+    for at in np.flatnonzero(of_kinds(table.kinds, kinds) & scalar).tolist():
+        site = table.named(int(table.differing[at]))
+        numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
+    for (fqn, path, _), places in numbers.items():
+        one, two = _statistic(table, "mean", np.array(places))
+        with np.errstate(all="ignore"):
+            times = abs(float(one[0] / two[0]))
+            same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
+        more = max(times, 1 / times) if same and np.isfinite(times) and times > 0 else 0
+        if round(more) > 1 and abs(more / round(more) - 1) < _WHOLE_NUMBER:
+            rows += places
+            if table.chosen[table.differing][places].any():
+                units[f"{fqn}{path}"] = times
+    return rows, units
+
+
+# --- columns of the differing rows
+
+
+def _statistic(table: Table, name: str, rows: Ids) -> Floats:
+    """Statistic `name` (`mean`, `min`) of some DIFFERENT rows, float64 (2, n): in a and in b."""
+    return np.array([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in table.pairs])
+
+
+def _joined_rows(table: Table, how: Joined) -> Mask:
+    """Mask of DIFFERENT rows that ranks' records were joined into in the way `how`, in either run or both."""
+    masks = [np.asarray(batch.how)[rows] == how for batch, rows in table.pairs if batch.how is not None]
+    return np.asarray(np.logical_or.reduce([np.zeros(len(table.differing), np.bool_), *masks]))
+
+
+def _call_counts(batch: StepBatch, rows: Ids) -> Ids:
+    """How many calls were put together in each row of a batch; 1 where none were."""
+    return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
+
+
+def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None)) -> Mask:
+    """Mask of `rows` that are losses, or scalars put together from several calls in either run.
+
+    Args:
+        table: the step.
+        scalar: whether each of `rows` has no dimensions.
+        rows: some of the DIFFERENT rows, as indices among these; all by default.
+    """
+    several = np.logical_or(*(_call_counts(batch, of_run[rows]) > 1 for batch, of_run in table.pairs))
+    return np.asarray((table.kinds[rows] == kind_code(Kind.LOSS)) | (several & scalar))
+
+
+def shares(reader: Reader) -> float:
+    """Number of ranks over which a batch is divided; the ranks of one pipeline together count once."""
+    stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
+    return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

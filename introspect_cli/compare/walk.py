@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
-from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
-from introspect_cli.compare.say import what
-from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
-from introspect_cli.compare.step.outcome import (
+from introspect_cli.compare.evidence import Cause, Known, worst_of
+from introspect_cli.compare.names import generator_of
+from introspect_cli.compare.outcome import (
+    Heat,
     RankOutcome,
+    Structure,
     agreed_kinds,
+    drawn_one_sided_start,
     has_updates,
     is_training,
     nan_kinds,
@@ -34,36 +35,42 @@ from introspect_cli.compare.step.outcome import (
     results_known,
     watches_results,
 )
-from introspect_cli.compare.step.overview import Heat
-from introspect_cli.compare.step.size import divergence_at
-from introspect_cli.compare.step.step import Step
-from introspect_cli.compare.step.structure import Structure, drawn_one_sided_start
+from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
+from introspect_cli.compare.result import Role
+from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
+from introspect_cli.compare.say import what
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
+from introspect_cli.compare.step import Step, divergence_at
 from introspect_cli.compare.steps import differing, steps_of
-from introspect_cli.compare.terms.distance import Layouts
-from introspect_cli.compare.terms.evidence import Cause, Known, worst_of
-from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.result import Role
-from introspect_cli.compare.terms.sites import (
+from introspect_cli.compare.table import (
+    EQUAL,
     FLOWING_BACK,
+    NOT_SEEN,
+    UNUSED,
+    WITHIN,
+    Because,
     Columns,
+    Layouts,
+    Learned,
     Mask,
+    Table,
     evaluating,
     kind_code,
     of_kinds,
     phase_code,
     selected,
+    unseen,
 )
-from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, UNUSED, WITHIN, Because, Learned, Table, unseen
 from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from introspect_cli.compare.step.comparison import Comparison
-    from introspect_cli.compare.terms.result import Part, Resumption
-    from introspect_cli.compare.terms.table import Table
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.format.log import StepEntry
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.result import Part, Resumption
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.log import StepEntry
 
 _LOCAL_REASONS = frozenset({"batch", "optimizer", "module", "op"})
 """Reasons that say of a record that all that went into it is equal, so that nothing elsewhere is to blame."""
@@ -360,16 +367,13 @@ class Walk:
             places: indices of common steps, in order.
         """
         outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
-        one, two = self.comparison.a, self.comparison.b
-        for reader, rows in ((one, self.outcome.paired.rows_a), (two, self.outcome.paired.rows_b)):
-            reader.prefetch(rows[list(places)].tolist())
         for place, table in self._opened_steps(places):
             if (table.diverging & table.chosen).any():
                 self._list_step(place, table)
             if outcome.first is not None and self.options.evaluation is not None:
                 break
             if outcome.first is not None and not counts_all:
-                records = len(table.a) * len(one.readers) + len(table.b) * len(two.readers)
+                records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
                 outcome.later += max(records, self.options.least)
                 if outcome.later > self.options.later:
                     outcome.keep_first(place + 1)

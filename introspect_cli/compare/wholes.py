@@ -21,25 +21,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.records import EVALUATED, Kind, Phase, Site
-from introspect_cli.store.ranks.tasks import as_one, tasks_of
-from introspect_cli.store.read.step_reader import Reader
+from introspect_cli.store.reader import Reader
+from introspect_cli.store.tasks import as_one, tasks_of
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.read.name_tables import SiteTable
-    from introspect_cli.store.read.rank_reader import RankReader
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.store.reader import RankReader, Reader, SiteTable
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Task, Work
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from introspect_cli.compare.correspondence import Correspondence
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.store.read.manifests import Stages
+    from introspect_cli.compare.match import Correspondence
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.store.run import Stages
 
     Calls = Mapping[tuple[bool, str], int]
 
@@ -383,7 +381,7 @@ def wholes_of(
     splits = _splits_of(a, b, work, match)
     if splits.alike and (options.strict or not splits.differ):
         return None
-    one, two = (as_one(run, fold, work) for run, fold in zip((a, b), splits.folds, strict=True))
+    one, two = (as_one(run, fold) for run, fold in zip((a, b), splits.folds, strict=True))
     coarse = all(any(_COARSE & {*layout.dtype.split(" and ")} for layout in reader.layouts) for reader in (one, two))
     seen = any(Kind.OUTPUT.value in reader.sites.kind for reader in (one, two))
     are_coarse = not seen and all(map(autocasts, (a, b)))

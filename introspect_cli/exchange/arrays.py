@@ -25,7 +25,7 @@ from introspect_cli.exchange.incoming import Incoming, Row
 from introspect_cli.exchange.tensor_files import ARRAYS, read_any
 from introspect_cli.records import USUAL_PHASES, Kind, Phase, Site, SiteInfo
 from introspect_cli.selection import selects
-from introspect_cli.store.format.tensorfile import NUMPY, widened
+from introspect_cli.store.tensorfile import NUMPY, widened
 from introspect_cli.tensors.arrays import summary_of
 from introspect_cli.texts import shallow
 

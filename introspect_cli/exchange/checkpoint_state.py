@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.format.tensorfile import widened
+from introspect_cli.store.tensorfile import widened
 from introspect_cli.tensors.arrays import Pieces
 from introspect_cli.texts import shallow
 

@@ -19,11 +19,11 @@ import numpy as np
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.inspect.runs import chosen
 from introspect_cli.records import SiteInfo
-from introspect_cli.store.files.folders import MANIFEST
-from introspect_cli.store.format.tensorfile import widened
-from introspect_cli.store.read.run import Run, open_run
-from introspect_cli.store.remote.objects import is_remote
-from introspect_cli.store.remote.pack import is_pack
+from introspect_cli.store.files import MANIFEST
+from introspect_cli.store.pack import is_pack
+from introspect_cli.store.remote import is_remote
+from introspect_cli.store.run import Run, open_run
+from introspect_cli.store.tensorfile import widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

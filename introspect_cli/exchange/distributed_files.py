@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.tensorfile import NUMPY
+from introspect_cli.store.tensorfile import NUMPY
 from introspect_cli.tensors.arrays import Pieces, cut
 from introspect_cli.tensors.torch_files import read as read_torch
 

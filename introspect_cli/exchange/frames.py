@@ -5,7 +5,9 @@ The tables go to notebooks as they are, and to Parquet, CSV and JSON lines as fi
 
 from __future__ import annotations
 
+import csv
 import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +16,15 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import Kind, Status
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.format.columns import Column, absent_column
-from introspect_cli.store.read.step_reader import derived_stats
+from introspect_cli.store.columns import Column, absent_column
+from introspect_cli.store.reader import derived_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from introspect_cli.selection import Selection
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _INFINITE = (float("inf"), float("-inf"))
 _STATUS = [status.name.lower() for status in Status]
@@ -42,8 +44,8 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
 
     Of `selection`, only kinds and modules count here, not steps and ranks. Columns: step, rank, sequence (int64);
     phase, kind, fqn, module_class, path, op, source, status, dtype, device, strides, checksum (16 hex digits), text
-    (strings); call, numel and counts (int64); shape (list of int64); float64 statistics, those that this version does
-    not know included; null where absent; `sketch` (list of 16 float32) when asked for and kept.
+    (strings); call, numel and counts (int64); shape (list of int64); float64 statistics; null where
+    absent; `sketch` (list of 16 float32) when asked for and kept.
 
     Raises:
         KeyError: there is no such step or rank.
@@ -85,7 +87,7 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
     counts = {name: column[at] for name, column in batch.counts.items()}
     floats = {name: column[at].astype(np.float64) for name, column in batch.floats.items()}
     floats |= derived_stats(counts, floats, numel)
-    for name in dict.fromkeys((*STATISTICS, *DERIVED_STATS, *counts, *floats)):
+    for name in (*STATISTICS, *DERIVED_STATS):
         column = counts.get(name, floats.get(name))
         if column is None:
             kind = STATISTICS[name].type if name in STATISTICS else "<f8"
@@ -97,12 +99,6 @@ def step_frame(run: Run, step: int, rank: int, selection: Selection = EVERYTHING
         columns["sketch"] = pa.FixedSizeListArray.from_arrays(flat, batch.sketch.shape[1])
     columns["text"] = texts(batch.text[row] for row in rows)
     return pa.table(columns)
-
-
-def _rows(run: Run, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Each selected record as a dict of plain values by column."""
-    for table in frames(run, selection):
-        yield from table.to_pylist()
 
 
 def frames(run: Run, selection: Selection = EVERYTHING, *, sketch: bool = False) -> Iterator[Any]:
@@ -130,38 +126,21 @@ def write_parquet(run: Run, directory: Path, selection: Selection) -> int:
 
 
 def write_csv(run: Run, directory: Path, selection: Selection) -> int:
-    """Write `records.csv`: shapes as `2x3`, texts in quotes, absent numbers empty; returns 1, or 0 without any step.
+    """Write `records.csv`: shapes as `2x3`, absent numbers empty; returns 1, or 0 without any step.
 
     pyarrow's own writer, asked for one step after the other, left bytes of earlier rows behind rows of some lengths.
     """
     arrow()
-    names = _column_names(run, selection)
-    if not names:
+    tables = frames(run, selection)
+    first = next(tables, None)
+    if first is None:
         return 0
     with (directory / "records.csv").open("w", encoding="utf-8", newline="") as file:
-        file.write(",".join(_quoted(name) for name in names) + "\n")
-        file.writelines(",".join(_cell(row.get(name)) for name in names) + "\n" for row in _rows(run, selection))
+        made = csv.DictWriter(file, first.column_names, lineterminator="\n")
+        made.writeheader()
+        for table in chain([first], tables):
+            made.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in table.to_pylist())
     return 1
-
-
-def _column_names(run: Run, selection: Selection) -> list[str]:
-    """All columns of all ranks' tables, from the first selected step of each rank, whose later steps have the same."""
-    firsts = {rank: step for step, rank in reversed(list(wanted_steps(run, selection)))}
-    tables = (step_frame(run, step, rank, selection) for rank, step in firsts.items())
-    return list(dict.fromkeys(name for table in tables for name in table.column_names))
-
-
-def _cell(value: Any) -> str:
-    """A value as a CSV cell: texts quoted, lists as `2x3`, None empty."""
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, list):
-        return _quoted("x".join(map(str, value)))
-    return "" if value is None else repr(value)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"'
 
 
 def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
@@ -171,7 +150,7 @@ def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
     """
     arrow()
     with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
-        for row in _rows(run, selection):
+        for row in (row for table in frames(run, selection) for row in table.to_pylist()):
             plain = {name: repr(value) if value in _INFINITE else value for name, value in row.items()}
             file.write(json.dumps(plain, ensure_ascii=False) + "\n")
     return 1

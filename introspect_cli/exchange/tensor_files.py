@@ -25,8 +25,8 @@ import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.exchange.distributed_files import read_distributed
-from introspect_cli.store.files.folders import reason
-from introspect_cli.store.format.tensorfile import CODES, NUMPY
+from introspect_cli.store.files import reason
+from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.torch_files import read as read_torch
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from introspect_cli.selection import Selection
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 STATS = ("mean", "std", "l2", "absmax", "nans", "infs", "zeros")
 """Statistics written as scalars."""

@@ -1,4 +1,4 @@
-"""Model debug trees: the calls of one forward as nested JSON, with inputs and outputs; written, and read into records.
+"""Model debug trees: the calls of one forward as nested JSON, with inputs and outputs.
 
 A node is `module_path`, `inputs` (`args`, `kwargs`), `outputs` and `children`, in call order; outputs are left out
 where there are children. A tensor has its shape, dtype, lines of values where it was stored whole, and mean, std, min
@@ -8,34 +8,21 @@ and max for the float dtypes that the format gives them to.
 from __future__ import annotations
 
 import json
-import math
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.errors import StoreError
 from introspect_cli.exchange.formats import wanted_records, wanted_steps
-from introspect_cli.exchange.incoming import (
-    Incoming,
-    Row,
-    add_biased_variance,
-    checksum_of,
-    plain_summary,
-    read_bytes,
-    step_and_rank,
-)
-from introspect_cli.inspect.module_tree import flattened, keys, nested
-from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
+from introspect_cli.inspect.module_tree import keys, nested
+from introspect_cli.records import Kind, Phase, Record, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from introspect_cli.selection import Selection
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _ADDRESS = re.compile(r"object at 0x[0-9a-fA-F]+")
 _DESCRIBED = ("float16", "bfloat16", "float32")
@@ -43,10 +30,6 @@ NUMBERS = ("mean", "std", "min", "max")
 """The statistics that the format has, in its order."""
 
 _SAFE = re.compile(r"[^A-Za-z0-9_#.-]")
-_FILE = re.compile(r"(.+)_debug_tree_(FULL_TENSORS|SUMMARY)\.json")
-_TENSOR = re.compile(r"tensor\(\s*([-+0-9.einfa]+)")
-_TOP = " (top-level)"
-_DEEPEST = 200
 
 
 @dataclass
@@ -177,102 +160,3 @@ def _has_values(item: Any) -> bool:
     if isinstance(item, dict):
         return "value" in item or any(map(_has_values, item.values()))
     return isinstance(item, list) and any(map(_has_values, item))
-
-
-# --- reading
-
-
-def find_trees(directory: Path) -> dict[tuple[int, int], list[Path]]:
-    """The files of each (step, rank) below a directory, both rising; of a pair the FULL_TENSORS file alone.
-
-    Step and rank are those of the directory names `step=<n>` and `rank<n>`, 0 where there are none. Links are passed
-    over.
-    """
-    files: dict[tuple[int, int], dict[str, Path]] = {}
-    for path in sorted(directory.glob("**/*_debug_tree_*.json")):
-        match = _FILE.fullmatch(path.name)
-        if match is not None and not path.is_symlink():
-            pairs = files.setdefault(step_and_rank(path.relative_to(directory).parts[:-1]), {})
-            if match[2] == "FULL_TENSORS" or match[1] not in pairs:
-                pairs[match[1]] = path
-    return {key: list(pairs.values()) for key, pairs in sorted(files.items())}
-
-
-def read_trees(directory: Path) -> Iterator[Incoming]:
-    """Read `*_debug_tree_*.json` below a directory: records by step and rank, from `step=N` and `rankN` in paths.
-
-    Raises:
-        StoreError: a file is not JSON or has no `module_path`.
-    """
-    for (step, rank), paths in find_trees(directory).items():
-        rows: list[Row] = []
-        seen: dict[str, int] = {}
-        for path in paths:
-            try:
-                document = json.loads(read_bytes(path))
-            except (ValueError, RecursionError):
-                raise StoreError(f"{path} is not a debug tree: it is not valid JSON") from None
-            if not isinstance(document, dict) or "module_path" not in document:
-                raise StoreError(f"{path} is not a debug tree: it has no module_path at its top")
-            rows += _read_node(document, seen, str(path), 0)
-        yield Incoming(step, rank, tuple(rows))
-
-
-def _read_node(document: Any, seen: dict[str, int], path: str, depth: int) -> Iterator[Row]:
-    """The records of a call in a tree and of the calls inside it, in order.
-
-    Args:
-        document: the call's node.
-        seen: by name, the number of the module's last call in this step; counted up here.
-        path: of the file, for messages.
-        depth: how deep the node lies, 0 for the outermost.
-
-    Raises:
-        StoreError: it is no object, or lies too deep.
-    """
-    if not isinstance(document, dict) or depth > _DEEPEST:
-        raise StoreError(f"{path} is not a debug tree: a child is no object, or lies more than {_DEEPEST} deep")
-    fqn = str(document.get("module_path", "")).removesuffix(_TOP)
-    call = seen[fqn] = seen.get(fqn, -1) + 1
-    inputs = document.get("inputs")
-    inputs = inputs if isinstance(inputs, dict) else {}
-    for group in ("args", "kwargs"):
-        for place, item in _tensor_leaves(inputs.get(group)):
-            yield Site(Phase.FORWARD, Kind.INPUT, fqn, call, place), SiteInfo(), _read_summary(item)
-    for child in document.get("children") or ():
-        yield from _read_node(child, seen, path, depth + 1)
-    if document.get("outputs") is not None:
-        for place, item in _tensor_leaves(document["outputs"]):
-            yield Site(Phase.FORWARD, Kind.OUTPUT, fqn, call, place), SiteInfo(), _read_summary(item)
-
-
-def _tensor_leaves(item: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) of nested data; a dict that describes a tensor is a leaf, None is left out."""
-    return [(path, leaf) for path, leaf in flattened(item, is_leaf=_is_tensor) if leaf is not None]
-
-
-def _is_tensor(item: Any) -> bool:
-    """Whether a dict describes a tensor: it has `shape` and `dtype`."""
-    return isinstance(item, dict) and "shape" in item and "dtype" in item
-
-
-def _read_summary(item: Any) -> Summary:
-    """The summary of a leaf: a tensor's statistics for a dict, else that of a plain value.
-
-    A tensor's status is PARTIAL, its checksum a hash of its shape, dtype, statistics and printed elements. Statistics
-    that are NaN or no number are left out.
-    """
-    if not isinstance(item, dict):
-        return plain_summary(item)
-    shape = tuple(int(size) for size in re.findall(r"\d+", str(item["shape"]))[:64])
-    dtype = str(item["dtype"]).removeprefix("torch.")
-    stats: dict[str, float] = {}
-    for name in NUMBERS:
-        match = _TENSOR.match(str(item.get(name, "")))
-        with suppress(ValueError):
-            if match and not math.isnan(float(match[1])):
-                stats[name] = float(match[1])
-    layout = Layout(shape, dtype)
-    add_biased_variance(stats, layout.numel)
-    text = json.dumps([item.get("value"), str(item["shape"]), dtype, *sorted(stats.items())])
-    return Summary(Status.PARTIAL, layout, checksum_of(text), stats)

@@ -29,14 +29,14 @@ from introspect_cli.exchange.incoming import (
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
-from introspect_cli.store.format import documents
+from introspect_cli.store import documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from introspect_cli.selection import Selection
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 STAGE = "fit"
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from introspect_cli.records import Kind, Layout, Phase, Status
-from introspect_cli.store.format.batch import StepBatch, scale_between
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.batch import StepBatch, scale_between
+from introspect_cli.store.reader import l2_norm
+from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from introspect_cli.store.read.rank_reader import RankReader
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.reader import RankReader
+    from introspect_cli.store.run import Run
 
     Rows = Mapping[int, int]  # rank -> its row
 

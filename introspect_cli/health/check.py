@@ -15,15 +15,15 @@ from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.reading import read_table
-from introspect_cli.store.ranks.tasks import tasks_of
-from introspect_cli.store.read.run import Run, RunState
+from introspect_cli.store.run import Run, RunState
+from introspect_cli.store.tasks import tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from introspect_cli.health.table import Table
     from introspect_cli.labels import Labels
-    from introspect_cli.store.ranks.tasks import Task, Work
+    from introspect_cli.store.tasks import Task, Work
 
 RULES: tuple[Rule, ...] = (
     nonfinite.nonfinite,

@@ -15,13 +15,13 @@ from introspect_cli.errors import StoreError
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.records import Kind
-from introspect_cli.store.write.launch import IN_FLIGHT
+from introspect_cli.store.run_writer import IN_FLIGHT
 from introspect_cli.texts import begin_alike, clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.reader import RankReader
 
 _MOST = 1 << 22
 

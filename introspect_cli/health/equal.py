@@ -24,7 +24,7 @@ from introspect_cli.health.aligned import AlignedStep, Difference, Gathered, Led
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
-from introspect_cli.store.ranks.plan import Covering, covering, same_parts, share
+from introspect_cli.store.whole import Covering, covering, same_parts, share
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from introspect_cli.health.check import finding_of
 from introspect_cli.health.equal import copies_differ
 from introspect_cli.health.findings import CheckResult, Hit
 from introspect_cli.records import KIND_CODES, Kind
-from introspect_cli.store.format.totals import SHARE, part_hash
-from introspect_cli.store.ranks.tasks import tasks_of
+from introspect_cli.store.tasks import tasks_of
+from introspect_cli.store.totals import SHARE, part_hash
 from introspect_cli.sums import MASK, mix
 from introspect_cli.texts import count
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.ranks.tasks import Task
-    from introspect_cli.store.read.rank_reader import RankReader
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import RankReader
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Task
 
     Array = NDArray[Any]
 

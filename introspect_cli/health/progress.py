@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
 from introspect_cli.health.findings import Hit, Level, rule
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.ranks.tasks import ended_unevenly
+from introspect_cli.store.tasks import ended_unevenly
 from introspect_cli.texts import count, rank_list
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ import numpy as np
 
 from introspect_cli.health.table import STATS, Columns, Moves, NonFinite, Table
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.rank_reader import RankReader
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import RankReader
 
 MOST_CELLS = 6_000_000
 """Cells (steps by sites) kept of each statistic."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from introspect_cli.health.findings import Hit
 from introspect_cli.records import Kind
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,7 @@ from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind, Record, Status
 from introspect_cli.selection import Selection, matches, near_module, selects
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.format.documents import gpu_names
+from introspect_cli.store.documents import gpu_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.inspect.overview import size_on_disk
 from introspect_cli.records import perturbed_by
-from introspect_cli.store.files.folders import MANIFEST, RUNS, DamageError
-from introspect_cli.store.read.run import Run, open_run
-from introspect_cli.store.remote.objects import is_remote
-from introspect_cli.store.remote.pack import ENDING, is_pack
+from introspect_cli.store.files import MANIFEST, RUNS, DamageError
+from introspect_cli.store.pack import ENDING, is_pack
+from introspect_cli.store.remote import is_remote
+from introspect_cli.store.run import Run, open_run
 from introspect_cli.texts import clean
 from introspect_cli.texts import count as run_count
 

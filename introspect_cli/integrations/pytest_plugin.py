@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
 
 _UPDATE = "--introspect-update"
 
@@ -113,7 +113,7 @@ def _capture_run(path: Path, work: Callable[[], Any], **options: Any) -> Path:
     A SystemExit by which the comparison stopped it is swallowed; anything else that `work` raises comes out.
     """
     from introspect_cli.api import capture
-    from introspect_cli.store.read.run import open_run
+    from introspect_cli.store.run import open_run
 
     small = {"env": False, "packages": False, "source": False, "stats": "none"}
     try:
@@ -129,7 +129,7 @@ def _capture_run(path: Path, work: Callable[[], Any], **options: Any) -> Path:
 def _fail_unless_same(result: DiffResult) -> None:
     """Raise an AssertionError with the answer and its evidence unless the verdict is SAME."""
     __tracebackhide__ = True
-    from introspect_cli.compare.terms.result import Verdict
+    from introspect_cli.compare.result import Verdict
 
     if result.verdict is Verdict.SAME:
         return

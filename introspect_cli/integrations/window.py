@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from introspect_cli.store.write.launch import Launch
+    from introspect_cli.store.run_writer import Launch
 
 
 class Window:

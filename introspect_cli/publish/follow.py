@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.read.poll import poll
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.reader import l2_norm
+from introspect_cli.store.run import open_run, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Record
     from introspect_cli.selection import Selection
-    from introspect_cli.store.format.batch import StepBatch
-    from introspect_cli.store.read.rank_reader import RankReader
-    from introspect_cli.store.read.run import Run, RunState
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import RankReader
+    from introspect_cli.store.run import Run, RunState
 
 
 def follow(

@@ -1,4 +1,4 @@
-"""What one process sends of a run to object storage: what has grown, in a piece, then the catalogue that names it.
+"""What one process sends of a run to object storage: what has grown, then the catalogue that names it.
 
 Nothing is queued: what waits to be sent is the run's directory itself. What failed is sent in the next round, and
 whoever sends a run again, later, finds the catalogue and goes on from there.
@@ -6,13 +6,13 @@ whoever sends a run again, later, finds the catalogue and goes on from there.
 
 from __future__ import annotations
 
-import secrets
 import time
 from contextlib import nullcontext
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import (
+from introspect_cli.store.files import (
     HEADS,
     LOG,
     RANK_NAME,
@@ -23,18 +23,17 @@ from introspect_cli.store.files.folders import (
     Folder,
     is_locked,
 )
-from introspect_cli.store.format.log import CACHE, HEAD, START, Frames
-from introspect_cli.store.remote.objects import CATALOGUE, INLINE, Catalogue, Extent, NothingThereError
-from introspect_cli.store.remote.pack import files_of
-from introspect_cli.store.remote.remote_folder import catalogues
+from introspect_cli.store.log import START, Frames
+from introspect_cli.store.pack import files_of
+from introspect_cli.store.remote import CATALOGUE, Catalogue, NothingThereError, below, catalogues
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from introspect_cli.store.remote.objects import Storage
+    from introspect_cli.store.remote import Storage
 
-MAX_PIECE = 16 << 20
+MAX_OBJECT = 16 << 20
 
 OTHER_RUN = "{} holds another run: choose another URL, or remove what is there"
 
@@ -73,9 +72,7 @@ class PartSender:
         waiting: bytes that were there to send, and were not sent yet.
     """
 
-    def __init__(
-        self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool, before: Callable[[], None]
-    ) -> None:
+    def __init__(self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool) -> None:
         """Read the catalogue of this directory that is in the storage, if any, to go on from it; nothing is sent yet.
 
         Args:
@@ -84,7 +81,6 @@ class PartSender:
             storage: where to.
             run_id: the run's.
             sources: whether the text of source files goes with it.
-            before: is called before a catalogue is put, to send what its logs name.
 
         Raises:
             StoreError: it cannot be found out, or another run is there.
@@ -92,69 +88,55 @@ class PartSender:
         self.waiting = 0
         self.over = False
         self._path = run / place
-        self._storage, self._place = storage, f"{place}/" if place else ""
+        self._storage, self._place = storage, place
         self._run_id = run_id
         self._sources = sources
-        self._extents: dict[str, list[tuple[str, Extent]]] = {}
-        self._sizes: dict[str, int] = {}
-        self._heads: dict[str, bytes] = {}
-        self._before_catalogue = before
-        self._number = 0
-        self._resume(place)
+        self._sent: dict[str, list[int]] = {}
+        self._resume()
 
-    def _resume(self, place: str) -> None:
-        """Take over the pieces of an earlier catalogue that exist, as far as each file has them without a gap.
+    def _resume(self) -> None:
+        """Take over the objects of an earlier catalogue that exist, as far as each file has them without a gap.
 
-        Nothing where there is no catalogue or it is damaged. New pieces are numbered after all that exist.
+        Nothing where there is no catalogue or it is damaged.
 
         Raises:
             StoreError: the catalogue is another run's.
         """
         try:
-            [before] = catalogues(self._storage, [place])
-            entries = self._storage.entries(place) or {}
+            [before] = catalogues(self._storage, [self._place])
+            there = self._storage.entries(self._place, deep=True) or {}
         except (NothingThereError, DamageError):
             return
         if before is None:
             return
         if before.run_id != self._run_id:
             raise StoreError(OTHER_RUN.format(self._storage.url))
-        for name, extents in before.files.items():
-            for extent in extents:
-                if extent.piece == INLINE:
-                    if name.endswith(HEADS):
-                        data = before.inline[extent.offset : extent.offset + extent.length]
-                        self._heads[name] = data[CACHE.size : CACHE.size + CACHE.unpack_from(data)[2] * HEAD.size]
-                    continue
-                piece, size = before.pieces[extent.piece]
-                if entries.get(piece) != size:
-                    break  # what follows it in the file is sent again
-                self._sizes[piece] = size
-                self._extents.setdefault(name, []).append((piece, extent))
-        self._number = max((int(piece[:6]) + 1 for piece in entries if piece[:6].isdecimal()), default=0)
+        for name in before.objects:
+            whole = takewhile(lambda each: there.get(each[0]) == each[2], before.objects_of(name))
+            self._sent[name] = [length for _, _, length in whole]
 
     def send(self, every: float) -> None:
-        """Upload what is new as pieces, call `before`, then upload the catalogue; sets `waiting` and `over`.
+        """Upload what is new, then the catalogue; sets `waiting` and `over`.
 
-        The catalogue is uploaded even if nothing is new, except where `over` was set before. Pieces that it no longer
-        names are removed.
+        The catalogue is uploaded even if nothing is new, except where `over` was set before.
 
         Args:
             every: within how many seconds this will be called again; said in the catalogue.
 
         Raises:
             StoreError: some of it was not sent.
-            OSError: a file could not be read, as where steps are being dropped.
+            OSError: a file could not be read.
         """
         state = self._state()
         unsent = list(self._unsent(state))
         self.waiting = sum(part.end - part.begin for part in unsent)
         if self.over and not unsent:
             return
-        for group in _grouped(unsent):
-            self._put(group)
-        self._before_catalogue()
-        self._put_catalogue(state, every)
+        for part in unsent:
+            self._put(part)
+        inline, sent = state.inline, {name: lengths for name, lengths in self._sent.items() if lengths}
+        catalogue = Catalogue(self._run_id, state.over, time.time(), every, inline, sent)
+        self._storage.put(below(self._place, CATALOGUE), catalogue.encoded())
         self.over = state.over
 
     # --- what there is
@@ -185,7 +167,7 @@ class PartSender:
     ) -> None:
         """Add a rank's heads and the beginning of its log to `inline`, and the log's length to `lengths`.
 
-        Nothing of a log that has no run id yet. Forgets what was sent of a log that was written anew.
+        Nothing of a log that has no run id yet.
 
         Args:
             rank: the rank's directory.
@@ -201,22 +183,18 @@ class PartSender:
                 return
             inline[name], lengths[log] = frames.encoded(), int(frames.begins[-1])
             inline[log] = file.read(0, START.size)
-        heads = frames.heads.tobytes()
-        if not heads.startswith(self._heads.get(name, b"")):  # it was written anew, without some steps
-            self._extents.pop(log, None)
-        self._heads[name] = heads
 
     # --- what is to be sent
 
     def _unsent(self, state: _State) -> Iterator[ByteRange]:
-        """Byte ranges that are in no piece yet, of at most `MAX_PIECE` bytes: sources, then logs, then tensors.
+        """Byte ranges that are in no object yet, of at most `MAX_OBJECT` bytes: sources, then logs, then tensors.
 
         Files of one sort by the order of `state.lengths`; the head of a log, which is inline, is not among them.
         """
         for name in sorted(state.lengths, key=lambda name: name.endswith(LOG) + 2 * name.endswith(_TENSOR)):
-            sent = sum(extent.length for _, extent in self._extents.get(name, ()))
-            for at in range(len(state.inline.get(name, b"")) + sent, state.lengths[name], MAX_PIECE):
-                yield ByteRange(name, at, min(at + MAX_PIECE, state.lengths[name]))
+            begin = len(state.inline.get(name, b"")) + sum(self._sent.get(name, ()))
+            for at in range(begin, state.lengths[name], MAX_OBJECT):
+                yield ByteRange(name, at, min(at + MAX_OBJECT, state.lengths[name]))
 
     def _read(self, name: str, begin: int, end: int) -> bytes:
         """Bytes `begin` to before `end` of a file of the directory; fewer where the file is shorter."""
@@ -226,63 +204,16 @@ class PartSender:
 
     # --- sending
 
-    def _put(self, group: list[ByteRange]) -> None:
-        """Upload some byte ranges as one piece, note where in it each lies, and take them off `waiting`.
+    def _put(self, part: ByteRange) -> None:
+        """Upload a byte range as an object, and take it off `waiting`.
 
         Raises:
-            OSError: a file became shorter.
+            OSError: the file became shorter.
         """
-        parts, extents, at = [], [], 0
-        for name, begin, end in group:
-            data = self._read(name, begin, end)
-            if len(data) != end - begin:
-                raise OSError(f"{self._path / name} became shorter")
-            parts.append(data)
-            extents.append((name, Extent(0, at, len(data))))
-            at += len(data)
-        piece = f"{self._number:06d}-{secrets.token_hex(4)}.piece"
-        self._storage.put(f"{self._place}{piece}", b"".join(parts))
-        self._number += 1
-        self._sizes[piece] = at
-        for name, extent in extents:
-            self._extents.setdefault(name, []).append((piece, extent))
-        self.waiting -= at
-
-    def _put_catalogue(self, state: _State, every: float) -> None:
-        """Upload the catalogue of all pieces in use, then remove the pieces that are not."""
-        used = {piece for extents in self._extents.values() for piece, _ in extents}
-        pieces = sorted(used)
-        number = {piece: place for place, piece in enumerate(pieces)}
-        files: dict[str, list[Extent]] = {}
-        at = 0
-        for name, data in state.inline.items():
-            files[name] = [Extent(INLINE, at, len(data))]
-            at += len(data)
-        for name, extents in self._extents.items():
-            files.setdefault(name, []).extend(extent._replace(piece=number[piece]) for piece, extent in extents)
-        catalogue = Catalogue(
-            self._run_id,
-            state.over,
-            time.time(),
-            every,
-            [(piece, self._sizes[piece]) for piece in pieces],
-            files,
-            b"".join(state.inline.values()),
-        )
-        self._storage.put(f"{self._place}{CATALOGUE}", catalogue.encoded())
-        left = [f"{self._place}{piece}" for piece in self._sizes if piece not in used]
-        if left:
-            self._storage.remove(left)
-            self._sizes = {piece: size for piece, size in self._sizes.items() if piece in used}
-
-
-def _grouped(unsent: list[ByteRange]) -> Iterator[list[ByteRange]]:
-    """Group byte ranges, in order, into lists of at most `MAX_PIECE` bytes together."""
-    group: list[ByteRange] = []
-    for part in unsent:
-        if group and sum(each.end - each.begin for each in group) + part.end - part.begin > MAX_PIECE:
-            yield group
-            group = []
-        group.append(part)
-    if group:
-        yield group
+        name, begin, end = part
+        data = self._read(name, begin, end)
+        if len(data) != end - begin:
+            raise OSError(f"{self._path / name} became shorter")
+        self._storage.put(below(self._place, f"{name}.{begin:012d}"), data)
+        self._sent.setdefault(name, []).append(len(data))
+        self.waiting -= len(data)

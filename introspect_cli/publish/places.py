@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from introspect_cli.errors import StoreError, UsageError, did_you_mean
 from introspect_cli.exchange.tensorboard import EventFile, scalar
 from introspect_cli.publish.send import Sender
-from introspect_cli.store.remote.objects import RefusedError, is_remote
-from introspect_cli.store.remote.pack import ENDING
+from introspect_cli.store.pack import ENDING
+from introspect_cli.store.remote import RefusedError, is_remote
 from introspect_cli.texts import human_size
 
 if TYPE_CHECKING:

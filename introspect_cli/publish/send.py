@@ -6,30 +6,16 @@ nobody else.
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError
 from introspect_cli.publish.part import OTHER_RUN, PartSender
-from introspect_cli.store.files.folders import (
-    ATTEMPT_NAME,
-    LARGEST,
-    LIMIT_DOCUMENT,
-    LOG,
-    MANIFEST,
-    RANK_NAME,
-    SHARED,
-    SHARED_NAME,
-    Folder,
-    reason,
-)
-from introspect_cli.store.format import documents
-from introspect_cli.store.read.manifests import launch_of, read_manifest
-from introspect_cli.store.remote.objects import NothingThereError, Storage, below
+from introspect_cli.store import documents
+from introspect_cli.store.files import ATTEMPT_NAME, LIMIT_DOCUMENT, LOG, MANIFEST, RANK_NAME, Folder, reason
+from introspect_cli.store.remote import NothingThereError, Storage
+from introspect_cli.store.run import launch_of, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,8 +56,6 @@ class Sender:
         self._sources = sources
         self._parts: dict[str, PartSender] = {}
         self._manifests_sent: set[str] = set()
-        self._shared_there: dict[str, set[str]] = {}
-        self._lock = threading.Lock()
         self._began = time.monotonic()
         self._next = 0.0
 
@@ -112,30 +96,8 @@ class Sender:
         base = place.rpartition("/")[0]
         with Folder.at(str(self._run / base)) as folder:
             run_id = str(read_manifest(folder).get("id"))
-        before = partial(self._send_shared, base) if place else lambda: None
-        self._parts[place] = part = PartSender(
-            self._run, place, self.storage, run_id, sources=self._sources, before=before
-        )
+        self._parts[place] = part = PartSender(self._run, place, self.storage, run_id, sources=self._sources)
         return part
-
-    def _send_shared(self, base: str) -> None:
-        """Upload the `shared/` files of a launch that are not in the storage, before a catalogue that needs them.
-
-        `base` is the attempt's directory in the run; "" for the first.
-        """
-        with self._lock, Folder.at(str(self._run / base)) as run:
-            if SHARED not in run:
-                return
-            place = below(base, SHARED)
-            if base not in self._shared_there:
-                with suppress(NothingThereError):
-                    self._shared_there[base] = set(self.storage.entries(place) or {})
-            there = self._shared_there.setdefault(base, set())
-            with run.folder(SHARED) as folder:
-                for name in folder.names():
-                    if name not in there and SHARED_NAME.fullmatch(name):
-                        self.storage.put(f"{place}/{name}", folder.read_file(name, LARGEST))
-                        there.add(name)
 
     def _directories(self) -> list[str]:
         """The directories with a catalogue each: "" for a run of one process, else `rankN`, `attemptN/rankN`.

@@ -9,9 +9,9 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
 from introspect_cli.compare.say import what
-from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
+from introspect_cli.compare.table import ROUNDING
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind
 from introspect_cli.render.blocks import Block, Column, Fold, Table, cut, distance, line, number, shape, statistic

@@ -6,8 +6,8 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.say import some
-from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.render.blocks import Block, Line, line, number, rest_of

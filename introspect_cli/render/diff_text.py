@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import likely_words
-from introspect_cli.compare.terms.result import Certainty, DiffResult, Divergence, Verdict
+from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Verdict
 from introspect_cli.render.blocks import Block, Line, distance, line, rest_of, section
 from introspect_cli.render.divergence_text import detail_blocks, divergence_table
 from introspect_cli.render.findings import findings_blocks

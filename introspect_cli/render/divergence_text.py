@@ -6,8 +6,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Nearness
-from introspect_cli.compare.terms.distance import is_shapeless, shapes_differ
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Role, Size
+from introspect_cli.compare.result import DiffResult, Divergence, Role, Size
+from introspect_cli.compare.table import is_shapeless, shapes_differ
 from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import (
     Block,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.outcome import SHOWN, clause_of
+from introspect_cli.compare.result import DiffResult, Restored, SettingChange, Verdict
 from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.step.structure import SHOWN, clause_of
-from introspect_cli.compare.terms.result import DiffResult, Restored, SettingChange, Verdict
 from introspect_cli.render.blocks import Block, Fold, Line, line, rest_of, section
 from introspect_cli.render.divergence_text import changes_blocks
 from introspect_cli.render.plain import plain

@@ -21,7 +21,7 @@ from introspect_cli.texts import clean
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
 
 _STATS = (
     ("mean|x|", "amean"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.terms.result import DiffResult, Separate
+    from introspect_cli.compare.result import DiffResult, Separate
     from introspect_cli.health.findings import CheckResult, Rule
     from introspect_cli.inspect.data_flow import Graph
     from introspect_cli.inspect.module_tree import ModuleRow, ValueRow

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from introspect_cli.compare.terms.distance import ROUNDING
+from introspect_cli.compare.table import ROUNDING
 from introspect_cli.render.plain import finite
 from introspect_cli.texts import clean
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.compare.closeup import Closeup
-    from introspect_cli.compare.terms.result import DiffResult, Divergence, DivergenceMap
+    from introspect_cli.compare.result import DiffResult, Divergence, DivergenceMap
     from introspect_cli.health.findings import CheckResult
     from introspect_cli.health.history import Curve, Depth, Packed
     from introspect_cli.inspect.data_flow import Graph

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.terms.result import RESOLUTION, Divergence
+from introspect_cli.compare.result import RESOLUTION, Divergence
 from introspect_cli.records import Summary
 
 if TYPE_CHECKING:

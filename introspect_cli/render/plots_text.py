@@ -21,7 +21,7 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.inspect.overview import History
 
 _MOST_ROWS = 40

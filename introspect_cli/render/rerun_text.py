@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Change, Nearness, Ranked
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.render.blocks import Block, line
 from introspect_cli.render.diff_text import diff_blocks, first_blocks
 from introspect_cli.render.divergence_text import change_lines
@@ -13,7 +13,7 @@ from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
-    from introspect_cli.compare.terms.result import DiffResult
+    from introspect_cli.compare.result import DiffResult
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes.elements import Element
     from introspect_cli.rerun.changes.search import Proof

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MAX_RUNS, Proof, prove
 from introspect_cli.rerun.commits import Captures, Command
 from introspect_cli.rerun.git import Repository, Revision
 from introspect_cli.rerun.place import keep_out_of_git, signals_as_exits
 from introspect_cli.rerun.variant import Reference, Rerun, complete_run, first_sentence
-from introspect_cli.store.files.folders import RUNS
+from introspect_cli.store.files import RUNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -45,9 +45,9 @@ from introspect_cli.rerun.variant import (
     started_at,
     stop_options,
 )
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.launch import remove_run
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import remove_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 from introspect_cli.version import __version__

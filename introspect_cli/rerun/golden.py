@@ -15,23 +15,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import DiffOptions, DiffResult, Verdict
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.settings.settings import rounds_differently
-from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.table import ROUNDING
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import LONG_SECONDS, capture, duration, log_of, stop_options
-from introspect_cli.store.files.folders import GOLDEN_RUN
-from introspect_cli.store.format import documents
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.remote.pack import pack
+from introspect_cli.store import documents
+from introspect_cli.store.files import GOLDEN_RUN
+from introspect_cli.store.pack import pack
+from introspect_cli.store.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 ABOUT, STORE = "golden.yaml", GOLDEN_RUN

@@ -12,11 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.terms.result import DiffResult, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Phase
-from introspect_cli.store.read.poll import poll
-from introspect_cli.store.read.run import Run, RunState
+from introspect_cli.store.run import Run, RunState, poll
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, copy_file, tracked_files
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.write.run_writer import add_gitignore
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run_writer import add_gitignore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -16,14 +16,14 @@ from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.git import Repository
 from introspect_cli.rerun.place import COMMITS, TREE, users_path
-from introspect_cli.store.files.folders import REDACTED, RUNS
+from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from introspect_cli.rerun.place import Place
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 class UnrepeatableError(UsageError):

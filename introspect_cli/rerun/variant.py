@@ -17,21 +17,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import DiffOptions, DiffResult, Verdict
 from introspect_cli.compare.say import what
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.remote.pack import from_anywhere
+from introspect_cli.store.pack import from_anywhere
+from introspect_cli.store.run import RunState, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from introspect_cli.rerun.place import Place
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 LONG_SECONDS = 20.0
 """Seconds from which on it pays to compare a run while it goes on."""

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, Verdict
 from introspect_cli.compare.say import some, what
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import DiffResult, Divergence, Verdict
 from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.texts import Texts, encode_text, opened_files, read_unchanged, source_texts
 from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.read.run import Run, open_run
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run import Run, Sources, open_run
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from sweeps import sliced
 
 from introspect_cli.api import recording
 from introspect_cli.capture.against import Against
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -216,21 +216,6 @@ def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, 
         f"not compared with {url}/none.zip any further: there is no run at {url}/none.zip: check the URL\n"
         in done.stderr
     )
-
-
-def test_no_process_stays_when_training_is_killed(place, tmp_path):
-    run = str(tmp_path / "run")
-    words = ["capture", "--against", "ref", "-o", run, "train.py", "4000", "0", "0.05"]
-    process = subprocess.Popen([sys.executable, "-m", "introspect_cli", *words], cwd=place, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + HANGS
-        while not pids(run):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert ended(str(tmp_path))
 
 
 def test_a_comparison_that_falls_behind_holds_nothing_back(place, tmp_path, monkeypatch, capfd):

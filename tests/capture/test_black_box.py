@@ -11,9 +11,9 @@ from torch import nn
 
 from introspect_cli.api import recording
 from introspect_cli.capture.recording import black_box
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 
 class InPlace(nn.Module):
@@ -147,9 +147,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
     child = os.fork()
     if not child:
         try:
-            from introspect_cli.store.files import folders
+            from introspect_cli.store import files
 
-            left, original = [at], folders.write_all
+            left, original = [at], files.write_all
 
             def write_all(fd, pieces):
                 if len(pieces) > 1 and b"tensor" in bytes(pieces[0][:200]):
@@ -159,7 +159,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
                         os.kill(os.getpid(), 9)
                 return original(fd, pieces)
 
-            folders.write_all = write_all
+            files.write_all = write_all
             captured(tmp_path / "run", nan=4, options={"keep_around": 2})
         finally:
             os._exit(0)

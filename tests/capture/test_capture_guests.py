@@ -14,8 +14,8 @@ from neutrality import Seen, assert_neutral, trajectory, watched
 from torch import nn
 
 from introspect_cli.capture.frames import is_introspects
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.verify import verify_run
 
 
 def records(path, kind):

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule, parse_rule
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 OPERATORS = {"level": "op", "record": CaptureOptions().record | {Kind.OP_OUTPUT}}
 ALTERED = {

@@ -18,7 +18,7 @@ from opcapture import compared
 from sweeps import sliced
 
 from introspect_cli.capture.processes import Role, described
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.launch
 

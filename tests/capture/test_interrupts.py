@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 PARTS = 20
 """Of the thousand instants: a minute each, so that none runs into its limit on a busy machine."""

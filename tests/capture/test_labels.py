@@ -11,7 +11,7 @@ import pytest
 import introspect_cli
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.selection import one_step
-from introspect_cli.store.format.documents import decode_labels, encode_labels
+from introspect_cli.store.documents import decode_labels, encode_labels
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

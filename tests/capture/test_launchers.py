@@ -14,8 +14,8 @@ from launches import TRAINED, free_port
 from opcapture import compared
 from sweeps import sliced
 
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("quick_python")]
 

@@ -14,10 +14,10 @@ from opcapture import captured, compared, records
 from torch import nn
 
 import introspect_cli
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.inspect.module_tree import module_tree
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 class Strange:

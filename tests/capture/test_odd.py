@@ -7,8 +7,8 @@ from logs import rewrite, without
 
 from introspect_cli.engine import Engine, engine_of
 from introspect_cli.health.minority import minority_ranks
-from introspect_cli.store.format.log import TOTALS
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.log import TOTALS
+from introspect_cli.store.run import open_run
 
 
 def other(*names, step=1, sites=(STATES[0],)):

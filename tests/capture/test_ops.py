@@ -16,8 +16,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import introspect_cli
-from introspect_cli.capture.options.parse import Pair, ValueName, parse_pairs
-from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.tensors.summarizer import Summarizer
 
@@ -232,49 +230,6 @@ def test_checkpointed_forwards_are_recomputed_apart(tmp_path):
     assert "aten.tanh_backward.default" in {r.info.op for r in found if r.site.fqn == "Again.inner"}
 
 
-def test_modes_of_the_scripts_own_are_pushed_and_popped_as_ever(tmp_path):
-    from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-
-    seen = []
-
-    class Mine(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    model = Two()
-
-    def work():
-        model(torch.ones(2, 4))
-        with Mine():
-            model(torch.ones(2, 4))
-        assert all(type(mode).__name__ != "Mine" for mode in _get_current_dispatch_mode_stack())
-
-    path = run_op(tmp_path / "run", work)
-    assert _get_current_dispatch_mode_stack() == []
-    assert "aten.tanh.default" in seen
-    assert len([r for r in operators(path, 1) if r.info.op == "aten.tanh.default"]) == 1
-
-
-def test_an_operator_that_fails_raises_as_without_a_capture(tmp_path):
-    def frames_of_failure():
-        with pytest.raises(RuntimeError, match="cannot be multiplied") as raised:
-            nn.Linear(4, 6)(torch.ones(2, 5))
-        return str(raised.value), [entry.name for entry in raised.traceback if "introspect_cli" not in str(entry.path)]
-
-    expected, seen = frames_of_failure(), []
-
-    def work():
-        training(Two())()
-        model = Two()
-        model(torch.ones(2, 4))
-        seen.append(frames_of_failure())
-
-    run_op(tmp_path / "run", work)
-    assert seen[0][0] == expected[0]
-    assert seen[0][1][-1] == expected[1][-1]
-
-
 # --- everything that an FX interpreter sees of a model has a site at operator level, forward and backward
 
 
@@ -475,16 +430,6 @@ def test_values_that_do_not_depend_on_each_other_are_said_not_to(model, tmp_path
 
     path = captured(tmp_path / "run", training_of_three(Apart()), vjp=("b:a",), record=KINDS)
     assert products_of(path)["vjp(b:a)"].status is Status.NOT_OBSERVED
-
-
-def test_the_two_ends_of_a_product_are_read_from_the_command_line():
-    assert ValueName.parse("x.y['h'][0]") == ValueName("x.y", Kind.OUTPUT, "['h'][0]")
-    assert ValueName.parse("x/input['k']") == ValueName("x", Kind.INPUT, "['k']")
-    assert ValueName.parse("x/input").path == "[0]"
-    assert parse_pairs(["a:b"], ["c:d"])[1] == Pair("c:d", ValueName.parse("c"), ValueName.parse("d"), norm=True)
-    for wrong in ("a", "a/side:b", ":b"):
-        with pytest.raises(UsageError):
-            parse_pairs([wrong], [])
 
 
 def test_products_can_be_asked_for_on_the_command_line(introspect, tmp_path):

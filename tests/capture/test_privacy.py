@@ -22,7 +22,7 @@ from introspect_cli.capture.environment.redact import (
     plain,
     without_credentials,
 )
-from introspect_cli.store.files.folders import REDACTED
+from introspect_cli.store.files import REDACTED
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -56,15 +56,6 @@ def test_compiling_tells_a_compiler_at_work():
     assert seen == [True, False]
 
 
-def test_an_older_compilers_callback_is_reported_by_exchange():
-    before = private_api.set_compiler_callback(False)
-    try:
-        said = private_api._by_exchange(), private_api._by_exchange()
-    finally:
-        left = private_api.set_compiler_callback(before)
-    assert (*said, left) == (False, False, False)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_tracing_state_tells_a_trace():
     seen = [private_api.tracing_state()]

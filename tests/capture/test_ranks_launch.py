@@ -11,10 +11,9 @@ from launches import TRAINED
 from logs import rewrite, without
 
 from introspect_cli.capture.ranks.launchers import find_launch
-from introspect_cli.store.format.log import END
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.source_texts import Sources
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.log import END
+from introspect_cli.store.run import RunState, Sources, open_run
+from introspect_cli.store.verify import verify_run
 
 pytestmark = [pytest.mark.launch, pytest.mark.usefixtures("quick_python")]
 

@@ -9,10 +9,10 @@ from launches import DISTRIBUTED, SCRIPT, needs
 from opcapture import compared
 
 import introspect_cli
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.whole import WholeReader
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 

@@ -10,12 +10,11 @@ from artefacts import launched
 from launches import DISTRIBUTED, needs
 from opcapture import compared
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.ranks.tasks import as_one
-from introspect_cli.store.read.manifests import Stages, stages_of
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import Stages, open_run, stages_of
+from introspect_cli.store.tasks import as_one
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 

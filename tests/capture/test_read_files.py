@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import nn
 
-from introspect_cli.capture.environment.redact_files import config as redacted
+from introspect_cli.capture.environment.redact import config as redacted
 from introspect_cli.compare.settings.settings import parsed
 
 SCRIPT = """
@@ -316,11 +316,17 @@ def test_files_that_libraries_open_by_themselves_are_on_record(tmp_path, introsp
     ("text", "kept"),
     [
         ("max_tokens: 3\ntokenizer: gpt2\nlr: 1\n", "max_tokens: 3\ntokenizer: gpt2\nlr: 1\n"),
-        ("api_key: |\n  abc\n  def\nlr: 1\n", "api_key: |\n  <redacted>\n  <redacted>\nlr: 1\n"),
-        ("[a]\nsecret = x y\nlr=1\n", "[a]\nsecret = <redacted>\nlr=1\n"),
-        ('{"auth": {"a": ["b", 1]}, "lr": 1}', '{"auth": {"a": ["<redacted>", "<redacted>"]}, "lr": 1}'),
+        ("api_key: |\n  abc\n  def\nlr: 1\n", 'api_key: "<redacted>"\n\n\nlr: 1\n'),
+        ("[a]\nsecret = x y\nlr=1\n", '[a]\nsecret = "<redacted>"\nlr=1\n'),
+        ('{"auth": {"a": ["b", 1]}, "lr": 1}', '{"auth": "<redacted>", "lr": 1}'),
         ("hub: hf_abcdefghijklmnopqrstuvwxyz\n", "hub: <redacted>\n"),
-        ("password: {a: b", 'password: {a: "<redacted>"'),
+        ("password: {a: b", 'password: "<redacted>"'),
+        ("[credentials]\nname = x\n\n[a]\nlr = 1\n", "[credentials]\n\n\n[a]\nlr = 1\n"),
+        ("session:\n- a\n- b\nlr: 1", 'session: "<redacted>"\n\n\nlr: 1'),
+        ("w: {e: me, api_key: a1, b: 2}", 'w: {e: me, api_key: "<redacted>", b: 2}'),
+        ("password: a, b # c\n  d\nlr: 1", 'password: "<redacted>"\n\nlr: 1'),
+        ('{\n  "token": 12,\n  "lr": 1\n}', '{\n  "token": "<redacted>",\n  "lr": 1\n}'),
+        ("use_auth_token: true\nlr: 1\n", "use_auth_token: true\nlr: 1\n"),
     ],
 )
 def test_secrets_are_taken_out_of_a_configuration_that_still_parses(text, kept):

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from validated import STEPS, Net
 
 from introspect_cli.capture.probes.optimizer_values import Plan
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 TENSORS = {Kind.PARAM, Kind.BUFFER}
 

@@ -11,13 +11,11 @@ import zipfile
 import pytest
 from projects import MODEL, TRAIN
 
-from introspect_cli.capture.environment import redact_files, source_files, sources
+from introspect_cli.capture.environment import redact, source_files
 from introspect_cli.capture.environment.source_files import SourceFiles
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.sources import LIMIT_FILE
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.source_texts import Sources
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import Sources, open_run
+from introspect_cli.store.verify import verify_run
 from introspect_cli.sums import source_digest
 
 KEPT_OR_NOT = (("--sources",), ())
@@ -89,32 +87,6 @@ def test_files_of_any_encoding_and_end_of_line_are_kept_to_the_byte(project):
         source = Sources(run)["latin.py"]
         assert source.data == latin
         assert "été" in source.text
-
-
-def test_pipes_links_and_huge_files_do_no_harm(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "pipe.py")
-    (tmp_path / "huge.py").write_bytes(b"x = 1\n" * (LIMIT_FILE // 3))
-    (tmp_path / "enormous.py").write_bytes(b"#" * (9 << 20))
-    (tmp_path / "binary.py").write_bytes(b"\0\1\2")
-    (tmp_path / "real.py").write_text("y = 2\n")
-    (tmp_path / "link.py").symlink_to(tmp_path / "real.py")
-    (tmp_path / "nowhere.py").symlink_to(tmp_path / "gone.py")
-    for name in ("pipe", "huge", "enormous", "binary", "link", "nowhere", "vanished"):
-        module = types.ModuleType(name)
-        module.__file__ = str(tmp_path / f"{name}.py")
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(sources.Project, "root", str(tmp_path))
-    kept = {}
-    files = SourceFiles(kept.__setitem__, (), 1e12)
-    files.read_imports()
-    names = {"pipe.py", "huge.py", "enormous.py", "binary.py", "real.py", "nowhere.py", "vanished.py"}
-    assert names & files.digests.keys() == {"huge.py", "binary.py", "real.py"}
-    assert kept[files.digests["real.py"]] == b"y = 2\n"
-    assert files.digests["huge.py"] not in kept
-    assert files.digests["binary.py"] not in kept
-    assert any("huge.py is not kept" in said for said in files.notes())
-    unread = next(said for said in files.notes() if "cannot be read" in said)
-    assert unread.startswith("enormous.py, gone.py, vanished.py cannot be read, being larger than 8 MB or gone")
 
 
 HOSTILE = """
@@ -233,5 +205,5 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
     ],
 )
 def test_secrets_are_taken_out_of_code(text, clean):
-    assert redact_files.source(text) == clean
+    assert redact.source(text) == clean
     ast.parse(clean)

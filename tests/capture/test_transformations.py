@@ -19,10 +19,10 @@ from torch import Tensor, nn
 import introspect_cli
 from introspect_cli.capture.regions.attach import attach, detach
 from introspect_cli.capture.run_once import run_once
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -82,7 +82,7 @@ def test_settings_alone_are_listed_on_request(introspect, runs):
 def test_a_run_still_being_written_is_compared_as_far_as_it_is(introspect, tmp_path):
     from synthetic import batch
 
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.run_writer import StoreWriter
 
     write_run(tmp_path / "a", train(steps=3))
     store = StoreWriter.create(tmp_path / "b")

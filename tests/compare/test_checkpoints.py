@@ -18,7 +18,7 @@ from summaries import taken
 from introspect_cli.commands.diff import diff
 from introspect_cli.commands.show import show
 from introspect_cli.compare.groups import group_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.checkpoints import open_any
 from introspect_cli.records import Kind, Phase, Site

@@ -9,7 +9,7 @@ from synthetic import row, write_run
 from introspect_cli.api import diff
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.runs import chosen
-from introspect_cli.store.write.launch import write_label
+from introspect_cli.store.run_writer import write_label
 
 STARTED = "2026-06-15T12:00:0{}+00:00"
 

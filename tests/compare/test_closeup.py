@@ -13,9 +13,9 @@ from torch import nn  # noqa: E402
 
 from introspect_cli.compare.closeup import closeup, worth_a_look  # noqa: E402
 from introspect_cli.compare.diff import compare_runs  # noqa: E402
-from introspect_cli.compare.terms.options import DiffOptions  # noqa: E402
+from introspect_cli.compare.result import DiffOptions  # noqa: E402
 from introspect_cli.render.values_text import closeup_blocks  # noqa: E402
-from introspect_cli.store.read.run import open_run  # noqa: E402
+from introspect_cli.store.run import open_run  # noqa: E402
 
 LENGTHS = (12, 9, 5, 10)
 

@@ -6,12 +6,11 @@ from small_runs import train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.names import parse_rename
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Restored, Verdict
+from introspect_cli.compare.names import parse_rename
+from introspect_cli.compare.result import DiffOptions, Restored, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 F32 = np.float32
 X = np.arange(6, dtype=F32).reshape(2, 3)
@@ -165,12 +164,6 @@ class TestCoverage:
 
 
 class TestTolerance:
-    def test_relative_difference_within_and_beyond(self, diff):
-        a, b = chain(["Net"], [X]), chain(["Net"], [X * F32(1.001)])
-        assert diff(a, b, DiffOptions(rtol=2e-3)).verdict is Verdict.SAME
-        assert diff(a, b, DiffOptions(rtol=2e-3)).counts.within == 1
-        assert diff(a, b, DiffOptions(rtol=5e-4)).verdict is Verdict.DIVERGED
-
     def test_absolute_difference_is_a_root_mean_square(self, diff):
         a, b = chain(["Net"], [X]), chain(["Net"], [X + F32(0.01)])
         assert diff(a, b, DiffOptions(atol=0.02)).verdict is Verdict.SAME
@@ -192,11 +185,6 @@ class TestTolerance:
     def test_random_states_tolerate_nothing(self, diff):
         a, b = [[row("start", "rng", "torch", X)]], [[row("start", "rng", "torch", X * F32(1.0001))]]
         assert diff(a, b, DiffOptions(rtol=1.0, strict=True)).verdict is Verdict.DIVERGED
-
-    def test_plain_numbers_are_compared_by_value(self, diff):
-        a, b = [[row("data", "batch", "DataLoader", 1.0)]], [[row("data", "batch", "DataLoader", 1.001)]]
-        assert diff(a, b, DiffOptions(rtol=1e-2)).verdict is Verdict.SAME
-        assert diff(a, b, DiffOptions(rtol=1e-4)).verdict is Verdict.DIVERGED
 
 
 class TestNoise:

@@ -8,11 +8,10 @@ from small_runs import MODULES, SGD, train
 from synthetic import row, summary, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import ModuleInfo
 from introspect_cli.render.plain import divergence_document
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 F32 = np.float32
 X = np.random.default_rng(3).normal(size=(16, 8)).astype(F32)

@@ -6,7 +6,7 @@ import torch
 from opcapture import captured, compared, records
 from torch import nn
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Phase
 
 

@@ -6,8 +6,8 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.store.read.run import open_run
+from introspect_cli.compare.result import DiffOptions
+from introspect_cli.store.run import open_run
 
 STEPS, FROM = 10, 3
 

@@ -8,12 +8,11 @@ from small_runs import F32, MODULES, train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.compare.terms.sites import Alignment
+from introspect_cli.compare.result import DiffOptions, Verdict
+from introspect_cli.compare.table import Alignment
 from introspect_cli.records import Kind
 from introspect_cli.render.findings import findings_blocks
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from introspect_cli.rerun.changes.units import join_edits
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import lines
 
-SAME = {pair.name: pair for pair in lines.same()}
-
 
 def told(a, b):
     """The statements that differ and do more than print or assert, each by its line and both texts."""
@@ -23,10 +21,10 @@ def told(a, b):
     return [(one.line, one.a and one.a.text, one.b and one.b.text) for one in rows]
 
 
-@pytest.mark.parametrize("name", [name for name in SAME if "added-things" not in name])
-def test_a_rewrite_alone_computes_nothing_else(name):
-    pair = SAME[name]
-    assert changed_between(pair.a, pair.b)[0] == []
+def test_a_rewrite_alone_computes_nothing_else():
+    pairs = [pair for pair in lines.same() if "added-things" not in pair.name]
+    assert len(pairs) > 5
+    assert {pair.name: told for pair in pairs if (told := changed_between(pair.a, pair.b)[0])} == {}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import kept_runs
 import pytest
 import yaml
 
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 _ALSO = """
 gpt-data-seed gpt-decay-biases gpt-misses-parameter gpt-frozen-positions gpt-clip gpt-grad-hook gpt-extra-draw

@@ -7,10 +7,9 @@ from small_runs import MODULES, train
 from synthetic import write_run
 
 from introspect_cli.compare.groups import group_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.errors import UsageError
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 FAULTS = {"module": ("module",), "again": ("module",), "loss": ("loss",), "inserted": ("inserted",)}
 RUNS = {"a": (), "b": (), "c": (), **FAULTS}

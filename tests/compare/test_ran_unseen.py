@@ -6,7 +6,7 @@ import json
 
 from artefacts import REPOSITORY
 
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 BEGIN = """
 import torch

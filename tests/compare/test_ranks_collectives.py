@@ -12,10 +12,9 @@ from launches import DISTRIBUTED, SCRIPT, finish, launch, together
 
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.launch import IN_FLIGHT
-from introspect_cli.texts import group_label
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import IN_FLIGHT
+from introspect_cli.store.verify import verify_run
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
@@ -99,20 +98,6 @@ def _began(path, number):
     except FileNotFoundError:
         return False
     return sum(line.startswith("1\t") for line in lines) >= number
-
-
-@pytest.mark.parametrize(
-    ("ranks", "wanted"),
-    [
-        ([0], "rank 0"),
-        ([0, 1], "ranks 0,1"),
-        ([4, 5, 6, 7], "ranks 4-7"),
-        ([0, 8, 16], "ranks 0-16/8"),
-        ([1, 5, 6], "ranks 1,5,6"),
-    ],
-)
-def test_a_group_is_called_by_its_ranks(ranks, wanted):
-    assert group_label(ranks) == wanted
 
 
 HOLDS = """

@@ -8,10 +8,9 @@ from launches import DISTRIBUTED
 from opcapture import compared
 
 from introspect_cli.health.check import check
-from introspect_cli.health.equal import peers_of
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
@@ -46,17 +45,3 @@ def test_a_setting_that_one_rank_alone_has_is_noted():
     assert said["hand-rate"] == ["On rank 1 alone a setting differs: lr 0.01 -> 0.02 (optimizers)."]
     assert any("float32_matmul_precision highest -> high" in note for note in said["hand-tf32"])
     assert not said["hand-sum"]
-
-
-@pytest.mark.parametrize(
-    ("sharing", "peers"),
-    [
-        ([{0, 1}], []),
-        ([{0, 2}, {1, 3}], [[0, 1], [2, 3]]),
-        ([{0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}], []),  # as HSDP has it, whose ranks know their row and column
-        ([], [[0, 1, 2, 3]]),
-    ],
-)
-def test_peers_are_given_the_same_samples(sharing, peers):
-    numbers = range(2 if sharing == [{0, 1}] else 4)
-    assert peers_of(numbers, [frozenset(group) for group in sharing]) == peers

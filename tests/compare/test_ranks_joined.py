@@ -10,13 +10,13 @@ from artefacts import decided
 from launches import DISTRIBUTED, SCRIPT
 from sweeps import sliced
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.engine import Engine
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.ranks.merge import reduce_run
-from introspect_cli.store.ranks.tasks import as_one
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.merge import reduce_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.tasks import as_one
 
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens

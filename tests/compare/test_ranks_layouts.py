@@ -8,11 +8,10 @@ from artefacts import decided, launched
 from launches import DISTRIBUTED, needs
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import Joined, Kind, Phase, Status
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.whole import WholeReader
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 

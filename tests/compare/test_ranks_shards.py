@@ -8,12 +8,12 @@ import pytest
 from laid_out import SMALL, small_rows, write_step
 from opcapture import compared
 
-from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import UNPLACED, Kind, Phase, Site, Status
-from introspect_cli.store.ranks.tasks import as_one
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.tasks import as_one
+from introspect_cli.store.whole import WholeReader
 
 HALVES = ((0, 2), (2, 2))
 GRAD, PARAM = (Site(Phase.OPTIMIZER, kind, "Net.head.weight") for kind in (Kind.GRAD, Kind.PARAM))

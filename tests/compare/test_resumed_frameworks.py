@@ -14,7 +14,7 @@ from opcapture import compared
 from safetensors.torch import load_file, save_file
 from sweeps import sliced
 
-from introspect_cli.compare.terms.result import Restored, Verdict
+from introspect_cli.compare.result import Restored, Verdict
 
 SCRIPT = Path(__file__).parents[2] / "fixtures" / "resumed" / "frameworks.py"
 LIBRARIES = {"trainer": "transformers", "lightning": "lightning", "accelerate": "accelerate"}

@@ -10,7 +10,7 @@ import torch
 from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.compare.terms.result import Size, Verdict
+from introspect_cli.compare.result import Size, Verdict
 from introspect_cli.records import Kind
 
 COMPILED = """\

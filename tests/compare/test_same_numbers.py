@@ -9,9 +9,8 @@ from opcapture import compared
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.store.read.run import open_run
+from introspect_cli.compare.result import DiffOptions, Verdict
+from introspect_cli.store.run import open_run
 
 
 def test_a_tensor_that_is_saved_under_another_name_of_its_model_is_structure(tmp_path):

@@ -10,11 +10,10 @@ import pytest
 from artefacts import run_of
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.compare.wholes import _in_tf32
 from introspect_cli.records import Kind, Layout, ModuleInfo
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 SCRIPTS = Path(__file__).parents[2] / "fixtures" / "splits"
 QUICK = ("--no-packages", "--no-env", "--no-source", "--quiet")

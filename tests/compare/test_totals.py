@@ -12,19 +12,17 @@ from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, wr
 from logs import rewrite, without
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import Layout, SiteInfo
-from introspect_cli.store.files.folders import LOG
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.format.log import HEAD, TOTALS
-from introspect_cli.store.format.totals import decode
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.rank_reader import RankReader
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.launch import Launch
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.files import LOG
+from introspect_cli.store.log import HEAD, TOTALS
+from introspect_cli.store.reader import RankReader
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import Launch, StoreWriter
+from introspect_cli.store.totals import decode
+from introspect_cli.store.verify import verify_run
+from introspect_cli.store.whole import WholeReader
 
 
 @pytest.fixture
@@ -133,7 +131,7 @@ def test_totals_follow_a_restart_and_steps_that_are_dropped(tmp_path):
             append(self, step, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        from introspect_cli.store.write.rank_writer import RankWriter
+        from introspect_cli.store.rank_writer import RankWriter
 
         append = RankWriter.append
         patch.setattr(RankWriter, "append", twice)

@@ -19,9 +19,8 @@ from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import keys, nested
 from introspect_cli.records import Layout
 from introspect_cli.selection import read_selection
-from introspect_cli.statistics import STATISTICS, Statistic
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 RNG = np.random.default_rng(0)
 
@@ -107,28 +106,6 @@ def test_csv_and_json_lines_have_a_row_a_record(introspect, run):
     lines = [json.loads(line) for line in (run.parent / "lines" / "records.jsonl").read_text().splitlines()]
     assert {line["fqn"] for line in lines} == {"Net.layers.0", "Net.layers.0.weight"}
     assert lines[0]["shape"] == [2, 3]
-
-
-def test_csv_has_the_statistics_of_every_rank(introspect, tmp_path, monkeypatch):
-    from synthetic import batch
-
-    rows = [row("forward", "output", "Net", np.ones(3, np.float32))]
-    with StoreWriter.create(tmp_path / "run") as store:
-        store.write_manifest({"status": "complete"})
-        for rank in (0, 1):
-            if rank:
-                monkeypatch.setitem(STATISTICS, "later", Statistic("<i8"))
-            writer = store.rank(rank)
-            table = batch(writer, rows)
-            table.counts.update({"later": np.array([7])} if rank else {})
-            writer.append(0, table)
-    monkeypatch.undo()
-    out = exported(introspect, tmp_path / "run", "csv")
-    with (out / "records.csv").open() as file:
-        assert [(found["rank"], found["mean"], found["later"]) for found in csv.DictReader(file)] == [
-            ("0", "1.0", ""),
-            ("1", "1.0", "7"),
-        ]
 
 
 def test_the_yaml_report_has_the_format_s_keys_in_its_order(introspect, run):
@@ -297,42 +274,6 @@ def test_addresses_are_masked(introspect, tmp_path):
     out = exported(introspect, write_run(tmp_path / "run", [rows]), "json-tree")
     text = (out / "step=0" / "rank0" / "Net_debug_tree_SUMMARY.json").read_text()
     assert "object at 0xXXXXXXXX" in text
-
-
-def test_two_trees_that_another_tool_wrote_can_be_compared(introspect, tmp_path):
-    def tensor(mean, first):
-        return {
-            "shape": "torch.Size([1, 2])",
-            "dtype": "torch.float32",
-            "value": [f"tensor([[{first}, 2.0000e+00]])"],
-            "mean": f"tensor({mean})",
-            "std": "tensor(5.0000e-01)",
-            "min": "tensor(1.0000e+00)",
-            "max": "tensor(2.0000e+00)",
-        }
-
-    def tree(first):
-        layer = {
-            "module_path": "Net.layer",
-            "inputs": {"args": [tensor("1.5000e+00", "1.0000e+00")], "kwargs": {"mask": "None"}},
-            "outputs": [tensor("1.5000e+00", first), {"cache": "<Cache object at 0xXXXXXXXX>"}],
-            "children": [],
-        }
-        return {
-            "module_path": "Net (top-level)",
-            "inputs": {"args": [tensor("1.5000e+00", "1.0000e+00")], "kwargs": {}},
-            "children": [layer],
-        }
-
-    for name, first in (("a", "1.0000e+00"), ("b", "1.0001e+00")):
-        (tmp_path / name).mkdir()
-        for kind in ("FULL_TENSORS", "SUMMARY"):
-            (tmp_path / name / f"Net_debug_tree_{kind}.json").write_text(json.dumps(tree(first)))
-        assert introspect("import", name, "-o", f"run_{name}").returncode == 0
-    done = introspect("diff", "run_a", "run_b", "--format", "json")
-    first = json.loads(done.stdout)["first"]
-    assert (first["fqn"], first["kind"], first["path"]) == ("Net.layer", "output", "[0]")
-    assert done.returncode == 1
 
 
 def test_tensorboard_reads_scalars_and_histograms(introspect, run):

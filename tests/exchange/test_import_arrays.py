@@ -13,13 +13,13 @@ from opcapture import captured, compared
 from synthetic import row, write_run
 
 from introspect_cli.commands.stores import import_
-from introspect_cli.compare.terms.result import Role, Verdict
+from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.arrays import ORDER_UNKNOWN, parse_name
 from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.verify import verify_run
 
 torch = pytest.importorskip("torch")
 

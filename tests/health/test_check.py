@@ -22,8 +22,8 @@ from introspect_cli.health.check import RULES, check, choose
 from introspect_cli.health.findings import Hit, Level, Rule, require
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 
 def found(path):

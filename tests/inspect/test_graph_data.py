@@ -10,12 +10,12 @@ from opcapture import captured
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import backward_of, graph_of, prune, without
 from introspect_cli.records import Phase
 from introspect_cli.render.graph import mark_ops
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 class Layer(nn.Module):

@@ -7,8 +7,8 @@ import sys
 import pytest
 from survival import ENVIRONMENT, HEAD
 
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -17,9 +17,9 @@ from opcapture import compared
 from survival import ENVIRONMENT, HEAD, capture
 from sweeps import sliced
 
-from introspect_cli.compare.terms.result import Verdict
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.compare.result import Verdict
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

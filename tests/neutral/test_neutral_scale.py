@@ -15,10 +15,10 @@ from logs import frames_of
 from neutrality import Seen, assert_neutral, assert_same, mlp, trajectory, watched
 from torch import nn
 
-from introspect_cli.store.files.folders import LIMIT_DOCUMENT
-from introspect_cli.store.format.log import SITES
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.files import LIMIT_DOCUMENT
+from introspect_cli.store.log import SITES
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 
 def sizes(small, large):
@@ -125,7 +125,7 @@ def train_mlp():
 
 
 def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch):
-    from introspect_cli.store.write.run_writer import documents
+    from introspect_cli.store.run_writer import documents
 
     dump = documents.dump
 

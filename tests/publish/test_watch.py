@@ -16,11 +16,11 @@ from rendered import text_of
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.health.check import summarise
 from introspect_cli.render.check_text import watch_blocks, watch_line
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 
 def steps(*values):

@@ -9,9 +9,9 @@ from small_runs import train
 from synthetic import row, write_run
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.render.json import diff_document, to_json, to_yaml
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch import nn
 from introspect_cli.errors import UsageError
 from introspect_cli.inspect.data_flow import graph_of
 from introspect_cli.render.graph import draw, graph_blocks, graph_svg
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -20,16 +20,15 @@ from synthetic import COUNTS, NUMBERS, row, site, write_run
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import DivergenceMap
+from introspect_cli.compare.result import DiffOptions, DivergenceMap
 from introspect_cli.health.history import DIFFERS, EQUAL, pack
 from introspect_cli.health.reading import read_table
 from introspect_cli.records import Kind, Layout, ModuleInfo, SiteInfo
 from introspect_cli.render.cards import first_screen
 from introspect_cli.render.page_data import levels_of
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
 
 HOSTILE = "Net.</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\x1b[31m\u202e"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from introspect_cli.compare import table as tables
 from introspect_cli.compare import walk
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms import table as tables
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.store.read.run import open_run
+from introspect_cli.compare.result import DiffOptions
+from introspect_cli.store.run import open_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/understanding/how-it-works.md").read_text(encoding="utf-8")

@@ -131,7 +131,7 @@ def test_the_walk_finds_what_it_looks_for(tmp_path, monkeypatch):
     wrong = tmp_path / "store" / "wrong.py"
     wrong.write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch.nn\n"
-        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.terms.sites\n"
+        "def f():\n    from introspect_cli.capture import session\n    import introspect_cli.compare.table\n"
         "from introspect_cli import diff\nfrom introspect_cli.version import __version__\nimport pickle\n"
     )
     assert sorted(crossings(wrong)) == [

@@ -14,8 +14,8 @@ import yaml
 from answer_schema import schema
 from repositories import MODEL, git, introspect
 
+from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.settings.settings import arguments
-from introspect_cli.compare.terms.result import Verdict
 from introspect_cli.rerun.changes.elements import Difference, command_line
 from introspect_cli.rerun.changes.search import ddmin
 from introspect_cli.rerun.place import Place

@@ -13,8 +13,8 @@ from answer_schema import schema
 from repositories import introspect
 
 from introspect_cli.compare.changes.statements import Change, Side
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.settings.settings import parsed
-from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.rerun.changes.attempts import Attempt, Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 from introspect_cli.rerun.changes.search import Search

@@ -11,11 +11,11 @@ import pytest
 import torch
 from opcapture import captured
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
 from introspect_cli.rerun.golden import Golden, compare_golden, pack_golden
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

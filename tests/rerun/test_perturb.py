@@ -12,7 +12,7 @@ from torch import nn
 
 from introspect_cli.api import capture
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float64: torch.int64}
 

@@ -16,8 +16,8 @@ from synthetic import row, write_run
 from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture
 from introspect_cli.rerun.zoom import place_for
-from introspect_cli.store.format import documents
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store import documents
+from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 

@@ -9,9 +9,9 @@ import torch
 from opcapture import captured, compared
 from torch import nn
 
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 
 class Net(nn.Module):

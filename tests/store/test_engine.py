@@ -15,14 +15,13 @@ from logs import frames_of
 from introspect_cli import engine
 from introspect_cli.compare.answer import by_rank
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.exchange import formats
 from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
-from introspect_cli.store.ranks import merge
-from introspect_cli.store.ranks.tasks import forget
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store import merge
+from introspect_cli.store.run import open_run
+from introspect_cli.store.tasks import forget
 
 CHANGED = {
     "nothing": None,
@@ -86,19 +85,6 @@ def test_rules_say_elsewhere_what_they_say_here(runs, change):
         assert check_document(health.check(run, work=afar)) == here
 
 
-@pytest.mark.parametrize("name", formats.FORMATS)
-def test_pieces_make_the_same_files(runs, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "_PIECE", 3)
-    files = []
-    for where, work in (("here", None), ("there", afar)):
-        with open_run(runs / "shared copies") as run:
-            written = formats.export(run, name, tmp_path / where, work=work)
-        paths = [path for path in (tmp_path / where).rglob("*") if path.is_file()]
-        assert len(paths) == written
-        files.append({path.relative_to(tmp_path / where): path.read_bytes() for path in paths})
-    assert files[0] == files[1]
-
-
 def test_an_engine_is_named_or_refused(monkeypatch):
     monkeypatch.setattr(engine, "_PATIENCE", "300ms")
     for text in ("threads", "processes:0", "dask:", "dask"):
@@ -159,13 +145,9 @@ def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, intros
         one, two = (introspect(*words, "--format", "json", *more) for more in ((), there))
         assert (two.returncode, json.loads(two.stdout)) == (one.returncode, json.loads(one.stdout)), words
     for place, more in (("here", ()), ("there", there)):
-        for words in (("export", b, "--format", "jsonl", "--ranks", "1,3"), ("merge", "--whole", other)):
-            done = introspect(*words, "-o", str(tmp_path / place / words[0]), *more)
-            assert done.returncode == 0, done.stderr
-    exported, merged = (
-        [tmp_path / at / name for at in ("here", "there")] for name in ("export/records.jsonl", "merge")
-    )
-    assert exported[0].read_bytes() == exported[1].read_bytes()
+        done = introspect("merge", "--whole", other, "-o", str(tmp_path / place / "merge"), *more)
+        assert done.returncode == 0, done.stderr
+    merged = [tmp_path / at / "merge" for at in ("here", "there")]
     assert frames_of(merged[0] / "rank0")[1] == frames_of(merged[1] / "rank0")[1]
 
 

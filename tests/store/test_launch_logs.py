@@ -1,4 +1,4 @@
-"""Ranks of a launch leave a log each, which holds their documents, and share what they have alike."""
+"""Ranks of a launch leave a log each, which holds their documents."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import pytest
 from laid_out import ALL, SHARED, write
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.store.ranks.merge import merge
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.remote.pack import pack
-from introspect_cli.store.write.launch import Launch
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.merge import merge
+from introspect_cli.store.pack import pack
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import Launch, StoreWriter
+from introspect_cli.store.verify import verify_run
 
 PACKAGES = {f"package-{number}": "2.13" for number in range(100)}
 
@@ -29,7 +27,7 @@ def launched(path, ranks):
     return [StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, ranks)) for rank in range(ranks)]
 
 
-def shared_run(path, ranks=3, steps=1):
+def settled(path, ranks=3, steps=1):
     """A launch whose ranks have their settings alike, but for one."""
     for rank, store in enumerate(launched(path, ranks)):
         with store:
@@ -42,13 +40,9 @@ def shared_run(path, ranks=3, steps=1):
 def test_a_launch_leaves_one_file_a_rank_and_few_beside_them(tmp_path):
     path = write(tmp_path / "run", 8, ALL)
     assert files(path) == ["manifest.yaml", *(f"rank{rank}/log.bin" for rank in range(8))]
-    shared = shared_run(tmp_path / "shared", 8)
-    assert [name.partition("-")[0] for name in files(shared / "shared")] == ["packages"]
-    for run in (path, shared):
-        assert verify_run(run).sound
-        with open_run(run) as opened:
-            assert opened.state is RunState.COMPLETE
+    assert verify_run(path).sound
     with open_run(path) as opened:
+        assert opened.state is RunState.COMPLETE
         assert [len(opened.rank(rank).sites) for rank in opened.ranks] == [14] * 8
 
 
@@ -81,8 +75,8 @@ def test_a_rank_is_written_once_and_by_one(tmp_path):
     StoreWriter.create(tmp_path / "run", launch=launch, force=True).close()
 
 
-def test_a_launch_is_packed_and_merged_with_what_its_ranks_share(tmp_path):
-    for name, path in (("alike", write(tmp_path / "alike", 4, ALL)), ("shared", shared_run(tmp_path / "shared", 4))):
+def test_a_launch_is_packed_and_merged(tmp_path):
+    for name, path in (("alike", write(tmp_path / "alike", 4, ALL)), ("settled", settled(tmp_path / "settled", 4))):
         parts = [tmp_path / f"{name} on {machine}" for machine in range(2)]
         for machine, part in enumerate(parts):
             shutil.copytree(path, part)
@@ -101,25 +95,6 @@ def test_a_launch_is_packed_and_merged_with_what_its_ranks_share(tmp_path):
                     ]
                     if name == "alike":
                         assert compare_runs(one, two, DiffOptions()).verdict is Verdict.SAME
-
-
-def altered(file):
-    file.write_bytes(file.read_bytes()[::-1])
-
-
-@pytest.mark.parametrize(
-    ("harm", "says"),
-    [
-        (lambda run: shutil.rmtree(run / "shared"), "shared/packages-.* which it names, is missing"),
-        (lambda run: [altered(file) for file in (run / "shared").iterdir()], "it is not what its digest says"),
-    ],
-)
-def test_what_ranks_share_is_checked(tmp_path, harm, says):
-    run = shared_run(tmp_path / "run")
-    harm(run)
-    with open_run(run) as opened, pytest.raises(StoreError, match=says):
-        dict(opened.settings_of(1))
-    assert not verify_run(run).sound
 
 
 def test_ranks_read_a_table_that_they_have_alike_once(tmp_path):

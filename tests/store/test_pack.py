@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 import threading
 import zipfile
 from functools import partial
@@ -15,14 +16,8 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.remote import pack as packing
-from introspect_cli.store.remote.pack import pack, unpack
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+from introspect_cli.store.pack import pack
+from introspect_cli.store.run import open_run
 
 
 def pair(tmp_path):
@@ -50,29 +45,18 @@ def test_two_packs_of_a_run_are_the_same_file(tmp_path):
     for name in ("one.zip", "two.zip"):
         pack(tmp_path / "a", tmp_path / name)
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
-    assert unpack(tmp_path / "one.zip") == unpack(tmp_path / "two.zip")
 
 
-def test_a_relative_cache_makes_no_directory_where_one_works(introspect, tmp_path, monkeypatch):
+def test_what_is_unpacked_goes_when_the_run_is_closed(tmp_path, monkeypatch):
     pair(tmp_path)
     pack(tmp_path / "a", tmp_path / "a.zip")
-    (tmp_path / "work").mkdir()
-    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    done = introspect("show", "../a.zip", cwd=tmp_path / "work")
-    assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "work").iterdir()) == []
-    assert (tmp_path / "home" / ".cache" / "introspect").is_dir()
-
-
-def test_without_a_home_the_way_out_is_reported(tmp_path, monkeypatch):
-    pair(tmp_path)
-    pack(tmp_path / "a", tmp_path / "a.zip")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    with pytest.raises(StoreError, match="there is none: set XDG_CACHE_HOME"):
-        unpack(tmp_path / "a.zip")
+    (tmp_path / "room").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "room"))
+    for url in (tmp_path / "a.zip", f"file://{tmp_path / 'a.zip'}"):
+        with open_run(url) as run:
+            assert run.last_step == 3
+            assert len(list((tmp_path / "room").iterdir())) == 1
+        assert not list((tmp_path / "room").iterdir())
 
 
 def test_a_pack_that_is_there_stays(introspect, tmp_path):
@@ -117,14 +101,13 @@ def test_a_damaged_pack_is_a_sentence(tmp_path):
         list(run.rank(0).records(0))
 
 
-def test_a_url_is_fetched_once_and_its_size_reported(tmp_path, capsys):
+def test_a_url_is_fetched_and_its_size_reported(tmp_path, capsys):
     pytest.importorskip("fsspec")
     pair(tmp_path)
     pack(tmp_path / "a", tmp_path / "a.zip")
     url = f"file://{tmp_path / 'a.zip'}"
-    for _ in range(2):
-        with open_run(url) as run:
-            assert run.last_step == 3
+    with open_run(url) as run:
+        assert run.last_step == 3
     said = capsys.readouterr().err
     assert said.count("introspect: fetching") == 1
     assert "MB" in said
@@ -134,18 +117,6 @@ def test_a_url_is_fetched_once_and_its_size_reported(tmp_path, capsys):
         open_run("nonsense://x/y.zip")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("github://x")  # which asks for more than a name
-
-
-def test_of_fetched_packs_those_that_were_used_last_are_kept(tmp_path, monkeypatch):
-    pytest.importorskip("fsspec")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(packing, "_MOST_CACHED", 2)
-    for number in range(4):
-        write_run(tmp_path / str(number), [[row("loss", "loss", "", np.float32(number))]])
-        pack(tmp_path / str(number), tmp_path / f"{number}.zip")
-        with open_run(f"file://{tmp_path / f'{number}.zip'}") as run:
-            assert run.last_step == 0
-    assert len(list((tmp_path / "cache" / "introspect").iterdir())) == 2  # unpacked, and no zip beside them
 
 
 def test_a_run_is_read_from_a_web_server(tmp_path):

@@ -10,11 +10,11 @@ from laid_out import CHANGES, write_changed
 from logs import frames_of
 
 from introspect_cli import engine
-from introspect_cli.compare.terms.result import Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.store.ranks import merge, tasks, whole_reader
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store import merge, tasks, whole
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
 
 @pytest.mark.parametrize("change", ["copies", "a sample"])
 def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
-    monkeypatch.setattr(whole_reader, "MOST_ROWS", 9)
+    monkeypatch.setattr(whole, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
     merge.reduce_run(run, tmp_path / "sliced", engine.Engine().run)
     assert frames_of(tmp_path / "sliced/rank0")[1] == frames_of(Path(f"{run} together/rank0"))[1]

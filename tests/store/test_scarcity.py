@@ -11,9 +11,9 @@ import pytest
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError, scarcity
-from introspect_cli.store.files import folders
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store import files
+from introspect_cli.store.run import open_run
+from introspect_cli.store.verify import verify_run
 
 FEW_FILES = """
 import os, sys
@@ -61,7 +61,7 @@ def test_a_reader_tells_scarcity_from_damage(run, monkeypatch, number):
     def scarce(*_):
         raise OSError(number, "x")
 
-    monkeypatch.setattr(folders.Handle, "read", scarce)
+    monkeypatch.setattr(files.Handle, "read", scarce)
     for read in (open_run, verify_run):
         with pytest.raises(StoreError) as caught:
             read(run)
@@ -74,8 +74,8 @@ def test_what_the_reader_may_not_read_is_not_called_damaged(run, monkeypatch, re
     def closed(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(folders.Folder, refused, closed)
+    monkeypatch.setattr(files.Folder, refused, closed)
     for read in (open_run, verify_run):
         with pytest.raises(StoreError, match=r"^cannot read .*: permission denied$") as caught:
             read(run)
-        assert not isinstance(caught.value, folders.DamageError)
+        assert not isinstance(caught.value, files.DamageError)

@@ -22,7 +22,7 @@ from introspect_cli.selection import (
     read_selection,
     selects,
 )
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 NAMES = (
     "GPT", "GPT.wte.weight", "GPT.blocks.0", "GPT.blocks.0.attn", "GPT.blocks.0.attn.weight", "GPT.blocks.1.attn",

@@ -13,8 +13,8 @@ from synthetic import row, write_run
 
 from introspect_cli.exchange.frames import frames
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.verify import verify_run
 from introspect_cli.texts import bounded, shallow
 
 CODES = "\x1b[31m\x7f\x9b2J\u202e\n\0"

@@ -11,10 +11,10 @@ import pytest
 from synthetic import batch, row
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files.folders import Folder
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.files import Folder
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 DAEMON = """
 import os, sys, torch

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from synthetic import row, write_run
 
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
-from introspect_cli.store.format.log import chained, step_digest
-from introspect_cli.store.format.schemas import FIRST_CHAIN
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.columns import FIRST_CHAIN
+from introspect_cli.store.log import chained, step_digest
+from introspect_cli.store.run import open_run
 
 WORDS = st.integers(0, 2**64 - 1)
 RECORDS = st.lists(st.tuples(WORDS, WORDS, st.integers(0, 3), st.booleans()), max_size=30)

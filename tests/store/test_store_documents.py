@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.documents import check, dump, load
+from introspect_cli.store.documents import check, dump, load
 
 ID = "0" * 32
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from synthetic import COUNTS, NUMBERS, row, summary, write_run
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
-from introspect_cli.store.format.schemas import LIMIT_TEXT, record_columns
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
+from introspect_cli.store.columns import LIMIT_TEXT, record_columns
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 from introspect_cli.texts import clean
 
 NAMES = st.text(max_size=20)
@@ -83,7 +83,7 @@ def test_optional_columns_come_back(tmp_path, stats, sketch, sorted_stats):
         assert set(batch.floats) == (set(NUMBERS) if stats else set()) | set(sorted_stats)
         assert (batch.sketch is not None) == sketch
         record = next(run.rank(0).records(0))
-        columns = run.rank(0).frames.columns.records
+        columns = run.rank(0).frames.columns
     assert record.summary.sketch == ((1.0,) * SKETCH_SIZE if sketch else ())
     assert ("mean" in record.summary.stats) == stats
     assert ("med" in record.summary.stats) == ("med" in sorted_stats)

@@ -12,9 +12,9 @@ import torch
 from synthetic import write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -10,9 +10,8 @@ import pytest
 from laid_out import SHARED, SMALL, small_rows, write, write_step
 
 from introspect_cli.records import Joined, Kind, Part, Phase, Site
-from introspect_cli.store.ranks.plan import covering, share
-from introspect_cli.store.ranks.whole_reader import WholeReader
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
+from introspect_cli.store.whole import WholeReader, covering, share
 from introspect_cli.sums import header, mix
 
 WHOLE, rows = SMALL, small_rows

@@ -9,9 +9,9 @@ from synthetic import row, write_run
 
 from introspect_cli.commands.stores import verify
 from introspect_cli.errors import StoreError
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write import rank_writer
+from introspect_cli.store import rank_writer
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.verify import verify_run
 
 
 def test_a_sound_run_is_called_sound(tmp_path):

@@ -19,9 +19,9 @@ from synthetic import batch, row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 STEP = [row("forward", "output", f"A.{n}", np.full(3, float(n))) for n in range(20)]
 
@@ -256,7 +256,7 @@ def test_a_forked_child_writes_nothing(tmp_path):
 
 
 def test_the_lock_goes_with_the_process(tmp_path):
-    code = "import os,sys; from pathlib import Path; from introspect_cli.store.write.run_writer import StoreWriter;"
+    code = "import os,sys; from pathlib import Path; from introspect_cli.store.run_writer import StoreWriter;"
     code += "StoreWriter.create(Path(sys.argv[1])).rank(0); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
     with open_run(tmp_path / "run") as run:
@@ -283,9 +283,9 @@ def test_nothing_stays_open(tmp_path):
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
-        ("write.log_writer.LIMIT_FRAMES", 7, "more steps than a store holds"),
-        ("write.rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
-        ("write.names.LIMIT_NAMES", 4000, "more names than a store holds"),
+        ("rank_writer.LIMIT_FRAMES", 7, "more steps than a store holds"),
+        ("rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
+        ("rank_writer.LIMIT_NAMES", 4000, "more names than a store holds"),
     ],
 )
 def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypatch, where, limit, message):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from introspect_cli.compare.checkpoints.moment import as_moments
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.moment import as_moments
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.exchange.checkpoints import open_any, written
 
 torch = pytest.importorskip("torch")

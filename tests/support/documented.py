@@ -10,9 +10,9 @@ from logs import rewrite
 from safetensors.torch import save_file
 
 import introspect_cli
-from introspect_cli.store.format.documents import encode_labels
-from introspect_cli.store.format.log import LABELS, STEP
-from introspect_cli.store.write.log_writer import Frame
+from introspect_cli.store.documents import encode_labels
+from introspect_cli.store.log import LABELS, STEP
+from introspect_cli.store.rank_writer import Frame
 
 TRAIN = """
 import argparse

@@ -8,9 +8,8 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.write.launch import Launch
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.run_writer import Launch, StoreWriter
 from introspect_cli.sums import header, mix
 
 SHAPE = (8, 8)

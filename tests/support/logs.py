@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from introspect_cli.store.files.folders import HEADS, LOG, Folder
-from introspect_cli.store.format.log import Frames
-from introspect_cli.store.write.log_writer import Frame, LogWriter
+from introspect_cli.store.files import HEADS, LOG, Folder
+from introspect_cli.store.log import Frames
+from introspect_cli.store.rank_writer import Frame, LogWriter
 
 
 def frames_of(rank):

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from introspect_cli.compare.correspondence import Correspondence, matched_by_value
+from introspect_cli.compare.match import Correspondence, matched_by_value
 from introspect_cli.records import Status
-from introspect_cli.store.format.batch import StepBatch
+from introspect_cli.store.batch import StepBatch
 
 KINDS = ("param", "input", "output", "grad", "grad_output")
 PHASES = ("start", "forward", "forward", "optimizer", "backward")

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from introspect_cli import capture
 from introspect_cli.capture.guard import Guarded
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.store.read.run import open_run
+from introspect_cli.compare.result import DiffOptions
+from introspect_cli.store.run import open_run
 
 CAPTURE = os.path.join(str(Path(capture.__file__).parent), "")
 

@@ -21,7 +21,7 @@ from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Record, Status
 from introspect_cli.script.ending import Ending
-from introspect_cli.store.read.run import Run, open_run
+from introspect_cli.store.run import Run, open_run
 from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:

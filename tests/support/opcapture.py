@@ -7,10 +7,10 @@ from dataclasses import replace
 from introspect_cli.capture.options.capture_options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.terms.options import DiffOptions
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.records import Given, Kind
 from introspect_cli.script.ending import Ending
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.run import open_run
 
 QUICK = CaptureOptions(env=False, packages=False, source=False, quiet=True)
 

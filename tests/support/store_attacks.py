@@ -25,14 +25,13 @@ from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
-from introspect_cli.store.files.folders import HEADS, LOG, Folder
-from introspect_cli.store.format import tensorfile
-from introspect_cli.store.format.columns import padded
-from introspect_cli.store.format.log import BACK, CACHE, HEAD, START, STEP, Frames, chained
-from introspect_cli.store.format.schemas import FIRST_CHAIN
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store import tensorfile
+from introspect_cli.store.columns import FIRST_CHAIN, padded
+from introspect_cli.store.files import HEADS, LOG, Folder
+from introspect_cli.store.log import BACK, CACHE, HEAD, START, STEP, Frames, chained
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 TENSOR = 0xFEED
 INTERESTING = (

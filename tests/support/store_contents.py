@@ -31,8 +31,8 @@ from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.records import Given, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
 from introspect_cli.statistics import STATISTICS, Statistic
-from introspect_cli.store.format.batch import StepBatch, given_columns
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch, given_columns
+from introspect_cli.store.run_writer import StoreWriter
 
 SLOW = 10.0  # seconds of CPU; an ordinary answer takes a hundredth
 MEMORY = 1024  # MB

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from synthetic import batch, row
 
-from introspect_cli.store.files import folders
-from introspect_cli.store.read.run import RunState, open_run
-from introspect_cli.store.read.verify import verify_run
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store import files
+from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.verify import verify_run
 
 BIG = 400  # records a step for random kills, so that many land inside a write
 
@@ -135,7 +135,7 @@ def _dying(path, report, fatal, part):
         return write
 
     for name in ("write", "pwritev"):
-        setattr(folders.os, name, dying(getattr(os, name)))
+        setattr(files.os, name, dying(getattr(os, name)))
     write_forever(path, report, 4, steps=3)
 
 

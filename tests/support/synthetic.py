@@ -14,9 +14,9 @@ import numpy as np
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.format.batch import StepBatch
-from introspect_cli.store.write.rank_writer import RankWriter
-from introspect_cli.store.write.run_writer import StoreWriter
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.rank_writer import RankWriter
+from introspect_cli.store.run_writer import StoreWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

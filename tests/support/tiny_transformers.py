@@ -1,17 +1,14 @@
-"""Architectures of `transformers`, made tiny, with random weights and inputs: what the tests and `breadth.py` train."""
+"""Architectures of `transformers`, made tiny, with random weights and inputs: what the tests train."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -84,18 +81,6 @@ SIZES: dict[str, Any] = {
 }
 """What every configuration is made small with, as far as it knows the name."""
 
-DEPTHS = frozenset(name for name in SIZES if "layer" in name) | {"vocab_size", "max_position_embeddings", "n_positions"}
-"""Sizes that fit together with any width."""
-
-WIDE = SIZES | {"hidden_size": 512, "head_dim": 128}
-"""What fits with sections of rotary embeddings that a configuration lists."""
-
-ALIKE = SIZES | {"num_key_value_heads": 4}
-"""What fits where keys and values have as many heads as queries, whatever a configuration knows."""
-
-WAYS = (SIZES, ALIKE, WIDE, {key: SIZES[key] for key in sorted(DEPTHS)}, {})
-"""Sizes in the order in which they are tried."""
-
 DROP = object()
 """Stands for a size that a configuration knows and must not be given."""
 
@@ -131,16 +116,10 @@ NEEDS: dict[str, dict[str, Any]] = {
 """What some need beside the sizes."""
 
 
-def config_of(name: str, sizes: Mapping[str, Any] = SIZES) -> Any:
-    """A tiny configuration, nested ones included.
-
-    Args:
-        name: the type of the model.
-        sizes: what is made small, and how; those that a model needs beside them are given with the usual ones.
-    """
+def config_of(name: str) -> Any:
+    """A tiny configuration of a type of model, nested ones included."""
     cls = transformers.CONFIG_MAPPING[name]
-    needs = NEEDS.get(name, {}) if sizes is SIZES else {}
-    given = {key: value for key, value in (tiny(cls, sizes) | needs).items() if value is not DROP}
+    given = {key: value for key, value in (tiny(cls) | NEEDS.get(name, {})).items() if value is not DROP}
     for _ in range(len(SIZES)):
         try:
             return cls(**given)
@@ -151,19 +130,19 @@ def config_of(name: str, sizes: Mapping[str, Any] = SIZES) -> Any:
     raise AssertionError(name)
 
 
-def tiny(cls: Any, sizes: Mapping[str, Any] = SIZES) -> dict[str, Any]:
-    """The sizes that a configuration and those in it know, of some sizes."""
+def tiny(cls: Any) -> dict[str, Any]:
+    """The sizes that a configuration and those in it know."""
     taken = set(inspect.signature(cls).parameters) | set(getattr(cls, "attribute_map", {}))
-    chosen = {key: value for key, value in sizes.items() if key in taken}
+    chosen = {key: value for key, value in SIZES.items() if key in taken}
     for key, inner in (getattr(cls, "sub_configs", None) or {}).items():
         if inner.__name__ == "AutoConfig":
             with suppress(Exception):  # what it is made of by itself tells which class that is
                 made_of = type(getattr(cls(), key))
-                needs = NEEDS.get(made_of.model_type, {}) if sizes is SIZES else {}
-                chosen[key] = {**tiny(made_of, sizes), **needs, "model_type": made_of.model_type}
+                needs = NEEDS.get(made_of.model_type, {})
+                chosen[key] = {**tiny(made_of), **needs, "model_type": made_of.model_type}
                 chosen[key] = {name: value for name, value in chosen[key].items() if value is not DROP}
         elif inner.__name__ not in ("PreTrainedConfig", "PretrainedConfig"):
-            chosen[key] = tiny(inner, sizes)
+            chosen[key] = tiny(inner)
     return chosen
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from summaries import taken
 
-from introspect_cli.store.format.tensorfile import widened
+from introspect_cli.store.tensorfile import widened
 from introspect_cli.tensors import arrays
 from introspect_cli.tensors.summarizer import Summarizer
 

@@ -59,25 +59,6 @@ def test_any_single_bit_counts(of):
     assert len(set(sums)) == len(sums)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.flip(0),
-        lambda x: x.roll(1),
-        lambda x: x[torch.randperm(len(x))],
-        lambda x: torch.cat([x[1:2], x[:1], x[2:]]),
-        lambda x: torch.cat([-x[:2], x[2:]]),
-        lambda x: -x,
-        lambda x: x * (1 + 2**-23),
-        lambda x: torch.cat([x[:-1], torch.zeros(1)]),
-    ],
-)
-def test_order_sign_and_value_count(of, change):
-    x = torch.randn(1000)
-    first, second = of(x, change(x))
-    assert first != second
-
-
 def test_a_swap_of_pairs_with_equal_sums_counts(of):
     a, b = torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor([2.0, 3.0, 1.0, 4.0])
     assert len(set(of(a, b, a[[1, 0, 3, 2]], b[[1, 0, 3, 2]]))) == 4
@@ -156,24 +137,6 @@ def test_the_same_change_at_two_places_is_reported_from_two_other_places(bit, sp
         sums = change[first] + change[second]
         sums.sort()
         assert (np.diff(sums) != 0).all()
-
-
-@pytest.mark.sweep
-def test_millions_of_near_duplicates_do_not_collide():
-    # one element of equal ones set to a small integer, a nearby float or anything, in any place
-    rng = np.random.default_rng(2)
-    everything = []
-    for common in (0, 0x3F800000):
-        values = np.concatenate([np.arange(1, 129), common + np.arange(1, 129), rng.integers(0, 1 << 32, 128)])
-        values = np.unique(values.astype(U))
-        values = values[values != common]
-        places = np.arange(4096, dtype=U)
-        base = checksum_terms(np.full(4096, common, U), places)
-        everything += [base.sum() - base + checksum_terms(np.full(4096, value, U), places) for value in values]
-    sums = np.concatenate(everything)
-    assert len(sums) > 2_500_000
-    sums.sort()
-    assert (np.diff(sums) != 0).all()
 
 
 def test_low_and_high_bits_are_spread_evenly(of):

@@ -122,16 +122,6 @@ def test_packed_numbers_have_a_checksum_alone(summarizer):
     assert found["text"] != ""
 
 
-def test_checksums_alone_can_be_asked_for():
-    made = Summarizer(stats=False, sketch=False)
-    for tensor in (torch.randn(100), torch.randn(20, 30).t(), torch.randn(20_000).half()):
-        assert one(made, tensor)["checksum"] == fresh(tensor)["checksum"]
-    made.add(torch.ones(3))
-    table = taken(made)
-    assert (table.counts, table.floats, table.sketch) == ({}, {}, None)
-    made.close()
-
-
 def test_quantized_tensors_by_the_numbers_they_stand_for(summarizer):
     x = torch.randn(50)
     make = torch.quantize_per_tensor

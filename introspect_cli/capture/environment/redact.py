@@ -1,9 +1,13 @@
-"""Keep secrets out of a store: one rule for every text that a run keeps of its surroundings.
+"""Keep secrets out of a store: one rule for every text that a run keeps, its files among them.
 
 What a script is given, sets or raises may hold what is nobody else's business. A value is secret where its name says
 so (`--api-key`, `password=...`, a batch's `['token']`), or where it looks like a credential: a token with a known
 prefix, a password in a URL, what follows `Authorization:`. The value is replaced, the name stays, so that a diff can
 still say which setting there is. Names that only sound alike (`max_tokens`, `tokenizer`, `author`) are none.
+
+Code speaks of tokens, keys and sessions all the time, and what is left of it must still parse. So only strings and
+comments are looked at, and behind names that are as often of something else (`token`, `key`) only what looks as if
+somebody had drawn it by lot goes. In configuration, whatever a secret name introduces goes as a whole, in any format.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.store.files.folders import REDACTED
+from introspect_cli.store.files import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -95,11 +99,6 @@ def is_secret_name(name: str, patterns: tuple[str, ...] = ()) -> bool:
     if plain in _PLACES:
         return False
     return bool(_STRICT_NAME.search(plain) or _SECRET_NAME.search(_ALIKE.sub("", plain)))
-
-
-def is_strict_name(name: str) -> bool:
-    """Whether a name contains a word that is always of a secret (`password`, `api_key`), unlike `token` or `key`."""
-    return _STRICT_NAME.search(name.replace("-", "_")) is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -235,7 +234,7 @@ def nested_without_secrets(data: Any, patterns: tuple[str, ...] = ()) -> Any:
     """
     if isinstance(data, dict):
         return {
-            key: _redacted_leaves(item)
+            key: plain(item, secret=True)
             if isinstance(key, str) and is_secret_name(key, patterns)
             else nested_without_secrets(item, patterns)
             for key, item in data.items()
@@ -243,15 +242,6 @@ def nested_without_secrets(data: Any, patterns: tuple[str, ...] = ()) -> Any:
     if isinstance(data, (list, tuple)):
         return [nested_without_secrets(item, patterns) for item in data]
     return without_credentials(data) if isinstance(data, str) else data
-
-
-def _redacted_leaves(data: Any) -> Any:
-    """Data under a secret key: the same dicts and lists, with each value in them replaced but None and booleans."""
-    if isinstance(data, dict):
-        return {key: _redacted_leaves(item) for key, item in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_redacted_leaves(item) for item in data]
-    return data if data is None or isinstance(data, bool) else REDACTED
 
 
 def environment(variables: Mapping[str, str], patterns: Iterable[str] = ()) -> dict[str, str]:
@@ -286,3 +276,150 @@ def arguments(argv: Iterable[str], patterns: tuple[str, ...] = ()) -> list[str]:
             secret_next = is_secret
         shown.append(without_credentials(argument))
     return shown
+
+
+# --- files that a run keeps: its sources, and its configuration
+
+_TEXTS = re.compile(
+    r"(?P<comment>\#[^\n]*)"
+    r'|"""(?P<long>[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*)"""'
+    r"|'''(?P<long_>[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*)'''"
+    r'|"(?P<short>[^"\\\n]*(?:\\.[^"\\\n]*)*)"'
+    r"|'(?P<short_>[^'\\\n]*(?:\\.[^'\\\n]*)*)'",
+    re.DOTALL,
+)
+_BEFORE = re.compile(
+    r"(?:(?P<name>[\w.-]+)['\"]?\s*\]?\s*(?::[^=\n'\"]{0,60}=|=|:)|\(['\"](?P<asked>[\w.-]+)['\"]\s*,)"
+    r"\s*\(?\s*[rbfuRBFU]{0,2}\Z"
+)
+_FAR = 160
+"""Characters before a string in which its name is looked for."""
+_DEFAULT = re.compile(r"\b(?:default|value|fallback)\Z")
+_DRAWN = re.compile(r"(?=[^\s]*\d)(?=[^\s]*[A-Za-z])[^\s{}<>%/]{16,}", re.DOTALL)
+_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+_OF_A_COMMIT = re.compile(r"(?i)commit|revision|\brev\b|sha|hash|ref\b|version|digest|checksum")
+
+
+def source(text: str, patterns: tuple[str, ...] = ()) -> str:
+    """Text of a source file with secrets in strings and comments replaced; all other code stays as it is.
+
+    Args:
+        text: of the file.
+        patterns: globs of further secret names.
+    """
+    formed = prose_without_credentials(text) != text
+    pieces = []
+    done = 0
+    for match in _TEXTS.finditer(text):
+        group = str(match.lastgroup)
+        start, end = match.span(group)
+        body = clean = text[start:end]
+        if group != "comment" and _is_secret(text, match.start(), body, patterns):
+            clean = REDACTED
+        elif group.startswith("short") and "{" not in body and _STRICT_NAME.search(body):
+            clean = without_credentials(body)  # what is in the braces of an f-string has to stay an expression
+        elif formed:
+            clean = prose_without_credentials(body)
+        if clean != body:
+            pieces += [text[done:start], clean]
+            done = end
+    return "".join([*pieces, text[done:]])
+
+
+def _is_secret(text: str, start: int, body: str, patterns: tuple[str, ...]) -> bool:
+    """Whether the name before a string says that it is a secret, or it is 40 hex digits and no commit.
+
+    The name is that of a variable, key, argument or subscript, the first argument of the call, or, for a default, any
+    word of its line. Behind a name that is no strict one, the string must look drawn by lot: 16 characters or more,
+    with letters and digits.
+
+    Args:
+        text: of the file.
+        start: where the string begins in it.
+        body: of the string.
+        patterns: globs of further secret names.
+    """
+    if not body or body.isspace() or REDACTED in body:
+        return False
+    around = text[max(start - _FAR, 0) : start]
+    if _COMMIT.fullmatch(body):
+        return not _OF_A_COMMIT.search(around.rpartition("\n")[2])
+    if around.rstrip().rstrip("(rbfuRBFU").rstrip()[-1:] not in {"=", ":", ","}:
+        return False  # quickly: this is asked of each string
+    before = _BEFORE.search(around)
+    if before is None:
+        return False
+    name = before["name"] or before["asked"]
+    if _DEFAULT.search(name):  # add_argument("--password", default="...")
+        name = around[: before.start()].rpartition("\n")[2] or around[: before.start()]
+    by_lot = _DRAWN.fullmatch(body) is not None
+    strict = _STRICT_NAME.search(name.replace("-", "_")) is not None
+    return strict or (is_secret_name(name, patterns) and (by_lot or not is_secret_name(name)))
+
+
+_INTRODUCED = re.compile(
+    r"(?:^|(?<=[{,\[\s]))['\"]?(?P<name>[A-Za-z_][\w.-]{0,200})['\"]?[ \t]{0,20}[:=][ \t]{0,200}"
+    r"|^[ \t]{0,200}\[+(?P<section>[^\]\n]{1,200})\]+[ \t]*$",
+    re.MULTILINE,
+)
+"""A key before its value, or the heading of a section."""
+_QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'"
+_BRACKET = re.compile(rf"{_QUOTED}|[{{}}\[\]]")
+_SCALAR = re.compile(rf"{_QUOTED}|[^\n]*?(?=,?[ \t]*$)", re.MULTILINE | re.DOTALL)
+_FLOW_SCALAR = re.compile(rf"{_QUOTED}|[^\n,}}\]]*", re.DOTALL)
+_LINE_BELOW = re.compile(r",?[ \t]*\n(?P<indent>[ \t]*)(?P<rest>[^\n]*)")
+_HEADING = re.compile(r"^[ \t]*\[", re.MULTILINE)
+_FLAGS = frozenset({"true", "false", "null", "none", "yes", "no", "~"})
+
+
+def config(text: str, patterns: tuple[str, ...] = ()) -> str:
+    """Text of a configuration file in which what a secret name introduces is replaced, whatever the format.
+
+    That is a value, a bracket with all in it, the lines below a key, or a section. Lines keep their numbers, and flags
+    (true, null) stay.
+
+    Args:
+        text: of the file.
+        patterns: globs of further secret names.
+    """
+    pieces, done = [], 0
+    for match in _INTRODUCED.finditer(text):
+        names = (match["section"] or match["name"]).split(".")
+        if match.start() < done or not any(is_secret_name(name.strip("'\" "), patterns) for name in names):
+            continue
+        end = _end_of_value(text, match)
+        value = text[match.end() : end]
+        if value.strip() and value.strip().lower() not in _FLAGS:
+            blank = " " * match[0].endswith(":")  # YAML asks for one
+            shown = "" if match["section"] else f'{blank}"{REDACTED}"'
+            pieces += [text[done : match.end()], shown, "\n" * value.count("\n")]
+            done = end
+    return prose_without_credentials("".join([*pieces, text[done:]]))
+
+
+def _end_of_value(text: str, match: re.Match[str]) -> int:
+    """Where what a key or heading introduces ends: a section, a bracket, or a value with the lines indented below."""
+    start = match.end()
+    if match["section"]:
+        heading = _HEADING.search(text, start)
+        return heading.start() - 1 if heading is not None else len(text)
+    if text[start : start + 1] in {"{", "["}:
+        depth = 0
+        for bracket in _BRACKET.finditer(text, start):
+            depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket[0], 0)
+            if not depth:
+                return bracket.end()
+        return len(text)
+    line = text[text.rfind("\n", 0, match.start()) + 1 : start]
+    in_flow = text.lstrip().startswith("{") or "{" in line or "[" in line
+    scalar = (_FLOW_SCALAR if in_flow else _SCALAR).match(text, start)
+    end = start if scalar is None else scalar.end()
+    indent = len(line) - len(line.lstrip())
+    below = _LINE_BELOW.match(text, end)
+    while not in_flow and below is not None:
+        depth = len(below["indent"])
+        if below["rest"] and not (depth > indent or (depth == indent and below["rest"].startswith("- "))):
+            break
+        end = below.end()
+        below = _LINE_BELOW.match(text, end)
+    return end

@@ -15,9 +15,9 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from introspect_cli.capture.environment import sources
+from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.processes import described
-from introspect_cli.store.format.sources import LIMIT_FILE, LIMIT_RUN
+from introspect_cli.store.sources import LIMIT_FILE, LIMIT_RUN
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 
@@ -116,8 +116,6 @@ class SourceFiles:
 
         Where it is above the limit of a file or of all files, only its name is noted.
         """
-        from introspect_cli.capture.environment import redact_files
-
         assert self._keep is not None
         text, encoding = _decoded(data)
         if text is None:
@@ -125,7 +123,7 @@ class SourceFiles:
         if len(data) > LIMIT_FILE or self._bytes + len(data) > LIMIT_RUN:
             self._left_out.append(name)
             return
-        clean = redact_files.source(text, self._patterns)
+        clean = redact.source(text, self._patterns)
         self._keep(digest, data if clean == text else clean.encode(encoding, "surrogateescape"))
         self._kept.add(digest)
         self._bytes += len(data)

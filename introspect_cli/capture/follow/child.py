@@ -113,7 +113,7 @@ class Follower:
         from introspect_cli.capture.session import Session
         from introspect_cli.errors import StoreError
         from introspect_cli.script.target import Target
-        from introspect_cli.store.files.folders import CHILDREN
+        from introspect_cli.store.files import CHILDREN
 
         order, process = Order.parse(self.text), self.process
         code = process.script is None and process.module is None

@@ -19,7 +19,7 @@ from introspect_cli.capture.follow.orders import Note, Order, notes_in
 from introspect_cli.capture.processes import VARIABLE
 from introspect_cli.capture.ranks.launchers import new_run
 from introspect_cli.errors import UsageError
-from introspect_cli.store.write.launch import refuse_or_remove
+from introspect_cli.store.run_writer import refuse_or_remove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

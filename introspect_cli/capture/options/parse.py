@@ -77,8 +77,8 @@ def _absolute(run: str) -> str:
     Raises:
         UsageError: there is no such directory.
     """
-    from introspect_cli.store.remote.objects import is_remote
-    from introspect_cli.store.remote.pack import from_anywhere
+    from introspect_cli.store.pack import from_anywhere
+    from introspect_cli.store.remote import is_remote
 
     if not is_remote(run) and not Path(run).exists():
         raise UsageError(f"there is no run at {run} to compare with")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.write.rank_writer import RankWriter
+    from introspect_cli.store.rank_writer import RankWriter
 
 _PLAIN = frozenset({bool, int, float, str, complex, type(None)})
 _CHILDREN = (dict, OrderedDict)

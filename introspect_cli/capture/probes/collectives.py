@@ -35,7 +35,7 @@ from introspect_cli.capture.frames import Places
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
-from introspect_cli.store.write.launch import IN_FLIGHT
+from introspect_cli.store.run_writer import IN_FLIGHT
 from introspect_cli.tensors.views import unobserved
 from introspect_cli.texts import group_label
 

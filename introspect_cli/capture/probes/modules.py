@@ -35,7 +35,7 @@ from introspect_cli.tensors.views import unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.context import Context, Stack
     from introspect_cli.capture.naming.states import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
@@ -49,7 +49,7 @@ class ModuleProbe(OwnCalls):
     def __init__(self, context: Context, gradients: GradientProbe) -> None:
         """Watch nothing before `install`; `gradients` records the gradients of inputs and outputs."""
         super().__init__(context)
-        self.stack = context.stack
+        self._stacks = context.stacks
         self.values = ModuleValues(context, gradients)
         """Recorder of inputs and outputs."""
         self._names, self._draws = context.names, context.draws
@@ -59,7 +59,7 @@ class ModuleProbe(OwnCalls):
 
         While torch compiles or exports, and when the guard is off, it only calls the original.
         """
-        guarded, called = self._guarded, functools.partial(self._record_or_pass, original)
+        guarded, called = self._guarded, self._record_or_pass
         is_traced, flags = torch.compiler.is_dynamo_compiling, private_api.compile_flags
 
         # Dynamo traces into this; the first question is constant there, so nothing of introspect enters a graph.
@@ -68,7 +68,7 @@ class ModuleProbe(OwnCalls):
             """Run and record the call; only run it while torch compiles or exports, or with the guard off."""
             if is_traced() or flags._is_compiling_flag or not guarded.on:  # noqa: SLF001 - see `private_api`
                 return original(self, *args, **kwargs)
-            return called(self, args, kwargs)
+            return called(original, self, args, kwargs)
 
         return __call__
 
@@ -80,7 +80,7 @@ class ModuleProbe(OwnCalls):
 
         Only run it where the innermost call is of this very module, which calls it, or is not recorded.
         """
-        calls = self.stack.calls
+        calls = self._stacks.now.calls
         if calls and (calls[-1] is None or calls[-1] is self._names.find(module)):
             return original(module, *args, **kwargs)
         return self._record_or_pass(original, module, args, kwargs)
@@ -89,44 +89,59 @@ class ModuleProbe(OwnCalls):
     def _record_or_pass(
         self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a call of a module, and record it in a recorded step; tells the clock before an outermost call.
+        """Run a call of a module, and record it in a recorded step.
 
-        In a backward pass it is recorded in phase `recompute`. Not recorded: shape inference of pipeline stages,
-        modules that are not initialised, calls inside unrecorded ones, and all after a failure.
+        In a backward pass it is recorded in phase `recompute`. Calls inside unrecorded ones are not recorded.
         """
-        stack = self.stack
-        calls = stack.calls
-        in_backward = private_api.graph_task() != -1
-        if not calls and not in_backward:
-            if is_unfinished(module):
-                return original(module, *args, **kwargs)
-            stage = torch_distributed.in_stage()
-            if stage is not None and stage.what == "inference":
-                self._context.pipelines.note_stage(stage.stage, module)
-                return self._run_unrecorded(original, module, args, kwargs)
-            with self._guarded:
-                self._tell_clock(module, args, kwargs)
-                if stage is not None and stage.what == "forward" and stage.chunk >= 0:
-                    self._number_by_microbatch(stage, module)
-            if not self._guarded.on:  # that failed: what the call is for is not known
-                return original(module, *args, **kwargs)
+        stack = self._stacks.now
+        calls, in_backward = stack.calls, private_api.graph_task() != -1
         if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
+        if not calls and not in_backward:
+            return self._record_outermost(stack, original, module, args, kwargs)
         if not self._recorder.wanted:
             return self._run_unrecorded(original, module, args, kwargs)
         if not in_backward:
-            result = self._record_call(original, module, args, kwargs)
-            if not calls:
-                with self._guarded:
-                    self._note_callers(module, stack.outer)
-                with self._guarded, unobserved():
-                    self._context.clock.mark_graph(result)
-            return result
+            return self._record_call(stack, original, module, args, kwargs)
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
-            return self._record_call(original, module, args, kwargs)
+            return self._record_call(stack, original, module, args, kwargs)
         finally:
             stack.phase = phase
+
+    @uncounted
+    def _record_outermost(
+        self,
+        stack: Stack,
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a call outside of any other and of a backward pass: tell the clock, and record it in a wanted step.
+
+        Not recorded: shape inference of pipeline stages, modules that are not initialised, and all after a failure.
+        """
+        if is_unfinished(module):
+            return original(module, *args, **kwargs)
+        stage = torch_distributed.in_stage()
+        if stage is not None and stage.what == "inference":
+            self._context.pipelines.note_stage(stage.stage, module)
+            return self._run_unrecorded(original, module, args, kwargs)
+        with self._guarded:
+            self._tell_clock(module, args, kwargs)
+            if stage is not None and stage.what == "forward" and stage.chunk >= 0:
+                self._number_by_microbatch(stage, module)
+        if not self._guarded.on:  # that failed: what the call is for is not known
+            return original(module, *args, **kwargs)
+        if not self._recorder.wanted:
+            return self._run_unrecorded(original, module, args, kwargs)
+        result = self._record_call(stack, original, module, args, kwargs)
+        with self._guarded:
+            self._note_callers(module, stack.outer)
+        with self._guarded, unobserved():
+            self._context.clock.mark_graph(result)
+        return result
 
     @uncounted
     def _run_unrecorded(
@@ -136,8 +151,8 @@ class ModuleProbe(OwnCalls):
 
         Its module is named as if it were recorded, unless it is only evaluated or a compiler is tracing.
         """
-        calls = self.stack.calls
-        evaluates = self.stack.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
+        calls = self._stacks.now.calls
+        evaluates = self._stacks.now.outer is Phase.EVAL and not self._context.clock.trained.is_trained(module)
         if self._names.find(module) is None and private_api.tracing_state() is None and not evaluates:
             with self._guarded:
                 self._names.ensure_named(module, None)
@@ -161,7 +176,7 @@ class ModuleProbe(OwnCalls):
         ):
             return  # what we read now would become part of the traced graph
         with unobserved():
-            self.stack.outer = self._context.clock.outermost_forward(module)
+            self._stacks.now.outer = self._context.clock.outermost_forward(module)
 
     def _number_by_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
         """Number calls in a pipeline stage by its microbatch; in evaluation or an unrecorded step only note the stage.
@@ -170,7 +185,7 @@ class ModuleProbe(OwnCalls):
             found: what the stage is doing.
             module: of the stage.
         """
-        pipelines, trains = self._context.pipelines, self.stack.outer is not Phase.EVAL
+        pipelines, trains = self._context.pipelines, self._stacks.now.outer is not Phase.EVAL
         if trains and self._recorder.wanted:
             pipelines.number_forward(found.stage, found.chunk, module, self._recorder.step)
         else:
@@ -178,32 +193,38 @@ class ModuleProbe(OwnCalls):
 
     @uncounted
     def _record_call(
-        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        stack: Stack,
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Call `original(module, *args, **kwargs)`, and record inputs before and outputs after; returns its result."""
-        calls, own = self.stack.calls, self.stack.own
+        calls, own = stack.calls, stack.own
         state: ModuleState | None = None
         call = -1
         # The script may watch torch's functions itself; it must see its own calls only.
         with self._guarded, private_api.no_torch_function():
-            state, call = self._enter(module, args, kwargs)
+            state, call = self._enter(stack, module, args, kwargs)
         depth = len(calls)
         try:
             calls.append(state)  # in here: a signal handler may raise as soon as it is done
             result = original(module, *args, **kwargs)
         finally:
             del calls[depth:]
-            self.stack.own = own
-        if state is not None and call >= 0 and self._guarded.on:
+            stack.own = own
+        if call >= 0 and self._guarded.on:
+            assert state is not None
             with self._guarded:
                 if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
                     state.tagged, state.plain = True, None
                 with private_api.no_torch_function():
-                    self._leave(module, state, call, result)
+                    self._leave(stack, module, state, call, result)
         return result
 
     def _enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, stack: Stack, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ModuleState | None, int]:
         """Decide whether a call is recorded, and if so count it and record its inputs.
 
@@ -213,12 +234,11 @@ class ModuleProbe(OwnCalls):
         """
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
-        stack = self.stack
         caller = stack.calls[-1] if stack.calls else None
         state = self._names.states.get(id(module))
         is_plain = state is not None and state.plain is type(module) and state.reference() is module
         if not is_plain or caller is None or caller is state:
-            state, is_recorded = self._enter_special(module, caller, args, kwargs)
+            state, is_recorded = self._enter_special(stack, module, caller, args, kwargs)
             if not is_recorded:
                 return state, -1
         assert state is not None
@@ -230,7 +250,7 @@ class ModuleProbe(OwnCalls):
         return state, call
 
     def _enter_special(
-        self, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, stack: Stack, module: nn.Module, caller: ModuleState | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ModuleState | None, bool]:
         """Decide whether a call is recorded that may be outermost, of a wrapper, compiled or of an own `__call__`.
 
@@ -238,6 +258,7 @@ class ModuleProbe(OwnCalls):
         and `in_graph` of the stack, and `plain` and `compiled` of the module's state.
 
         Args:
+            stack: this thread's.
             module: what is called.
             caller: the module in whose call this is; None for an outermost call.
             args: its arguments.
@@ -247,7 +268,6 @@ class ModuleProbe(OwnCalls):
             the state under which calls inside this one are made, None where they are not recorded;
             and whether this call is recorded.
         """
-        stack = self.stack
         if is_unfinished(module):
             return None, False
         if caller is None and isinstance(module, ParametrizationList):
@@ -286,14 +306,14 @@ class ModuleProbe(OwnCalls):
             return state, False  # the compiler gave up and runs the module that its wrapper stands for
         if type(module) is not state.plain and has_own_call(type(module)):
             given = tensors_given(args, kwargs)
-            if caller is state and self.stack.own == (state, given):
+            if caller is state and stack.own == (state, given):
                 return state, False  # handed on: `__call__` to `forward`, or to the one of the class above
             stack.own = state, given
         if type(module) is not state.plain and is_plain_call(module) and not is_compiled and not state.compiled:
             state.plain = None if may_be_shares(state, module, args) else type(module)
         return state, True
 
-    def _leave(self, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
+    def _leave(self, stack: Stack, module: nn.Module, state: ModuleState, call: int, result: Any) -> None:
         """Record a call's outputs, tell the clock of an outermost one of training, and record gaps for hidden modules.
 
         Hidden are those in a compiled or scripted module, and in an encoder layer whose attention was not called.
@@ -301,8 +321,8 @@ class ModuleProbe(OwnCalls):
         if self._draws.moved():
             self._note_draws(state, call, before=False)
         if self.values.outputs and state.watched:
-            self.values.record_value(state, self.stack.phase, Kind.OUTPUT, call, "", result)
-        if not self.stack.calls and self.stack.phase is Phase.FORWARD:
+            self.values.record_value(state, stack.phase, Kind.OUTPUT, call, "", result)
+        if not stack.calls and stack.phase is Phase.FORWARD:
             clock = self._context.clock
             clock.tell(clock.on_root_left, module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
@@ -316,7 +336,7 @@ class ModuleProbe(OwnCalls):
 
     def _phase_of_call(self) -> Phase:
         """`RECOMPUTE` inside a backward pass, else the phase that the clock gave to the last outermost call."""
-        return Phase.RECOMPUTE if private_api.graph_task() != -1 else self.stack.outer
+        return Phase.RECOMPUTE if private_api.graph_task() != -1 else self._stacks.now.outer
 
     def _note_draws(self, state: ModuleState, call: int, *, before: bool) -> None:
         """Record the states of generators that have moved since the last look, under this call.
@@ -328,8 +348,8 @@ class ModuleProbe(OwnCalls):
             call: number of its call.
             before: True as the call begins, for draws of what ran before it; False at its end, for its own.
         """
-        if state.watched and self.stack.phase is not Phase.RECOMPUTE:
-            self._context.draws.note(self.stack.phase, state.fqn, call, before=before)
+        if state.watched and self._stacks.now.phase is not Phase.RECOMPUTE:
+            self._context.draws.note(self._stacks.now.phase, state.fqn, call, before=before)
 
     def _record_hidden(self, module: nn.Module, state: ModuleState, call: int) -> None:
         """At a step's first call of a compiled, scripted or fused module, record a gap for each output inside it.
@@ -343,5 +363,5 @@ class ModuleProbe(OwnCalls):
             if inner is None or inner is state or inner.called(self._recorder.step) or not inner.watched:
                 continue
             if wrapped(child) is None:
-                site = self._context.site(inner, self.stack.phase, Kind.OUTPUT)
+                site = self._context.site(inner, self._stacks.now.phase, Kind.OUTPUT)
                 self._recorder.gap(site, f"inside {how_hidden(module)} {state.fqn}")

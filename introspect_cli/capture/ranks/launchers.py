@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.write.launch import Launch
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run_writer import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.records import Site
-    from introspect_cli.store.write.launch import Launch
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.run_writer import Launch, StoreWriter
 
 _MADE = {"divergence": "a divergence", "nan": "a NaN or an infinity"}
 

@@ -23,7 +23,7 @@ from introspect_cli.capture.recording.sites import Row, Sites
 from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock, save_tensor
 from introspect_cli.capture.recording.step_policy import Records
 from introspect_cli.errors import StoreError
-from introspect_cli.schedule.rules import NEVER
+from introspect_cli.schedule.rules import ALWAYS, NEVER
 from introspect_cli.tensors.kernels import KERNELS, new_lock, new_numbers
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.recording.step_policy import StepPolicy
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
-    from introspect_cli.store.write.rank_writer import RankWriter
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.run_writer import StoreWriter
     from introspect_cli.tensors.summarizer import Summarizer
 
 
@@ -401,7 +401,7 @@ class Recorder:
                 save_tensor(self._store, checksum, value)
             last = self._rank.last_step
             if last is None or last < ended.step:
-                self._append(block)
+                self._append(block, expires=expiry < ALWAYS)
             self.steps_written += 1
             if policy.box is not None:
                 not_finite = records is not None and (records.has_nan() or records.is_infinite())
@@ -416,14 +416,14 @@ class Recorder:
         layouts, layout = self.summarizer.layouts, block.columns.layout
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
-    def _append(self, block: StepBlock) -> None:
+    def _append(self, block: StepBlock, *, expires: bool) -> None:
         """Append a step to the rank's stream, after those layouts that the store has not got yet."""
         message = block.complete()
         # Those that records have are only ever added to, so the store gives them the same numbers.
         while self._layouts <= message.largest("layout"):
             self._rank.layout(self.summarizer.layouts[self._layouts])
             self._layouts += 1
-        self._rank.append(block.ended.step, message, block.ended.labels)
+        self._rank.append(block.ended.step, message, block.ended.labels, expires=expires)
 
     def _empty(self) -> None:
         """Clear the current rows and copies, and give the black box's next step its full share. Lock held."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import threading
 
     from introspect_cli.records import Given
-    from introspect_cli.store.write.rank_writer import RankWriter
+    from introspect_cli.store.rank_writer import RankWriter
 
 
 NO_INFO = SiteInfo()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from introspect_cli.store.format.batch import given_columns, short_texts
-from introspect_cli.store.format.columns import sparse_texts
+from introspect_cli.store.batch import given_columns, short_texts
+from introspect_cli.store.columns import sparse_texts
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
-    from introspect_cli.store.format.batch import Array
-    from introspect_cli.store.format.columns import Message
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.batch import Array
+    from introspect_cli.store.columns import Message
+    from introspect_cli.store.run_writer import StoreWriter
     from introspect_cli.tensors.columns import EndedRows
     from introspect_cli.tensors.summarizer import Summarizer
 

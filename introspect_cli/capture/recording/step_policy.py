@@ -19,7 +19,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import ALWAYS, NEVER, Schedule
 from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA
-from introspect_cli.store.read.step_reader import l2_norm
+from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.options.capture_options import CaptureOptions
     from introspect_cli.capture.recording.black_box import BlackBox
-    from introspect_cli.store.write.rank_writer import RankWriter
-    from introspect_cli.store.write.run_writer import StoreWriter
+    from introspect_cli.store.rank_writer import RankWriter
+    from introspect_cli.store.run_writer import StoreWriter
 
 HISTORY = 100
 MIN_LOSSES = 5
@@ -267,7 +267,7 @@ class StepPolicy:
         if not gone or self._gave_up:
             return
         try:
-            self._rank.thin(sorted(gone), "last")
+            self._rank.thin(sorted(gone))
         except StoreError as error:
             self._gave_up = True
             self._note(f"{error}; no step is dropped from here on")

@@ -13,21 +13,17 @@ from introspect_cli.compare.answer.compared import (
     agreement,
     notes_on,
 )
+from introspect_cli.compare.result import DiffResult, Resumption, Verdict
 from introspect_cli.compare.say import head_of, resumed_rightly
 from introspect_cli.compare.settings.settings import (
     Blame,
     notes_on_some_ranks,
     setting_changes,
 )
-from introspect_cli.compare.terms.result import (
-    DiffResult,
-    Resumption,
-    Verdict,
-)
 
 if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
-    from introspect_cli.compare.terms.result import Resumption
+    from introspect_cli.compare.result import Resumption
 
 
 # --- the answer

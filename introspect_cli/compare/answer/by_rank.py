@@ -17,33 +17,32 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from introspect_cli.compare.answer.compared import Compared, copies_note
-from introspect_cli.compare.correspondence import Correspondence, correspond, other_roots
+from introspect_cli.compare.comparison import Comparison
+from introspect_cli.compare.ledger import At
+from introspect_cli.compare.match import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told, what
 from introspect_cli.compare.settings.settings import tensor_files
-from introspect_cli.compare.step.comparison import Comparison
-from introspect_cli.compare.terms.at import At
-from introspect_cli.compare.terms.distance import Tensors
-from introspect_cli.compare.terms.sites import KINDS, Mask, evaluating, kind_code, phase_code, selected
-from introspect_cli.compare.terms.watched import STATE_KINDS
+from introspect_cli.compare.table import KINDS, Mask, Tensors, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
+from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, Phase, Site
-from introspect_cli.store.ranks.tasks import MANY, ended_unevenly, tasks_of
-from introspect_cli.store.remote.pieces import prefetch
+from introspect_cli.store.remote import prefetch
+from introspect_cli.store.tasks import MANY, ended_unevenly, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.step.outcome import RankOutcome
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.steps import Paired
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.sites import Columns, Ids
-    from introspect_cli.store.ranks.tasks import Task, Work
-    from introspect_cli.store.read.run import Run
-    from introspect_cli.store.read.step_reader import Reader
+    from introspect_cli.compare.table import Columns, Ids
+    from introspect_cli.store.reader import Reader
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Task, Work
 
 _LEAST = 4_000
 """Records that are counted in the time that opening a step of both runs takes."""

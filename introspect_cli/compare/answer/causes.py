@@ -7,18 +7,14 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
+from introspect_cli.compare.result import Candidate, Certainty, SettingChange
 from introspect_cli.compare.settings.differences import describe, on_one_line
 from introspect_cli.compare.settings.settings import (
     ARGUMENT,
     MADE_BY_CODE,
     rounds_differently,
 )
-from introspect_cli.compare.terms.result import (
-    Candidate,
-    Certainty,
-    SettingChange,
-)
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.run import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +23,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import (
         Raised,
     )
-    from introspect_cli.compare.terms.result import Finding
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.store.run import Run
 
 
 # --- what may have caused it, in one ranked list

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Known
+from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of, sentence_of
+from introspect_cli.compare.result import Counts, Separate, Verdict
 from introspect_cli.compare.say import listed, some, told, what, what_diverges
-from introspect_cli.compare.step.outcome import NAMES, RESULTS, TRAINED
-from introspect_cli.compare.step.structure import changes_of, sentence_of
-from introspect_cli.compare.terms.distance import Layouts, nan_throughout
-from introspect_cli.compare.terms.evidence import Known
-from introspect_cli.compare.terms.result import Counts, Separate, Verdict
-from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.terms.watched import (
+from introspect_cli.compare.table import OTHER, Layouts, nan_throughout
+from introspect_cli.compare.watched import (
     blindness_notes,
     chooses_modules,
     has_failed,
@@ -41,12 +39,11 @@ from introspect_cli.texts import count, rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Divergence, StructureChange
+    from introspect_cli.compare.result import DiffOptions, Divergence, StructureChange
     from introspect_cli.compare.wholes import Splits
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 # --- exceptions that ended a run

@@ -15,6 +15,9 @@ from introspect_cli.compare.answer.compared import (
     subject_of,
 )
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
+from introspect_cli.compare.evidence import RANDOM, Known, Thing
+from introspect_cli.compare.names import ancestors, owner_of
+from introspect_cli.compare.outcome import strip_of
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
@@ -22,6 +25,19 @@ from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.reasons.view import View
+from introspect_cli.compare.result import (
+    DiffResult,
+    Divergence,
+    Fact,
+    Origin,
+    Part,
+    Resumption,
+    Role,
+    Separate,
+    SettingChange,
+    Size,
+    Verdict,
+)
 from introspect_cli.compare.resumed import RATES
 from introspect_cli.compare.say import head_of, how_far, parts_words, sentence, thing, told, what
 from introspect_cli.compare.settings.beginning import (
@@ -41,23 +57,7 @@ from introspect_cli.compare.settings.settings import (
     Blame,
     setting_changes,
 )
-from introspect_cli.compare.step.overview import strip_of
-from introspect_cli.compare.terms.evidence import RANDOM, Known, Thing
-from introspect_cli.compare.terms.names import ancestors, owner_of
-from introspect_cli.compare.terms.result import (
-    DiffResult,
-    Divergence,
-    Fact,
-    Origin,
-    Part,
-    Resumption,
-    Role,
-    Separate,
-    SettingChange,
-    Size,
-    Verdict,
-)
-from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.answer.compared import Compared
     from introspect_cli.compare.changes.statements import CodeChanges
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.settings.beginning import Event
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.result import Resumption
     from introspect_cli.records import ModuleInfo
 
 

@@ -1,4 +1,4 @@
-"""Answer for two implementations of one model, whose values are paired by content (`values.py`) and not by name."""
+"""Answer for two implementations of one model, whose values are paired by content (`match.py`) and not by name."""
 
 from __future__ import annotations
 
@@ -6,30 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
+from introspect_cli.compare.evidence import Evidence, Known, Thing
+from introspect_cli.compare.match import CLOSE, are_ports, ends, flow_of, sketch_distance
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Fact, Origin, Role, StructureChange, Verdict
 from introspect_cli.compare.say import amount, named, some, thing, what
-from introspect_cli.compare.terms.evidence import Evidence, Known, Thing
-from introspect_cli.compare.terms.result import (
-    Counts,
-    DiffResult,
-    Divergence,
-    Fact,
-    Origin,
-    Role,
-    StructureChange,
-    Verdict,
-)
-from introspect_cli.compare.terms.watched import is_list, is_ordered
-from introspect_cli.compare.values import CLOSE, are_ports, ends, flow_of, sketch_distance
+from introspect_cli.compare.watched import is_list, is_ordered
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.compare.terms.options import DiffOptions
-    from introspect_cli.compare.terms.result import Finding
-    from introspect_cli.compare.values import Flow, ModulePair, Value, ValuePair
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.match import Flow, ModulePair, Value, ValuePair
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import DiffOptions, Finding
+    from introspect_cli.store.run import Run
 
 _BY_NAME = StructureChange, Origin
 """Findings of a comparison by name, which say nothing of two implementations."""

@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.step.rests_on import PASSES
-from introspect_cli.compare.terms.distance import ROUNDING
-from introspect_cli.compare.terms.evidence import Cause, Known, with_state
-from introspect_cli.compare.terms.sites import PHASES
-from introspect_cli.compare.terms.table import EQUAL, OTHER
+from introspect_cli.compare.step import PASSES
+from introspect_cli.compare.table import EQUAL, OTHER, PHASES, ROUNDING
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.format.batch import scale_between
+from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.result import Finding
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
 
 
 _REST = 1e-5

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.terms.evidence import Cause, Evidence
-from introspect_cli.compare.terms.result import Role
+from introspect_cli.compare.evidence import Cause, Evidence
+from introspect_cli.compare.result import Role
+from introspect_cli.compare.step import RESTS_ON, Place, rests_on
 
 if TYPE_CHECKING:
     import re
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.step import Step
     from introspect_cli.records import Kind
 
 KERNEL_WEIGHTS = {"runtime": 0.75, "packages": 0.6, "hardware": 0.55}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
@@ -28,10 +29,8 @@ from introspect_cli.compare.settings.beginning import (
     find_later_beginning,
     find_script_seedings,
 )
-from introspect_cli.compare.step.rests_on import Place, random_at_start
-from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.sites import Alignment, Ids, kind_code, of_kinds, phase_code
-from introspect_cli.compare.terms.table import OTHER, Table
+from introspect_cli.compare.step import Place, random_at_start
+from introspect_cli.compare.table import OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.evidence import Cause
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
 
 
 class Draw(NamedTuple):

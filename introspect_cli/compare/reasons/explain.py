@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
+from introspect_cli.compare.evidence import RANDOM, Evidence, Known
 from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
+from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, how_far, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
-from introspect_cli.compare.step.rests_on import lacks_gradient
-from introspect_cli.compare.terms.evidence import RANDOM, Evidence, Known
-from introspect_cli.compare.terms.result import Certainty, Finding, Role
-from introspect_cli.compare.terms.table import EQUAL, NOT_SEEN, WITHIN
+from introspect_cli.compare.step import lacks_gradient
+from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.texts import count
 

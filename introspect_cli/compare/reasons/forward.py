@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
+from introspect_cli.compare.names import THEN
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.draws import side_that_draws
 from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, is_kept, often, same_values
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.step.rests_on import (
+from introspect_cli.compare.step import (
     LEFT_OUT,
     RESTS_ON,
     Place,
@@ -23,16 +25,13 @@ from introspect_cli.compare.step.rests_on import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.terms.evidence import RANDOM, Cause, Known, Thing
-from introspect_cli.compare.terms.names import THEN
-from introspect_cli.compare.terms.sites import KINDS
-from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.table import KINDS, OTHER
 from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
 
 # --- when a module's call, or what runs between the modules inside it, is where the runs part
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.evidence import Cause
-    from introspect_cli.compare.terms.result import Divergence, Finding
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import Divergence, Finding
+    from introspect_cli.compare.step import Step
+    from introspect_cli.store.run import Run
 
 _CLOSE, _APART = 1e-4, 1e-2
 _SHOWN = 8

@@ -10,17 +10,17 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
-from introspect_cli.compare.terms.evidence import Cause, Known, with_state
-from introspect_cli.compare.terms.result import Role
+from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
+    from introspect_cli.compare.step import Step
 
 
 def _name_pattern(pattern: str) -> re.Pattern[str]:

@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.names import FORWARD
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.step.rests_on import RESTS_ON, Place, rests_on
-from introspect_cli.compare.terms.names import FORWARD
-from introspect_cli.compare.terms.sites import kind_code
-from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.step import RESTS_ON, Place, rests_on
+from introspect_cli.compare.table import OTHER, kind_code
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
-from introspect_cli.store.format.batch import scale_between
+from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.evidence import Cause
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
     from introspect_cli.records import Site
 
 _CLOSE, _EXACT = 1e-3, 1e-4

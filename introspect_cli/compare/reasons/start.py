@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Cause, Known, Thing
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
+from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.say import finds, found, what
 from introspect_cli.compare.settings.beginning import find_filling
-from introspect_cli.compare.step.rests_on import updates_by_hand
-from introspect_cli.compare.terms.evidence import Cause, Known, Thing
-from introspect_cli.compare.terms.result import Role, Size
-from introspect_cli.compare.terms.table import EQUAL, OTHER
+from introspect_cli.compare.step import updates_by_hand
+from introspect_cli.compare.table import EQUAL, OTHER
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
 
 TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 

@@ -6,25 +6,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.match import tied_to
+from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.outcome import drawn_one_sided_start
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
+from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
-from introspect_cli.compare.step.rests_on import Place, backward
-from introspect_cli.compare.step.structure import drawn_one_sided_start
-from introspect_cli.compare.terms.evidence import Cause, Known
-from introspect_cli.compare.terms.names import FORWARD, owner_of
-from introspect_cli.compare.terms.result import Role
-from introspect_cli.compare.terms.sites import PHASES, kind_code, phase_code
-from introspect_cli.compare.terms.table import OTHER
-from introspect_cli.compare.values import tied_to
+from introspect_cli.compare.step import Place, backward
+from introspect_cli.compare.table import OTHER, PHASES, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.result import Finding
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_state
+from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
@@ -16,7 +18,7 @@ from introspect_cli.compare.settings.hyperparameters import (
     recorded_names,
 )
 from introspect_cli.compare.settings.settings import chooses_kernel
-from introspect_cli.compare.step.rests_on import (
+from introspect_cli.compare.step import (
     PASSES,
     Place,
     drawn_from,
@@ -26,19 +28,16 @@ from introspect_cli.compare.step.rests_on import (
     state_before,
     value_before,
 )
-from introspect_cli.compare.terms.evidence import Cause, Evidence, Known, Thing, with_state
-from introspect_cli.compare.terms.names import FORWARD, owner_of
-from introspect_cli.compare.terms.sites import KINDS
-from introspect_cli.compare.terms.table import OTHER
+from introspect_cli.compare.table import KINDS, OTHER
 from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.reasons.view import View
-    from introspect_cli.compare.step.step import Step
-    from introspect_cli.compare.terms.result import Finding
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
 
 
 def optimizer_cause(step: Step, position: int) -> Cause | None:

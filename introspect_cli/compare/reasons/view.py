@@ -5,22 +5,32 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.evidence import Known, Thing
+from introspect_cli.compare.names import FORWARD, ancestors, owner_of
+from introspect_cli.compare.result import Role, SettingChange, Size
 from introspect_cli.compare.settings.beginning import events_of, parting
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
-from introspect_cli.compare.step.rests_on import unseen_inside
-from introspect_cli.compare.terms.evidence import Known, Thing
-from introspect_cli.compare.terms.names import FORWARD, ancestors, owner_of
-from introspect_cli.compare.terms.result import Role, SettingChange, Size
-from introspect_cli.compare.terms.sites import KINDS, PHASES, kind_code, of_kinds
-from introspect_cli.compare.terms.table import DIFFERENT, EQUAL, NOT_SEEN, OTHER, UNUSED, WITHIN
+from introspect_cli.compare.step import unseen_inside
+from introspect_cli.compare.table import (
+    DIFFERENT,
+    EQUAL,
+    KINDS,
+    NOT_SEEN,
+    OTHER,
+    PHASES,
+    UNUSED,
+    WITHIN,
+    kind_code,
+    of_kinds,
+)
 from introspect_cli.records import SCALER, SETTING_KINDS, Kind, ModuleInfo, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from introspect_cli.compare.step.outcome import RankOutcome
-    from introspect_cli.store.read.manifests import Settings
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.store.run import Settings
 
 Pair = tuple[str, str]
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.say import event_words, found
-from introspect_cli.compare.terms.names import generator_of
-from introspect_cli.compare.terms.watched import passes_over
+from introspect_cli.compare.watched import passes_over
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from introspect_cli.compare.terms.result import Divergence, Finding
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import Divergence, Finding
+    from introspect_cli.store.run import Run
 
 DOCUMENT = "beginning"
 """The settings document that a capture notes it in; it is compared here alone."""

@@ -14,7 +14,7 @@ from introspect_cli.texts import begin_alike
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.terms.result import SettingChange
+    from introspect_cli.compare.result import SettingChange
 
 
 class Difference(NamedTuple):

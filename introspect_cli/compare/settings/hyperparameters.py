@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import Difference, unequal
-from introspect_cli.compare.terms.sites import KINDS
+from introspect_cli.compare.table import KINDS
 from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from introspect_cli.compare.terms.table import Table
+    from introspect_cli.compare.table import Table
 
 OPTIMIZERS = "optimizers"
 """The document of a run's optimizers, and the source of what differs in it."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from introspect_cli.compare.result import SettingChange
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import (
@@ -30,10 +31,9 @@ from introspect_cli.compare.settings.differences import (
     unequal_values,
 )
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED, optimizer_differences
-from introspect_cli.compare.terms.result import SettingChange
-from introspect_cli.compare.terms.watched import is_list
+from introspect_cli.compare.watched import is_list
 from introspect_cli.errors import StoreError
-from introspect_cli.store.format.documents import gpu_names
+from introspect_cli.store.documents import gpu_names
 from introspect_cli.texts import begin_alike, clean, rank_list
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 # --- files that a run read

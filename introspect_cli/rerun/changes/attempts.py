@@ -14,16 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.changes.statements import Change
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.settings.settings import arguments
-from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import apply_edits
 from introspect_cli.rerun.changes.elements import Element, command_line, on_axis
 from introspect_cli.rerun.changes.texts import encode_text, opened_files
 from introspect_cli.rerun.place import build_place
 from introspect_cli.rerun.variant import Reference, Rerun, capture
-from introspect_cli.store.read.run import open_run
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.run import Sources, open_run
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.settings import ARGUMENT, ENV_NOISE, OPTION, arguments
-from introspect_cli.store.files.folders import REDACTED
+from introspect_cli.store.files import REDACTED
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 _DOCUMENTS = {"argument": "command", "environment": "environment", "capture": "seeds"}
 """Settings document by axis; `capture` is an option of `introspect capture` that changes the run."""

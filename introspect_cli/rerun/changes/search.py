@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import DiffOptions, DiffResult, Verdict
 from introspect_cli.compare.say import listed, some
-from introspect_cli.compare.terms.options import DiffOptions
-from introspect_cli.compare.terms.result import DiffResult, Verdict
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.attempts import Attempts, OutOfRunsError
 from introspect_cli.rerun.changes.elements import Element, count_by_kind, place_of
 from introspect_cli.rerun.changes.sides import likely_first, sides_of
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.rerun.variant import Reference
-from introspect_cli.store.files.folders import RUNS
-from introspect_cli.store.read.run import open_run
+from introspect_cli.store.files import RUNS
+from introspect_cli.store.run import open_run
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:

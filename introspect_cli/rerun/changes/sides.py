@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.terms.result import DiffResult
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.compare.result import DiffResult
+    from introspect_cli.store.run import Run
 
 _SHOWN = 5
 _UNRANKED = 1 << 30

@@ -14,14 +14,14 @@ from importlib.util import decode_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.store.read.source_texts import Sources
+from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from introspect_cli.rerun.recipe import Recipe
-    from introspect_cli.store.read.run import Run
+    from introspect_cli.store.run import Run
 
 
 @dataclass(frozen=True)

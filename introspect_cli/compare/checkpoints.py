@@ -1,0 +1,652 @@
+"""Two checkpoints: which tensors differ, and which are the same under other names or in another form.
+
+A checkpoint is one moment, without a first divergence: the answer counts tensors. A tensor that one side lacks may be
+there under another name (tied weights are saved once or twice), transposed, or as a part of a larger one. Checksums
+find equal bits under other names; extrema and moments, which neither order nor cutting changes, find candidates for
+transposes and parts; one of another element type may hold the same values rounded. The elements prove it where both
+files can be read again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.elements import rounded
+from introspect_cli.compare.ledger import At
+from introspect_cli.compare.match import distinctive_values, parameters, same_numbers
+from introspect_cli.compare.moment import MODEL, OF_A_MODEL
+from introspect_cli.compare.result import (
+    DiffResult,
+    Divergence,
+    Origin,
+    SettingChange,
+    Size,
+    StructureChange,
+    Verdict,
+)
+from introspect_cli.compare.say import far, key_of, listed, some
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.table import ROUNDING, columns
+from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from introspect_cli.compare.match import Merge, Value
+    from introspect_cli.compare.names import Rename
+    from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.store.run import Run
+
+
+_MAX_NAMED = 3
+_MAX_SETTINGS = 4
+_MAX_PERMUTED = 4
+"""Parts of one tensor that are put together in every order."""
+_PROGRESS = re.compile(r"(^|[._])(global_step|step|steps|epoch|iteration|lr)$")
+"""Settings that say how far a training is."""
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """A tensor of a that b holds in another form.
+
+    Attributes:
+        a: its name, or those of several that are one in b, in their order.
+        b: its name in b, or those of several.
+        form: `tied` (equal bits under another name), `transposed`, `merged`, or `constant` (the same number all over).
+        proven: whether the elements are the same; None where they could not be compared.
+    """
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    form: str
+    proven: bool | None
+
+
+@dataclass
+class Differences:
+    """How two checkpoints differ.
+
+    Attributes:
+        counts: tensors that both have, by kind.
+        differ: those whose values differ, the largest distance first.
+        shapes: those with another shape.
+        casts: those of another element type, by the types in a and in b.
+        forms: what one has in another form than the other.
+        only: what a alone has, and what b alone has.
+        kinds: kinds that a alone holds, and that b alone holds.
+        unread: tensors that could not be read.
+        within: values that differ within the tolerance or noise given.
+        run: `a` or `b`, where that is the moment of a run and no checkpoint; "" where both are checkpoints.
+        moment: which moment, in words.
+        unrecorded: tensors of the checkpoint that the run has not recorded, and buffers that the checkpoint lacks.
+    """
+
+    counts: Counter[Kind]
+    differ: list[Divergence]
+    shapes: list[Divergence]
+    casts: dict[tuple[str, str], list[Divergence]]
+    forms: list[TensorForm]
+    only: tuple[list[Divergence], list[Divergence]]
+    kinds: tuple[list[Kind], list[Kind]]
+    unread: int
+    within: int
+    run: str = ""
+    moment: str = ""
+    unrecorded: list[Divergence] = field(default_factory=list)
+
+    @property
+    def every(self) -> list[Divergence]:
+        """Tensors that differ, in this order: in shape, in a alone, in b alone, in value or type (farthest first).
+
+        The last ones in the order of `_model_then_farthest`; forms and `unrecorded` are left out.
+        """
+        casts = [tensor for tensors in self.casts.values() for tensor in tensors]
+        return [*self.shapes, *self.only[0], *self.only[1], *sorted([*self.differ, *casts], key=_model_then_farthest)]
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNDECIDED if no tensor is in both; else DIVERGED if anything differs (`every`) or a form is disproven.
+
+        Else UNDECIDED if any tensor could not be read or any form is not proven; else SAME.
+        """
+        proofs = {form.proven for form in self.forms}
+        if not self.counts.total():
+            return Verdict.UNDECIDED
+        if self.every or False in proofs:
+            return Verdict.DIVERGED
+        return Verdict.UNDECIDED if self.unread or None in proofs else Verdict.SAME
+
+    def of_kinds(self, kinds: Iterable[Kind]) -> int:
+        """How many tensors of these kinds both checkpoints have."""
+        return sum(self.counts[kind] for kind in kinds)
+
+
+def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> DiffResult:
+    """The answer for two checkpoints (or a checkpoint and a moment of a run), made from that of comparing them as runs.
+
+    Divergences are listed up to the limit asked for. `training`, `evaluation` and `strip` are emptied, and changes of
+    structure and origins taken from `findings`.
+
+    Args:
+        answer: of the comparison as runs.
+        runs: the checkpoints a and b.
+        asked: the options as the user gave them.
+        outcome: of their only rank.
+    """
+    differences = _differences(runs, asked, outcome)
+    verdict, every = differences.verdict, differences.every
+    settings = tuple(sorted(answer.settings, key=lambda one: (not _PROGRESS.search(one.name), "sched" in one.name)))
+    names = [change.text for change in answer.structure if change.change == "renamed"]
+    if not asked.rename and outcome.match.patterns and not differences.run:
+        names.append(_prefixed(*outcome.match.patterns[0]))
+    # what the files do not tell; not what captures of runs leave out
+    notes = [f"{name}: {text}." for name, run in zip("ab", runs, strict=True) for text in run.manifest["not_observed"]]
+    sentence, evidence = sentence_of(differences, runs, settings)
+    if names:
+        more = f", and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        evidence.append(f"names differ: {'; '.join(names[:_MAX_NAMED])}{more}")
+    steps = [_optimizer_step(run) for run in runs]
+    if steps[0] != steps[1] and None not in steps:
+        a, b = (count(int(step or 0), "step") for step in steps)
+        evidence.append(f"the optimizer has made {a} in a and {b} in b")
+    first = every[0] if every and verdict is Verdict.DIVERGED else None
+    return replace(
+        answer.unexplained(),
+        subject="checkpoints",
+        verdict=verdict,
+        sentence=sentence,
+        evidence=tuple(evidence),
+        settings=settings,
+        first=first,
+        candidates=(first,) if first is not None else (),
+        divergences=tuple(every if asked.limit is None or asked.whole_step else every[: asked.limit]),
+        notes=tuple(notes),
+        counts=replace(answer.counts, diverged=len(every)),
+        training=None,
+        evaluation=None,
+        strip=(),
+        findings=tuple(one for one in answer.findings if not isinstance(one, (StructureChange, Origin))),
+    )
+
+
+def _prefixed(pattern: str, new: str) -> str:
+    """Clause that names in a and b differ by a prefix.
+
+    Args:
+        pattern: regular expression of `checkpoint_options` for the prefix in a.
+        new: the prefix in b; "" for none.
+    """
+    old = "" if pattern == OF_A_MODEL else re.sub(r"[\^\\]", "", pattern)
+    if old and new:
+        return f"{old} before names in a is {new} in b"
+    return f"names in {'a' if old else 'b'} have {old or new} before them"
+
+
+def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome) -> Differences:
+    """How two checkpoints differ, in kinds that both have; tensors in other forms are matched, which reads them.
+
+    Where one is a moment of a run, what one side alone has may not have been recorded: it goes to `unrecorded`, but for
+    parameters of the run.
+
+    Args:
+        runs: the checkpoints a and b.
+        asked: the options as the user gave them.
+        outcome: of comparing them by name.
+    """
+    changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
+    one, two = (_count_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
+    common = one.keys() & two.keys()
+    every = [tensor for tensor in outcome.listed if tensor.site.kind in common]
+    only = [tensor for tensor in every if tensor.only == "a"], [tensor for tensor in every if tensor.only == "b"]
+    forms = Forms(runs, only, outcome)
+    shapes = forms.match_all(only, [tensor for tensor in every if len(_layouts(tensor, "shape")) > 1])
+    plain = [tensor for tensor in every if not tensor.only and len(_layouts(tensor, "shape")) == 1]
+    casts: dict[tuple[str, str], list[Divergence]] = {}
+    for tensor in plain:
+        if tensor.a is not None and tensor.b is not None and len(_layouts(tensor, "dtype")) > 1:
+            casts.setdefault((tensor.a.layout.dtype, tensor.b.layout.dtype), []).append(tensor)
+    left = [
+        [tensor for tensor in side if tensor.site.kind not in MODEL or tensor.site.fqn not in settled]
+        for side, settled in zip(only, forms.settled, strict=True)
+    ]
+    differences = Differences(
+        counts=Counter(
+            {kind: one[kind] - sum(tensor.site.kind is kind for tensor in only[0]) for kind in Kind if kind in common}
+        ),
+        differ=sorted((tensor for tensor in plain if len(_layouts(tensor, "dtype")) == 1), key=_model_then_farthest),
+        shapes=shapes,
+        casts=casts,
+        forms=forms.matched,
+        only=(left[0], left[1]),
+        kinds=([kind for kind in one if kind not in two], [kind for kind in two if kind not in one]),
+        unread=max(int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum()) for run in runs),
+        within=outcome.tally["within"],
+    )
+    differences.counts[Kind.PARAM] += sum(len(form.a) for form in forms.matched if form.a != form.b)
+    for place, name in enumerate("ab"):
+        about = runs[place].manifest["checkpoint"]
+        if "moment" in about:  # what one of them alone has may not have been recorded, or not been saved
+            differences.run, differences.moment = name, str(about["moment"])
+            of_run, others = left[place], left[1 - place]
+            differences.unrecorded = [*others, *(tensor for tensor in of_run if tensor.site.kind is not Kind.PARAM)]
+            others.clear()
+            of_run[:] = [tensor for tensor in of_run if tensor.site.kind is Kind.PARAM]
+    return differences
+
+
+def _layouts(tensor: Divergence, name: str) -> set[Any]:
+    """Values of a property of layouts (`shape`, `dtype`) in a and b; one where they agree or one side has it."""
+    return {getattr(side.layout, name) for side in (tensor.a, tensor.b) if side is not None}
+
+
+def _model_then_farthest(divergence: Divergence) -> tuple[bool, bool, float]:
+    """Sort key: the model's tensors before others; in each, counts (integers, single numbers) last; farthest first.
+
+    Farthest by relative L2, where an unknown one is 0.
+    """
+    counts = (
+        divergence.a is None
+        or divergence.a.layout.numel < 2
+        or not divergence.a.layout.dtype.startswith(("float", "bfloat", "complex"))
+    )
+    return divergence.site.kind not in MODEL, counts, -(divergence.rel_l2 or 0.0)
+
+
+def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
+    """Number of tensors and values in a checkpoint, by kind, of those that the options select; names after `rename`."""
+    reader = run.rank(0)
+    sites = [reader.sites[int(number)][0] for number in np.asarray(reader.read_row(0).site)]
+    return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
+
+
+def _optimizer_step(run: Run) -> float | None:
+    """Number of steps that the optimizer state of a checkpoint counts, by its values `['step']`.
+
+    None where they disagree, or there are none.
+    """
+    reader = run.rank(0)
+    numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
+    steps = {number.value for number in numbers if number.path == "['step']"}
+    return next(iter(steps)) if len(steps) == 1 else None
+
+
+# --- the same in another form
+
+
+class Forms:
+    """Matches tensors that one side lacks by name with tensors of the other in another form; reads both checkpoints.
+
+    Attributes:
+        runs: the checkpoints a and b.
+        every: of a and of b, the model's distinctive values by name.
+        left: of these, those that one side alone has by name and that were not matched yet.
+        matched: what was matched.
+        settled: names of a, and of b, that are among it; all names are b's, but those in `matched`.
+    """
+
+    def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
+        """Read the values of both checkpoints; `match_all` matches them.
+
+        Args:
+            runs: the checkpoints a and b.
+            only: what a alone has by name, and what b alone has.
+            outcome: of comparing them by name.
+        """
+        rename: Rename = outcome.match.rename or str
+        self.runs, self.matched = runs, list[TensorForm]()
+        changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
+        self.every = tuple(map(_model_values, runs, changes))
+        self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
+        self.settled: tuple[set[str], set[str]] = set(), set()
+        self.left = tuple(
+            {name: values[name] for value in side if (name := value.site.fqn) in values}
+            for side, values in zip(only, self.every, strict=True)
+        )
+
+    def match_all(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
+        """Match all forms (tied, transposed, merged, constant) and fill `matched` and `settled`; reads tensors for it.
+
+        Args:
+            only: what a alone has by name, and what b alone has.
+            shapes: tensors that have another shape under one name.
+
+        Returns:
+            Those of `shapes` that are not transposed.
+        """
+        for side in (0, 1):
+            every, left = self.every[1 - side], self.left[1 - side]
+            self._match_tied(side, {value.checksum: name for name, value in every.items() if name not in left})
+        turned = [shape.site.fqn for shape in shapes if self._has_same_numbers(shape.site.fqn)]
+        matched = parameters(list(self.left[0].values()), list(self.left[1].values()))
+        for one, two in matched.pairs:
+            a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum
+            self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
+        for merge in matched.merges:
+            self._add_merge(merge)
+        for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
+            self._match_tied(side, {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs})
+        self._match_constants(only)
+        for name in turned:
+            self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
+        return [shape for shape in shapes if shape.site.fqn not in turned]
+
+    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
+        """Add a form to `matched`, and its tensors to `settled`; remove these from `left`.
+
+        Args:
+            a: names of the tensors in a.
+            b: names of the tensors in b.
+            form: as in `TensorForm`.
+            proven: as in `TensorForm`.
+        """
+        self.matched.append(TensorForm(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
+        for settled, left, names in zip(self.settled, self.left, (a, b), strict=True):
+            settled.update(names)
+            for name in names:
+                left.pop(name, None)
+
+    def _match_tied(self, side: int, others: Mapping[int, str]) -> None:
+        """Add as `tied` each tensor in `left` of one side whose checksum is among `others`.
+
+        Args:
+            side: 0 for a, 1 for b.
+            others: checksum of a tensor of the other side to its name.
+        """
+        for name, value in list(self.left[side].items()):
+            if value.checksum in others:
+                other = others[value.checksum]
+                a, b = (name, other) if side == 0 else (other, name)
+                self._add((a,), (b,), "tied", proven=True)
+
+    def _match_constants(self, only: Sequence[Sequence[Divergence]]) -> None:
+        """Add as `constant` model tensors not settled that have equal checksums: the n-th of a with the n-th of b."""
+        alike: list[dict[int, list[str]]] = [{}, {}]
+        for side, members in enumerate(only):
+            for member in members:
+                summary = member.a if side == 0 else member.b
+                if member.site.kind in MODEL and member.site.fqn not in self.settled[side] and summary is not None:
+                    alike[side].setdefault(summary.checksum, []).append(member.site.fqn)
+        for checksum, names in alike[0].items():
+            for a, b in zip(names, alike[1].get(checksum, []), strict=False):
+                self._add((a,), (b,), "constant", proven=True)
+
+    def _tensor(self, side: int, name: str) -> Any:
+        """The whole tensor of a name in one checkpoint (0 for a, 1 for b); None where it cannot be read."""
+        return self.runs[side].tensor(self.every[side][name].checksum)
+
+    def _is_turned(self, a: str, b: str) -> bool | None:
+        """Whether b's tensor is a's transposed or reshaped, element by element; None where either cannot be read."""
+        one, two = self._tensor(0, a), self._tensor(1, b)
+        if one is None or two is None:
+            return None
+        forms = [one.T, one.reshape(two.shape)] if one.size == two.size else []
+        return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
+
+    def _has_same_numbers(self, name: str) -> bool:
+        """Whether the tensors of this name in a and b have equal extrema and moments.
+
+        False where either is not distinctive.
+        """
+        one, two = (side.get(name) for side in self.every)
+        return one is not None and two is not None and same_numbers(one.moments, two.moments)
+
+    def _add_merge(self, merge: Merge) -> None:
+        """Add a merge, with whether it is proven; reads its tensors.
+
+        It is proven by joining the parts in any order, of more than `_MAX_PERMUTED` only in the order given; the order
+        that proves it is the one that is added. Not known (None) where any tensor cannot be read.
+        """
+        whole, parts = (1, 0) if merge.side == "b" else (0, 1)
+        one, pieces = self._tensor(whole, merge.whole), [self._tensor(parts, name) for name in merge.parts]
+        in_turn = tuple(range(len(pieces)))
+        order, proven = in_turn, None
+        if one is not None and all(piece is not None for piece in pieces):
+            every = permutations(in_turn) if len(pieces) <= _MAX_PERMUTED else [in_turn]
+            found = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
+            order, proven = found or in_turn, found is not None
+        together = tuple(merge.parts[at] for at in order)
+        a, b = (together, (merge.whole,)) if parts == 0 else ((merge.whole,), together)
+        self._add(a, b, "merged", proven=proven)
+
+
+def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
+    """Parameters and buffers of a checkpoint whose values are distinctive, by their names after `rename`."""
+    values = [value for value in distinctive_values(run.rank(0), 0) if value.site.kind in MODEL]
+    named = [replace(value, site=replace(value.site, fqn=rename(value.site.fqn))) for value in values]
+    return {value.site.fqn: value for value in named}
+
+
+def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
+    """Whether the pieces in this order, or all of them transposed, concatenated along some dimension equal `whole`."""
+    for forms in (pieces, [piece.T for piece in pieces]):
+        for axis in range(whole.ndim):
+            shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
+            rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
+            if all(form.ndim == whole.ndim for form in forms) and shapes == {rest}:
+                joined = np.concatenate(forms, axis)
+                if joined.shape == whole.shape and np.array_equal(joined, whole):
+                    return True
+    return False
+
+
+def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:
+    """Whether a's tensor is b's rounded to a's type, or the other way round, element by element.
+
+    None where either cannot be read, or has another shape.
+    """
+    if tensor.a is None or tensor.b is None:
+        return None
+    one, two = runs[0].tensor(tensor.a.checksum), runs[1].tensor(tensor.b.checksum)
+    if one is None or two is None or one.shape != two.shape:
+        return None
+    return any(
+        (values := _rounded(fine, coarse)) is not None and np.array_equal(values, other, equal_nan=True)
+        for fine, coarse, other in ((one, tensor.b.layout.dtype, two), (two, tensor.a.layout.dtype, one))
+    )
+
+
+def _rounded(array: Any, dtype: str) -> Any:
+    """Values rounded to `dtype`, to nearest, ties to even; to bfloat16 as float32.
+
+    None where values or `dtype` are no floats, or for bfloat16 of other than float32.
+    """
+    if dtype == "bfloat16" and array.dtype == np.float32:
+        return rounded(array, dtype)
+    if dtype in ROUNDING and dtype != "bfloat16" and array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
+    return None
+
+
+# --- words
+
+_GROUPS = (
+    (MODEL, "tensor of the model", "tensors of the model"),
+    ((Kind.OPTIMIZER_STATE,), "value of the optimizer state", "values of the optimizer state"),
+    ((Kind.RNG,), "random state", "random states"),
+)
+
+_FORMS = {
+    "tied": "{a} of a is {b} in b: equal, under another name",
+    "transposed": "{a} of a is {b} in b, transposed or in another shape",
+    "merged": "{a} of a, put together, is {b} in b",
+    "constant": "{a} of a may be {b} in b: both hold the same number all over",
+}
+
+_DOUBTS = {
+    True: "",
+    False: "; by extrema and moments, but its elements are in another order",
+    None: "; by extrema and moments, its elements were not compared",
+}
+
+
+def sentence_of(
+    differences: Differences, runs: tuple[Run, Run], settings: Sequence[SettingChange]
+) -> tuple[str, list[str]]:
+    """(the answer in a sentence, further lines of evidence).
+
+    Args:
+        differences: how they differ.
+        runs: the checkpoints a and b.
+        settings: settings that differ, named where the tensors are the same.
+    """
+    rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
+    clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]
+    if differences.shapes:
+        shapes = [
+            (_name(tensor), _shape_words(tensor, "a"), _shape_words(tensor, "b")) for tensor in differences.shapes
+        ]
+        clauses.append(some([f"{name} is {one} in a and {two} in b" for name, one, two in shapes]))
+    for only, side, other in zip(differences.only, "ba", "ab", strict=True):
+        if only:
+            clauses.append(f"{side} lacks {count(len(only), 'tensor')} of {other}: {_names(only)}")
+    verdict, forms = differences.verdict, differences.forms
+    if not total:
+        return "Could not tell: the checkpoints have no kind of tensor in common.", rest
+    if verdict is Verdict.UNDECIDED:
+        text = f"all that could be read is equal, but {differences.unread} could not be read"
+        if doubtful := sum(form.proven is None for form in forms):
+            text = f"of {count(total, 'tensor')} {doubtful:,} in another form agree by extrema and moments alone"
+            text += ", the others are equal"
+        return f"Could not tell: {text}.", rest
+    if verdict is Verdict.SAME:
+        if settings:
+            rest.append(f"what differs beside them: {some([describe(change) for change in settings], _MAX_SETTINGS)}")
+        form = ", in part in another form" if any(one.form not in {"tied", "constant"} for one in forms) else ""
+        same = f"The checkpoints hold the same{' values' if form else ''}"
+        same = "The checkpoints agree" if differences.within else same
+        return f"{_moment_words(differences) if run else same}{form}: {_all_equal(differences)}.", rest
+    if not clauses:  # forms that are not proven
+        same = "The checkpoints hold the same numbers, in part in another order"
+        return f"{same}: {_all_equal(differences)} otherwise.", rest
+    lead, model_differs = clauses.pop(0), any(tensor.site.kind in MODEL for tensor in differences.every)
+    text = f"The checkpoints differ: {lead}"
+    if run and not model_differs:
+        text = f"{_moment_words(differences)}, but {lead}"
+    elif run:
+        nearest = f"At no recorded step has run {run} all tensors of the checkpoint: nearest is {differences.moment}"
+        text = f"{nearest}, where {lead}"
+    elif not model_differs and (models := differences.of_kinds(MODEL)):
+        text = f"The checkpoints differ: the models are equal ({count(models, 'tensor')}), but {lead}"
+    return f"{text}.", [*clauses, *rest]
+
+
+def _moment_words(differences: Differences) -> str:
+    """Clause that the checkpoint agrees with the run at a moment.
+
+    `Checkpoint a has the parameters that run b has after step 4`.
+    """
+    kinds = listed([kind.several for kind in MODEL if differences.counts[kind]])
+    close = " within the tolerance" if differences.within else ""
+    of, run = "b" if differences.run == "a" else "a", differences.run
+    return f"Checkpoint {of} has the {kinds} that run {run} has {differences.moment}{close}"
+
+
+def _further_lines(differences: Differences) -> list[str]:
+    """Lines of evidence on other forms, on what only one side recorded, and on kinds that one side alone holds.
+
+    One line per form and per whether it is proven, with its first example and the number of others.
+    """
+    lines = []
+    for form, text in _FORMS.items():
+        for proven, doubt in _DOUBTS.items():
+            members = [each for each in differences.forms if each.form == form and each.proven is proven]
+            if members:
+                first = text.format(a=" + ".join(members[0].a), b=" + ".join(members[0].b))
+                more = f" (and {len(members) - 1:,} more so)" if len(members) > 1 else ""
+                lines.append(f"{first}{more}{doubt}")
+    if differences.unrecorded:
+        lines.append(f"not compared, because only one side recorded it: {_names(differences.unrecorded)}")
+    for side, kinds in zip("ab", differences.kinds, strict=True):
+        if kinds:
+            names = [kind.several for kind in sorted(kinds, key=lambda kind: kind is Kind.RNG)]
+            lines.append(f"only {side} holds {listed(names)}: not compared")
+    return lines
+
+
+def _all_equal(differences: Differences) -> str:
+    """Clause on what both have: `all 9 tensors of the model and 18 values of the optimizer state are equal`."""
+    parts = [count(number, *words) for kinds, *words in _GROUPS if (number := differences.of_kinds(kinds))]
+    passed = f", {differences.within:,} of them only within the tolerance or noise given" if differences.within else ""
+    every = f"{listed(parts)} is" if differences.counts.total() == 1 else f"all {listed(parts)} are"
+    return f"{every} equal{passed}"
+
+
+def _name(tensor: Divergence) -> str:
+    """A tensor's name in words: `exp_avg of layer.weight` for optimizer state, else its name and path."""
+    if tensor.site.kind is Kind.OPTIMIZER_STATE:
+        return f"{key_of(tensor.site.path)} of {tensor.site.fqn}"
+    return f"{tensor.site.fqn}{tensor.site.path}"
+
+
+def _names(tensors: Iterable[Divergence]) -> str:
+    """The first three names, and the number of others."""
+    return some([_name(tensor) for tensor in tensors])
+
+
+def _shape_words(tensor: Divergence, side: str) -> str:
+    """Shape of a tensor in run `side`: `20x8`, `a scalar`; "-" where that run lacks it."""
+    summary = tensor.a if side == "a" else tensor.b
+    return "x".join(map(str, summary.layout.shape)) or "a scalar" if summary is not None else "-"
+
+
+def _differing_clauses(differences: Differences) -> list[str]:
+    """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states).
+
+    At most `_MAX_NAMED` tensors are named with their distances; of more, the range of relative L2 and the farthest.
+    """
+    clauses = []
+    for kinds, one, several in _GROUPS:
+        members = [tensor for tensor in differences.differ if tensor.site.kind in kinds]
+        if not members:
+            continue
+        total, measured = differences.of_kinds(kinds), [each.rel_l2 for each in members if each.rel_l2 is not None]
+        some_of = f"all {total:,}" if len(members) == total else f"{len(members):,} of {total:,}"
+        subject = f"{some_of} {several}" if total > 1 else f"the {one}"
+        if len(members) <= _MAX_NAMED or not measured:
+            where = f": {some([_name(tensor) + _far_words(tensor) for tensor in members])}"
+        else:
+            least, most = min(measured), max(measured)
+            span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
+            small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
+            where = f", by relative L2 {span}{small}, most in {_name(members[0])}"
+        clauses.append(f"{subject} {'differs' if len(members) == 1 else 'differ'}{where}")
+    return clauses
+
+
+def _far_words(tensor: Divergence) -> str:
+    """` (distance; number of differing elements)` of a tensor, as far as known; "" where neither is."""
+    parts = [far(tensor)] if far(tensor) else []
+    if tensor.elements is not None:
+        parts.append(f"{tensor.elements.differing:,} of {count(tensor.elements.total, 'element')}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def _cast_clauses(differences: Differences, runs: tuple[Run, Run]) -> list[str]:
+    """Clauses on tensors whose element types differ, one per pair of types; reads these tensors.
+
+    Each says whether all are the other's values rounded, unless some cannot be read; if not, the largest relative L2.
+    """
+    clauses = []
+    for (a, b), tensors in differences.casts.items():
+        proofs = [_is_rounded(runs, tensor) for tensor in tensors]
+        number, coarse = len(tensors), max((a, b), key=lambda name: ROUNDING.get(name, 0.0))
+        total = differences.of_kinds({tensor.site.kind for tensor in tensors} | set(MODEL))
+        text = f"{number:,} of {total:,} tensors are" if number > 1 else f"{_name(tensors[0])} is"
+        text += f" {a} in a and {b} in b"
+        if all(proofs):
+            text += f", the same values rounded to {coarse}, element by element"
+        elif None not in proofs:
+            text += f", and not all are the other's values rounded to {coarse}"
+        measured = [tensor.rel_l2 for tensor in tensors if tensor.rel_l2 is not None]
+        clauses.append(text if all(proofs) or not measured else f"{text} (relative L2 up to {max(measured):.1e})")
+    return clauses

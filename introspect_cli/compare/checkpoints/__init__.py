@@ -1,1 +1,0 @@
-"""Comparison of two checkpoints, or of a run with a checkpoint."""

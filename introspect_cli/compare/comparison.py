@@ -1,0 +1,406 @@
+"""Constants of one rank's comparison: sites, selection, options, and what either capture recorded.
+
+Nothing here changes from step to step, except the noise in `floors`; what steps teach is passed on as `Learned`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from introspect_cli.compare.ledger import At
+from introspect_cli.compare.names import owner_of, with_ancestors
+from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
+from introspect_cli.compare.steps import Sides
+from introspect_cli.compare.table import (
+    ACTIVATIONS,
+    KINDS,
+    Alignment,
+    Floats,
+    Ids,
+    Layouts,
+    Mask,
+    align,
+    columns,
+    kind_code,
+    of_kinds,
+    phase_code,
+    relative,
+)
+from introspect_cli.compare.watched import (
+    chooses_modules,
+    covered,
+    draws_at_other_moments,
+    draws_recorded,
+    notices_all_draws,
+    observed_kinds,
+    passes_over,
+    ran_unseen,
+)
+from introspect_cli.records import Kind, Phase, perturbed_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.compare.names import Rename
+    from introspect_cli.compare.result import DiffOptions, Resumption
+    from introspect_cli.compare.steps import Gathered
+    from introspect_cli.compare.table import Table
+    from introspect_cli.records import ModuleInfo
+
+
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison(Sides):
+    """One rank of both runs, or all ranks as one, with options and selection.
+
+    Attributes:
+        options: what counts.
+        offset: step k of b is compared with step k + offset of a.
+    """
+
+    options: DiffOptions
+    offset: int = 0
+    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Both runs' sites under one numbering; computed once."""
+        return align(*self.sites)
+
+    @property
+    def layouts(self) -> tuple[Layouts, Layouts]:
+        """Lookup tables of layouts of a and of b.
+
+        Built again where reading a step of combined ranks has added layouts.
+        """
+        one, two = self.a.layouts, self.b.layouts
+        last = self._layouts[-1] if self._layouts else None
+        if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
+            last = Layouts(one), Layouts(two)
+            self._layouts[:] = [last]
+        return last
+
+    # --- what counts
+
+    @cached_property
+    def gathered(self) -> Gathered | None:
+        """What compares gathered values (`Gathered`), if either run's ranks or calls are put together.
+
+        None otherwise.
+        """
+        if not (self.a.is_whole or self.b.is_whole):
+            return None
+        from introspect_cli.compare.steps import Gathered
+
+        return Gathered(self, lambda: self.layouts)
+
+    @cached_property
+    def compared(self) -> Mask:
+        """Mask of sites whose records can be compared, before the user's selection.
+
+        Left out: settings; random states within a step if the captures recorded them at different moments; with ranks
+        or calls put together all random states; with calls put together (`Splits.folded`) results of operators.
+        """
+        alignment = self.alignment
+        mask = alignment.mask(frozenset(), ())
+        if self.gathered is not None:
+            mask = mask & (alignment.kind != kind_code(Kind.RNG))
+            if self.splits is not None and self.splits.folded:  # operators are numbered through all calls
+                mask = mask & (alignment.kind != kind_code(Kind.OP_OUTPUT))
+        return np.asarray(mask & ~draws_at_other_moments(alignment, *self.manifests))
+
+    @cached_property
+    def chosen(self) -> Mask:
+        """Mask of `compared` sites that the options select by kind, module and evaluation; all if none is given."""
+        alignment, options = self.alignment, self.options
+        mask = self.compared & alignment.mask(options.kinds, options.modules)
+        return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
+
+    @property
+    def is_entire(self) -> bool:
+        """Whether the options select everything: no kinds, modules or evaluation given."""
+        return not (self.options.kinds or self.options.modules) and self.options.evaluation is None
+
+    @cached_property
+    def covered(self) -> tuple[Mask, Mask]:
+        """Masks of sites that are divergences if only a, and if only b, has them.
+
+        By what the captures were told to record (`watched.covered`): all False if either capture failed or either run
+        is a list. Sites of the optimizer phase are left out if the other run updates by hand (`by_hand`).
+        """
+        same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
+        one, two = covered(self.alignment, *self.manifests, same_start=same_start)
+        before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
+        return (one & before if self.by_hand[1] else one), (two & before if self.by_hand[0] else two)
+
+    @cached_property
+    def by_hand(self) -> tuple[bool, bool]:
+        """Whether a, and whether b, updates parameters without an optimizer.
+
+        True where it has start values of parameters in its second recorded step, and no record at all of the optimizer
+        phase; False with ranks put together.
+        """
+        sides: list[bool] = []
+        for reader, sites in ((self.a, self.alignment.a), (self.b, self.alignment.b)):
+            steps = reader.entries["step"].tolist()
+            params = (sites.kind == kind_code(Kind.PARAM)) & (sites.phase == phase_code(Phase.START))
+            updates = params.any() and not (sites.phase == phase_code(Phase.OPTIMIZER)).any() and not self.gathered
+            begins = updates and len(steps) > 1 and At(reader, sites, steps[1]).rows([Kind.PARAM], Phase.START)
+            sides.append(bool(begins))
+        return sides[0], sides[1]
+
+    @cached_property
+    def floors(self) -> list[NoiseFloor]:
+        """Noise floor of each noise run, created once; `Walk` raises them as it reads steps."""
+        return [
+            NoiseFloor(
+                align(self.alignment.a, columns(noise.sites, self.rename)),
+                is_perturbed=perturbed_by(manifest) is not None,
+            )
+            for noise, manifest in self.noise
+        ]
+
+    @cached_property
+    def causes(self) -> tuple[Mask, Mask] | None:
+        """Masks of sites that can be causes but no divergences: (random states, others that are if one-sided).
+
+        None if `strict`. The others are activations, records of evaluation, and sites whose FQN one of the runs has
+        nowhere, neither as a site, module or tensor nor as an ancestor of one. Computed once.
+        """
+        if self.options.strict:
+            return None
+        alignment = self.alignment
+        random = alignment.kind == kind_code(Kind.RNG)
+        alone = of_kinds(alignment.kind, ACTIVATIONS) | alignment.evaluating
+        named = (alignment.names_a, alignment.names_b)
+        held = _named_in(self.a.modules, self.rename or str), _named_in(self.b.modules, str)
+        one, two = (with_ancestors(names | more) for names, more in zip(named, held, strict=True))
+        missing = (named[0] | named[1]) - (one & two)
+        if missing:
+            alone |= np.fromiter((name in missing for name in alignment.fqn), np.bool_, alignment.size)
+        return random, alone & ~random
+
+    # --- a run that goes on
+
+    @cached_property
+    def resume_point(self) -> ResumePoint | None:
+        """The resumed run and its first step; None where neither run is resumed. Computed once."""
+        return find_resume_point(self, self.offset, asked=self.options.offset is not None)
+
+    def is_resume_step(self, step: int) -> bool:
+        """Whether step `step` of a is compared with, or is, the first step of a resumed run.
+
+        False where there is none.
+        """
+        point = self.resume_point
+        return point is not None and step == (point.at if point.late == "b" else point.first)
+
+    def resumption_at(self, step: int) -> Resumption | None:
+        """`resumption` if step `step` of a is the one at which a resumed run begins, else None."""
+        return self.resumption if self.is_resume_step(step) else None
+
+    @cached_property
+    def resumption(self) -> Resumption | None:
+        """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""
+        if self.resume_point is None:
+            return None
+        bits = " in bits" if self.options.tolerant or self.floors else ""
+        # where ranks or calls are put together, no batch of one run need be a batch of the other
+        return resumption_of(self.resume_point, bits, is_cut=self.splits is not None)
+
+    # --- what was watched
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds that both runs have: each was told to record the kind, or has a site of it."""
+        of_each = []
+        for manifest, recorded in zip(self.manifests, (self.alignment.a, self.alignment.b), strict=True):
+            watched = observed_kinds(manifest)
+            present = {KINDS[code] for code in np.flatnonzero(np.bincount(recorded.kind))}
+            of_each.append({kind for kind in Kind if kind.value in watched} | present)
+        return frozenset(of_each[0] & of_each[1])
+
+    @cached_property
+    def leaves_modules_out(self) -> bool:
+        """Whether either capture, or both, was told to leave modules out."""
+        return any(map(chooses_modules, self.manifests))
+
+    @cached_property
+    def draws_recorded(self) -> bool:
+        """Whether both captures recorded draws within steps, and at the same moments, so that they can be compared."""
+        return (
+            all(map(draws_recorded, self.manifests))
+            and not draws_at_other_moments(self.alignment, *self.manifests).any()
+        )
+
+    @cached_property
+    def notices_all_draws(self) -> bool:
+        """Whether both captures recorded every draw from a default generator (`watched.notices_all_draws`)."""
+        return all(map(notices_all_draws, self.manifests))
+
+    def ran_unseen(self, phase: Phase) -> list[str]:
+        """Methods and modules that ran unobserved in `phase` of either run, each once, a's first: `Net.generate()`."""
+        return list(dict.fromkeys(name for run in self.manifests for name in ran_unseen(run, phase)))
+
+    def passes_over(self, step: int, step_b: int) -> bool:
+        """Whether a in its step `step`, or b in its step `step_b`, has an evaluation that was not recorded."""
+        return any(passes_over(run, at) for run, at in zip(self.manifests, (step, step_b), strict=True))
+
+    @cached_property
+    def recorded_after_steps(self) -> frozenset[str]:
+        """FQNs of parameters and buffers that either run recorded after optimizer steps, in any step."""
+        after = of_kinds(self.alignment.kind, _TENSORS) & (self.alignment.phase == phase_code(Phase.OPTIMIZER))
+        return frozenset(self.alignment.fqn[site] for site in np.flatnonzero(after))
+
+    @cached_property
+    def _tensors_of_owner(self) -> dict[str, set[str]]:
+        """By module, the FQNs of its own parameters and buffers that either run recorded."""
+        by_owner: dict[str, set[str]] = {}
+        for site in np.flatnonzero(of_kinds(self.alignment.kind, _TENSORS)):
+            name = self.alignment.fqn[site]
+            by_owner.setdefault(owner_of(name), set()).add(name)
+        return by_owner
+
+    def tensors_in(self, fqn: str) -> set[str]:
+        """FQNs of a module's own parameters and buffers that either run recorded; empty for an unknown module."""
+        return self._tensors_of_owner.get(fqn, set())
+
+    def of(self, kind: Kind, phases: frozenset[Phase], fqn: str | None = None) -> Ids:
+        """Union numbers of the sites of `kind` whose phase is among `phases`.
+
+        Where `fqn` is given, only those of that name.
+        """
+        if fqn is not None:
+            sites = np.array(self.alignment.by_fqn.get(fqn, []), dtype=np.int64)
+        else:
+            sites = np.arange(self.alignment.size, dtype=np.int64)
+        mask = self.alignment.kind[sites] == kind_code(kind)
+        mask &= np.isin(self.alignment.phase[sites], [phase_code(phase) for phase in phases])
+        return np.asarray(sites[mask])
+
+
+def _named_in(tree: Iterable[ModuleInfo], rename: Rename) -> set[str]:
+    """FQNs, after `rename`, of all modules in a tree and of their parameters and buffers."""
+    names = set()
+    for module in tree:
+        fqn = rename(module.fqn)
+        names |= {fqn, *(f"{fqn}.{name}" for name in (*module.parameters, *module.buffers))}
+    return names
+
+
+# --- noise
+
+# A run that begins one rounding beside a (`capture --perturb`) differs from it, at each site and in each step, by what
+# this training makes of a rounding. A small fault shows against that measure where no fixed tolerance would fit both
+# the first layer and the last step. It is the method of TTrace, which perturbs by the machine's epsilon, with nothing
+# of the model modelled. A result is rounded itself, so less than one rounding of its dtype is no measure: where a loss
+# came out equal by luck, b may still be a rounding beside it.
+
+_ROUNDING_FACTOR = 6.0
+"""How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
+at some site as a third is from them, and the faults of `benchmarks/perturb.py` that show at all begin at 9."""
+
+_MAX_BEGIN = 4.0
+"""Roundings; parameters that begin further from a's than this were not moved by one."""
+
+_SUM_KINDS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
+_SUM_ROUNDINGS = 256**0.5 / _ROUNDING_FACTOR
+"""Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
+
+
+class NoiseFloor:
+    """Largest relative distance of a noise run from a so far, per site of a.
+
+    Attributes:
+        alignment: the sites of a and of that run.
+        is_perturbed: whether it begins one rounding beside a (`--perturb`), as far as was seen.
+        floor: float64 (sites of a,), the distances.
+        unmeasured: bool (sites of a,), whether the run differed by an unknown distance, or lacked the site.
+    """
+
+    def __init__(self, alignment: Alignment, *, is_perturbed: bool) -> None:
+        """Begin with a floor of 0 everywhere; `learn` raises it.
+
+        Args:
+            alignment: the sites of a and of the noise run.
+            is_perturbed: whether the run's manifest says that it was perturbed.
+        """
+        self.alignment = alignment
+        self.is_perturbed = is_perturbed
+        self.floor: Floats = np.zeros(len(alignment.a))
+        self.unmeasured: Mask = np.zeros(len(alignment.a), dtype=np.bool_)
+
+    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
+        """Raise `floor` in place by one step, to at least float32's epsilon for each differing site.
+
+        Marks sites in `unmeasured` whose distance is unknown, or that a alone has. Sets `is_perturbed` to False if the
+        parameters at the start are too far apart for a run perturbed by a rounding.
+
+        Args:
+            table: the step of a and of the noise run.
+            layouts_a: of a.
+            layouts_n: of the noise run.
+        """
+        rel, union = relative(*table.distances((layouts_a, layouts_n))), table.differing_sites
+        if self.is_perturbed and not _begins_beside(table, rel, _rounding_units(table, layouts_a)):
+            self.is_perturbed = False  # it is no run that begins a rounding beside a
+        finite = np.isfinite(rel)
+        np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
+        self.unmeasured[union[~finite]] = True
+        self.unmeasured[table.sites_a[table.only_a]] = True
+
+    def of(self, table: Table, layouts_a: Layouts) -> Floats:
+        """Floor of each DIFFERENT row of a step of a and b, float64 (rows,); 0 where the noise run never differed.
+
+        For a perturbed run at least one rounding of a's dtype; of losses, gradients and states, that of a sum of 256
+        terms.
+        """
+        floor = np.asarray(self.floor[table.differing_sites])
+        if not self.is_perturbed:
+            return floor
+        least = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0) * _rounding_units(table, layouts_a)
+        return np.asarray(np.maximum(floor, least))
+
+    def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
+        """Mask of DIFFERENT rows that this noise explains.
+
+        Those with a floor above 0 and a distance of at most `factor` times it; and those of unknown distance whose site
+        the noise run could not be measured at.
+
+        Args:
+            table: a step of a and b.
+            layouts_a: of a.
+            rel: relative distance of each DIFFERENT row; NaN where unknown.
+            factor: replaced by _ROUNDING_FACTOR for a perturbed run.
+        """
+        factor = _ROUNDING_FACTOR if self.is_perturbed else factor
+        floor = self.of(table, layouts_a)
+        with np.errstate(invalid="ignore"):
+            small = (floor > 0) & (rel <= factor * floor)
+        return np.asarray(small | (self.unmeasured[table.differing_sites] & ~np.isfinite(rel)))
+
+
+def _rounding_units(table: Table, layouts: Layouts) -> Floats:
+    """Unit roundoff of a's dtype for each DIFFERENT row, float64 (rows,); 0 for dtypes without rounding."""
+    return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
+
+
+def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
+    """Whether every differing parameter at the start is at most `_MAX_BEGIN` roundings away from a's.
+
+    True if none differs, False if a distance is unknown.
+
+    Args:
+        table: a step of a and the noise run.
+        rel: relative distance of each DIFFERENT row.
+        units: rounding unit of each DIFFERENT row.
+    """
+    alignment, sites = table.alignment, table.differing_sites
+    start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
+    return bool((rel[start] <= _MAX_BEGIN * units[start]).all())

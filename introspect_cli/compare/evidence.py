@@ -1,0 +1,143 @@
+"""What is known of the things a divergence rests on.
+
+"Although its inputs are equal" is true only where both runs recorded them with equal checksums: unrecorded values, and
+values within tolerance, are not equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from introspect_cli.compare.result import Role
+
+
+class Known(Enum):
+    """State of a thing in both runs; `worst_of` orders the states."""
+
+    EQUAL = "equal"
+    WITHIN = "within tolerance"
+    FORM = "the same or in another form"
+    UNSEEN = "not recorded"
+    DIFFERS = "different"
+
+
+class Thing(Enum):
+    """What a divergence can rest on: (noun, whether a module or tensor owns it)."""
+
+    RANDOM_AT_START = "the random state at the start of the step", False
+    DRAWN_FROM = "the random state", False
+    BATCHES = "the batches", False
+    INPUTS = "inputs", True
+    INSIDE = "the outputs of the modules before it", False
+    PARAMETERS = "parameters", True
+    REWRITTEN = "parameters at this point of a forward pass that changes them", True
+    BUFFERS = "buffers", True
+    OUTPUTS = "every module output recorded before it", False
+    RAN_UNSEEN = "what ran of the model without being seen", False
+    PASSED_OVER = "what models computed without gradients", False
+    FORWARD = "the forward pass", False
+    LEFT_OUT = "the modules that a capture was told to leave out", False
+    LOSS = "the loss", False
+    BACKWARD = "the backward pass", False
+    GRADIENTS = "the gradients before it", False
+    GRADIENT = "gradient", True
+    GRADIENT_SUM = "the sum of its gradient over the ranks", False
+    GRADIENTS_IN_STEP = "the gradients before it in the optimizer step", False
+    VALUE_BEFORE = "value before", True
+    STATE_BEFORE = "the optimizer state before", False
+    TRAINED = "every tensor that requires gradients", False
+    EVERYTHING = "everything recorded before it", False
+
+
+RANDOM = frozenset({Thing.RANDOM_AT_START, Thing.DRAWN_FROM})
+"""Random states, of the step and of a module's call."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One thing that a divergence rests on, and what is known of it.
+
+    Attributes:
+        needed: whether nothing can be concluded where it was not seen.
+        of: FQN of the module whose it is, where that is not the diverging one.
+        inside: FQN of the module inside which it is looked for, where "its" would be read as another's.
+    """
+
+    thing: Thing
+    known: Known
+    needed: bool = False
+    of: str = ""
+    inside: str = ""
+
+
+def with_state(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
+    """The facts whose `known` is exactly `known`, in order."""
+    return [fact for fact in evidence if fact.known is known]
+
+
+def joint_known(states: Codes, *, every: bool = False) -> Known:
+    """What is known of several sites together: the first of DIFFERS, UNSEEN, FORM, WITHIN, EQUAL that any of them has.
+
+    UNSEEN counts only with `every`. UNSEEN too if no site has any of these, as for none.
+
+    Args:
+        states: state code of each site, as `Table.state_of` gives them.
+        every: whether a single site that was not seen makes the answer UNSEEN; else such sites are left out.
+    """
+    if (states == DIFFERENT).any():
+        return Known.DIFFERS
+    if every and (states == NOT_SEEN).any():
+        return Known.UNSEEN
+    if (states == UNUSED).any():
+        return Known.FORM
+    if (states == WITHIN).any():
+        return Known.WITHIN
+    return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
+
+
+def worst_of(answers: Sequence[Known]) -> Known:
+    """The first of DIFFERS, UNSEEN, FORM and WITHIN that is among the states; EQUAL for none of these."""
+    return next(
+        (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
+    )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Role and reason of a divergence, with its evidence.
+
+    Attributes:
+        role: origin or propagated.
+        reason: the word of the reason.
+        evidence: what it rests on.
+        module: the module whose code is meant, where that is not the record's own.
+        after: the last module inside `module` that agreed.
+        before: the first module inside `module` that did not.
+        subject: for structure, the module or name that only one run has.
+        instead: for a gap, the word of the reason that would apply if all had been recorded.
+    """
+
+    role: Role
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+    module: str = ""
+    after: str = ""
+    before: str = ""
+    subject: str = ""
+    instead: str = ""
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether any evidence is WITHIN: then the divergence may have grown from a tolerated difference."""
+        return bool(with_state(self.evidence, Known.WITHIN))
+
+    def rests_on(self, *things: Thing) -> list[Evidence]:
+        """The facts about any of these things, in order."""
+        return [fact for fact in self.evidence if fact.thing in things]

@@ -1,0 +1,236 @@
+"""One step of a run under the compared names: tensors, batches, random states and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.compare.table import PHASES, Columns, kind_code, of_kinds, phase_code
+from introspect_cli.compare.watched import STATE_KINDS
+from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import Reader
+
+
+Tensor = tuple[int, str, str]
+"""Kind code, FQN and path of a parameter, a buffer or an optimizer's state."""
+
+State = tuple[int, Status]
+"""What is on record of a generator: checksum and status."""
+
+StateKey = tuple[str, Phase, str, int]
+"""Generator, phase, module and call."""
+
+States = dict[StateKey, State]
+
+BatchValues = tuple[tuple[str, int], ...]
+"""What a batch holds: paths and checksums."""
+
+
+class Number(NamedTuple):
+    """A record as a number; of a tensor its mean.
+
+    Attributes:
+        value: the number; None where it is not known.
+        moves: whether any of it is known not to be 0.
+    """
+
+    fqn: str
+    path: str
+    value: float | None
+    moves: bool
+
+
+@dataclass(frozen=True)
+class At:
+    """One step of a rank, read when first asked; a step that was not recorded has no rows.
+
+    Attributes:
+        reader: of the rank.
+        sites: the rank's sites, names as they are compared.
+        step: the step, as the run numbers it.
+    """
+
+    reader: Reader
+    sites: Columns
+    step: int
+
+    @classmethod
+    def first(cls, reader: Reader, sites: Columns) -> At:
+        """`At` the first recorded step of a rank; step -1 where there is none."""
+        return cls(reader, sites, int(reader.entry(0).step) if len(reader) else -1)
+
+    def to(self, step: int) -> At:
+        """The same rank at step `step`, as the run numbers it, on record or not; nothing is read."""
+        return replace(self, step=step)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the step is on record."""
+        return self.step in self.reader
+
+    @cached_property
+    def batch(self) -> StepBatch:
+        """The step's records, read from the store at the first access; the step must be on record."""
+        return self.reader.read(self.step)
+
+    def rows(self, kinds: Iterable[Kind], phase: Phase | None = None) -> list[tuple[int, int]]:
+        """(row in `batch`, number of the site) of records of these kinds, in order of recording; [] without the step.
+
+        Args:
+            kinds: kinds that are wanted.
+            phase: the phase that is wanted; None for all.
+        """
+        if not self.recorded:
+            return []
+        wanted = of_kinds(self.sites.kind, kinds)
+        if phase is not None:
+            wanted &= self.sites.phase == phase_code(phase)
+        numbers = self.batch.site
+        rows = np.flatnonzero(wanted[numbers])
+        rows = rows[np.argsort(self.batch.sequence[rows], kind="stable")]
+        return list(zip(rows.tolist(), numbers[rows].tolist(), strict=True))
+
+    def tensor_rows(self, phase: Phase | None = None) -> dict[Tensor, int]:
+        """Row in `batch` of each parameter, buffer and optimizer state.
+
+        Of several records of one, the first where `phase` is START, else the last.
+
+        Args:
+            phase: the phase that is wanted; None for all.
+        """
+        rows = self.rows(STATE_KINDS, phase)
+        ordered = reversed(rows) if phase is Phase.START else rows
+        return {tensor_of(self.sites, number): row for row, number in ordered}
+
+    def tensors(self, phase: Phase | None = None) -> dict[Tensor, int]:
+        """Checksum of each parameter, buffer and optimizer state in this step; NOT_OBSERVED ones are left out.
+
+        Of several records of one, the first where `phase` is START, else the last. Empty without the step.
+        """
+        rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
+        return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
+
+    def left_by_updates(self, looked_at: int) -> dict[Tensor, int | None]:
+        """Checksum of each tensor after its last optimizer step up to this step, which counts and must be on record.
+
+        Tensors with a record after an optimizer step anywhere in the run are looked for. Where an earlier step on the
+        way was not recorded, those not found by then are None; those not found in `looked_at` steps are left out.
+
+        Args:
+            looked_at: how many earlier steps are read at most.
+        """
+        left = dict[Tensor, int | None](self.tensors(Phase.OPTIMIZER))
+        missing = self._recorded_in(Phase.OPTIMIZER, STATE_KINDS) - left.keys()
+        first = int(self.reader.entry(0).step)
+        for at in map(self.to, range(self.step - 1, max(first, self.step - looked_at) - 1, -1)):
+            if not missing:
+                break
+            if not at.recorded:
+                return left | dict.fromkeys(missing)
+            left |= {tensor: value for tensor, value in at.tensors(Phase.OPTIMIZER).items() if tensor in missing}
+            missing -= left.keys()
+        return left
+
+    def begun_with(self, looked_at: int) -> dict[Tensor, int]:
+        """Checksum of each tensor at the start of this step.
+
+        Optimizer states without one are looked for in the steps that follow, up to the first that lacks a record: the
+        start of a later step counts unless the optimizer stepped the parameter before.
+
+        Args:
+            looked_at: how many steps are read at most, this one included.
+        """
+        begun = dict(self.tensors(Phase.START))
+        missing = self._recorded_in(Phase.START, [Kind.OPTIMIZER_STATE]) - begun.keys()
+        stepped: set[str] = set()
+        for at in map(self.to, range(self.step, self.step + looked_at)):
+            if not missing or not at.recorded:
+                break
+            later = {tensor: value for tensor, value in at.tensors(Phase.START).items() if tensor in missing}
+            begun |= {tensor: value for tensor, value in later.items() if tensor[1] not in stepped}
+            missing -= later.keys()
+            stepped |= {tensor[1] for tensor in at.tensors(Phase.OPTIMIZER)}
+        return begun
+
+    def _recorded_in(self, phase: Phase, kinds: Iterable[Kind]) -> set[Tensor]:
+        """Tensors of these kinds that have a site in `phase`, in any step of the run."""
+        wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, kinds)
+        return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
+
+    def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
+        """Checksum of each value of a parameter's optimizer state in a phase of this step, by path: `['exp_avg']`."""
+        state = kind_code(Kind.OPTIMIZER_STATE)
+        return {
+            path: value for (kind, name, path), value in self.tensors(phase).items() if (kind, name) == (state, fqn)
+        }
+
+    def batches(self) -> dict[str, list[BatchValues]]:
+        """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
+
+        Values that were NOT_OBSERVED are left out.
+        """
+        sites, loaders = self.sites, dict[str, dict[int, list[tuple[str, int]]]]()
+        for row, number in self.rows([Kind.BATCH], Phase.DATA):
+            if self.batch.status[row] != Status.NOT_OBSERVED:
+                calls = loaders.setdefault(sites.fqn[number], {})
+                values = calls.setdefault(int(sites.call[number]), [])
+                values.append((sites.path[number], int(self.batch.checksum[row])))
+        return {
+            loader: [tuple(sorted(values)) for _, values in sorted(calls.items())] for loader, calls in loaders.items()
+        }
+
+    def random_states(self) -> States:
+        """(checksum, status) of each random state in the step, by (generator, phase, module, call).
+
+        States recorded before draws that happen between modules are left out.
+        """
+        sites, states = self.sites, States()
+        for row, number in self.rows([Kind.RNG]):
+            phase, path, fqn = PHASES[sites.phase[number]], sites.path[number], sites.fqn[number]
+            if path.endswith(DRAWN_BEFORE):
+                continue  # draws of something between modules: the later run may have some to get to where it goes on
+            state = int(self.batch.checksum[row]), Status(int(self.batch.status[row]))
+            states[path or fqn, phase, fqn, int(sites.call[number])] = state
+        return states
+
+    def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
+        """Records of a kind and phase in this step as numbers (text, else a tensor's mean), in order of recording."""
+        sites, rows = self.sites, self.rows([kind], phase)
+        return [
+            Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _is_nonzero(self.batch, row))
+            for row, number in rows
+        ]
+
+
+def tensor_of(sites: Any, number: int) -> Tensor:
+    """(kind code, FQN, path) of site `number`, in a table of sites as columns."""
+    return int(sites.kind[number]), sites.fqn[number], sites.path[number]
+
+
+def _scalar(batch: StepBatch, row: int) -> float | None:
+    """The number that a record's text is, else the mean of its tensor; None where it has neither, or NaN.
+
+    A text that is no number makes it None.
+    """
+    try:
+        if len(batch.text) and batch.text[row]:
+            return float(batch.text[row])
+    except ValueError:
+        return None
+    mean = batch.floats.get("mean")
+    value = None if mean is None else float(mean[row])
+    return None if value is None or np.isnan(value) else value
+
+
+def _is_nonzero(batch: StepBatch, row: int) -> bool:
+    """Whether a record's minimum or maximum is on record and neither 0 nor NaN."""
+    largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
+    return any(value != 0 for value in largest if not np.isnan(value))

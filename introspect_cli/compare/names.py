@@ -1,0 +1,211 @@
+"""Names of modules and parameters: ancestors, wrappers, renamings, and module trees.
+
+Capture strips wrappers; stores that were imported or written by older versions may hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from introspect_cli.errors import UsageError
+from introspect_cli.records import DRAWN_BEFORE, Phase, Site
+
+if TYPE_CHECKING:
+    from introspect_cli.records import ModuleInfo
+
+
+FORWARD = frozenset({Phase.FORWARD, Phase.EVAL, Phase.RECOMPUTE})
+"""Phases in which modules are called."""
+
+
+def owner_of(fqn: str) -> str:
+    """The name without its last component, the parent module: `a.b` for `a.b.c`; "" for a root."""
+    return fqn.rpartition(".")[0]
+
+
+def ancestors(fqn: str) -> list[str]:
+    """All prefixes of a name, innermost first: `a.b`, `a` for `a.b.c`."""
+    names = []
+    head = fqn.rpartition(".")[0]
+    while head:
+        names.append(head)
+        head = head.rpartition(".")[0]
+    return names
+
+
+def with_ancestors(names: Iterable[str]) -> set[str]:
+    """A new set of the names themselves and all their prefixes at dots; "" is left out."""
+    all_names = set(names)
+    level = all_names
+    while level:  # a level at once: of a million names that is twice as fast as name by name
+        level = {name.rpartition(".")[0] for name in level} - all_names
+        all_names |= level
+    all_names.discard("")
+    return all_names
+
+
+def generator_of(site: Site) -> str:
+    """Name of the random generator of an `rng` site: its path without DRAWN_BEFORE, else its FQN."""
+    return site.path.removesuffix(DRAWN_BEFORE) or site.fqn
+
+
+_WRAPPED = re.compile(r"\.(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
+_NUMBERED_ROOT = re.compile(r"#\d+$")
+
+Rename = Callable[[str], str]
+
+
+DISPLACED = "(a)"
+"""What a name of a ends with that b does not have."""
+
+
+class Source(Enum):
+    """How a renaming was found.
+
+    Attributes:
+        ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
+        VALUE: equal values.
+        DISPLACED: the name is another module's in b, so that it was given one that b does not have.
+    """
+
+    ROOT = "root"
+    VALUE = "value"
+    DISPLACED = "evicted"
+
+
+class Renamed(NamedTuple):
+    """The name in b of a module or tensor of a, and how it was found.
+
+    Attributes:
+        name: the name in b, of it and of all inside it.
+        source: where it is known from.
+        votes: how many tensors and modules have equal values under the two names.
+    """
+
+    name: str
+    source: Source
+    votes: int = 0
+
+
+def strip_wrappers(fqn: str) -> str:
+    """An FQN without the components `_orig_mod`, `_fsdp_wrapped_module` and `_checkpoint_wrapped_module`.
+
+    DDP's `.module` stays: models use that name too, and capture strips it below a known wrapper.
+    """
+    return _WRAPPED.sub("", fqn) if "._" in fqn else fqn
+
+
+def parse_rename(text: str) -> tuple[str, str]:
+    r"""(pattern, replacement) of the text `OLD=NEW`, cut at its first `=`; `\=` stands for an equals sign.
+
+    Raises:
+        UsageError: no equals sign, an empty OLD, OLD is no regular expression, or NEW no replacement of it.
+    """
+    parts = re.split(r"(?<!\\)=", text, maxsplit=1)
+    if len(parts) != 2 or not parts[0]:
+        raise UsageError(f"--rename takes OLD=NEW, a regular expression and its replacement, not {text!r}.")
+    old, new = parts[0].replace("\\=", "="), parts[1].replace("\\=", "=")
+    try:
+        re.sub(re.compile(old), new, "")
+        re.compile(f"{old}|").sub(new, "")
+    except (re.error, IndexError) as error:
+        raise UsageError(f"--rename {text!r} is not a regular expression with its replacement: {error}.") from None
+    return old, new
+
+
+def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) -> Rename | None:
+    """A function from run a's FQNs to run b's, which strips wrappers too; None if both arguments are empty.
+
+    Args:
+        patterns: (regular expression, replacement), applied one after the other.
+        prefixes: FQN of a module in a, after the patterns, to its FQN in b; the longest that fits is replaced.
+    """
+    if not patterns and not prefixes:
+        return None
+    compiled = [(re.compile(old), new) for old, new in patterns]
+
+    def rename(fqn: str) -> str:
+        """The name after wrappers are stripped, all patterns are applied and the longest prefix is replaced."""
+        name = strip_wrappers(fqn)
+        for pattern, new in compiled:
+            name = pattern.sub(new, name)
+        head = name
+        while head:
+            if head in prefixes:
+                return prefixes[head] + name[len(head) :]
+            head = head.rpartition(".")[0]
+        return name
+
+    return rename
+
+
+def renamer_of(prefixes: Mapping[str, str]) -> Rename:
+    """A function that strips wrappers and replaces the longest of `prefixes`.
+
+    One that changes nothing if there are none.
+    """
+    return renamer((), prefixes) or str
+
+
+# --- roots
+
+
+def class_of_root(root: str) -> str:
+    """The class that a root is named by: `Net` of `Net#2`."""
+    return _NUMBERED_ROOT.sub("", root)
+
+
+def ambiguous(*runs: Iterable[str]) -> set[str]:
+    """Classes of which at least one of the runs has several roots (`Net`, `Net#2`); each run is its root names."""
+    counts = [Counter(map(class_of_root, roots)) for roots in runs]
+    return {name for count in counts for name, number in count.items() if number > 1}
+
+
+# --- above and below
+
+
+def numbered_children(names: Iterable[str]) -> Counter[str]:
+    """By parent, how many children have a number as their name (`blocks.0`).
+
+    Prefixes of names count as names.
+    """
+    every = (name.rpartition(".") for name in with_ancestors(names))
+    return Counter(parent for parent, _, last in every if last.isdecimal())
+
+
+# --- trees of modules
+
+
+def tree_at(modules: Sequence[ModuleInfo], step: int | None = None) -> list[ModuleInfo]:
+    """The modules as they are at `step`, by the last of each module's entries up to it; where None, by its first entry.
+
+    Modules that were first recorded later count as they were then. An attribute that changes within the step has all
+    its values, in order: `train, then eval`.
+    """
+    tree: dict[str, ModuleInfo] = {}
+    for module in modules:
+        if module.fqn not in tree or (step is not None and module.step <= step):
+            before = tree.get(module.fqn)
+            within = before is not None and before.step == module.step == step
+            tree[module.fqn] = _joined_attributes(before, module) if before is not None and within else module
+    return list(tree.values())
+
+
+THEN = ", then "
+
+
+def _joined_attributes(before: ModuleInfo, after: ModuleInfo) -> ModuleInfo:
+    """A copy of `after`, where each attribute has all its values in order, joined by `THEN`.
+
+    Those of `before`, then that of `after` if it is not the last of these.
+    """
+    held, texts = dict(before.attributes), dict(after.attributes)
+    for name, text in after.attributes:
+        if name in held:
+            texts[name] = held[name] if held[name].split(THEN)[-1] == text else f"{held[name]}{THEN}{text}"
+    return replace(after, attributes=tuple(texts.items()))

@@ -1,0 +1,739 @@
+"""The outcome of comparing one rank: results that agree, structural differences, and overviews.
+
+Where all results (losses, gradients, parameters, buffers, optimizer state) are recorded in both runs and agree, the
+runs are the same whatever else differs: a mask in another form, a batch that is thrown away, a compiled region.
+
+*Structural differences* change no number: names, modules, calls and random states. One-sided records are collected over
+steps and told by their outermost module; changes equal in every layer are told once: `Net.blocks.*.body`.
+
+*Overviews* are the map of modules by steps, and the strip of the first diverging step. A cell of the map is the largest
+relative distance in its module and step. A module whose forward pass differs in any step is shaded by its forward pass
+alone, since one fault changes nearly all gradients; others by tensors and gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.compare.evidence import Cause, Known
+from introspect_cli.compare.match import Correspondence, Merge, merge_words, merges_of
+from introspect_cli.compare.names import (
+    Renamed,
+    Source,
+    ambiguous,
+    class_of_root,
+    owner_of,
+)
+from introspect_cli.compare.result import DivergenceMap, StripCell, StructureChange
+from introspect_cli.compare.say import listed, what
+from introspect_cli.compare.table import (
+    ABSENT,
+    DIFFERENT,
+    EQUAL,
+    KINDS,
+    NOT_SEEN,
+    ONLY_A,
+    ONLY_B,
+    PHASES,
+    WITHIN,
+    Alignment,
+    Floats,
+    Ids,
+    Layouts,
+    Learned,
+    Mask,
+    Table,
+    kind_code,
+    nan_throughout,
+    of_kinds,
+    phase_code,
+    relative,
+)
+from introspect_cli.compare.watched import observed_kinds
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
+from introspect_cli.texts import begin_alike, count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from introspect_cli.compare.result import Divergence, Resumption
+    from introspect_cli.compare.step import Step
+    from introspect_cli.compare.steps import Gathered, Paired
+    from introspect_cli.compare.table import Half, Layouts, Table
+
+
+@dataclass
+class RankOutcome:
+    """Outcome of comparing one rank, or all ranks as one.
+
+    Attributes:
+        paired: the steps of both; without readers in what another process compared.
+        notes: what a reader must know of it.
+        structural: whether structure differs.
+        offset: step k of b was compared with step k + offset of a.
+        tally: counts by the words of `result.Counts`, and of `blind` records, which only one side could see, of
+            `blind_both`, which run a could not see, by estimate, and of steps and records `opened`.
+        listed: divergences, in order, up to the limit.
+        first: the first divergence, also where the limit is 0.
+        shared: where one run alone has the first, the first of its step that both have; None where there is none.
+        blind_site: a site that only one side could see, as an example.
+        tolerated: the first difference that tolerance or noise let pass, in words.
+        structure: what differs in structure, and random states; None where no step had to be opened.
+        unrecorded: a step in which structure differs and neither run recorded results.
+        match: which name of a is which of b.
+        gathered: compares what was gathered from ranks; None where ranks are compared one by one.
+        agreed: the kinds of results that agree in every step that diverges; None where no step does.
+        unused_note: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
+        results: the kinds of results that agree in every step that was opened; None where none was.
+        hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
+        results_known: what is known of all results of these steps: equal, within tolerance, or not that.
+        foreign: perturbed runs among the noise that do not begin a rounding beside a.
+        evaluated: the compared steps in which both runs recorded an evaluation that was selected.
+        later: records of steps after the first divergence that were opened.
+        unopened: common steps after those, which were not compared.
+        resumption: what a resumed run goes on with; None where neither run is one.
+        origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
+        lost: divergences of the first diverging step that show what a resumed run did not restore.
+        learned: what the steps have shown, for its notes.
+        alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
+    """
+
+    rank: int
+    paired: Paired
+    notes: list[str] = field(default_factory=list)
+    structural: bool = False
+    offset: int = 0
+    tally: Counter[str] = field(default_factory=Counter)
+    listed: list[Divergence] = field(default_factory=list)
+    first: Divergence | None = None
+    shared: Divergence | None = None
+    cause: Cause | None = None
+    step: Step | None = None
+    blind_site: str = ""
+    tolerated: str = ""
+    heat: Heat | None = None
+    structure: Structure | None = None
+    unrecorded: int | None = None
+    match: Correspondence = field(default_factory=Correspondence)
+    gathered: Gathered | None = None
+    agreed: frozenset[Kind] | None = None
+    unused_note: str = ""
+    results: frozenset[Kind] | None = None
+    hidden: frozenset[Kind] = frozenset()
+    results_known: Known = Known.EQUAL
+    foreign: int = 0
+    evaluated: tuple[int, ...] = ()
+    later: int = 0
+    unopened: int = 0
+    resumption: Resumption | None = None
+    origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
+    lost: list[Divergence] = field(default_factory=list)
+    learned: Learned = field(default_factory=Learned)
+    alone: Callable[[bool], RankOutcome] | None = None
+
+    def keep_first(self, places: int) -> None:
+        """Set `paired` to its first `places` common steps, and `unopened` to the number of the others."""
+        paired = self.paired
+        self.unopened = len(paired) - places
+        self.paired = replace(paired, rows_a=paired.rows_a[:places], rows_b=paired.rows_b[:places])
+
+
+RESULTS = (Kind.LOSS, Kind.GRAD, Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step gives: where these are on record and agree, nothing that one run only has has changed a number."""
+
+TRAINED = frozenset({Kind.LOSS, Kind.GRAD, Kind.PARAM})
+"""What a step that trains has of these."""
+
+_COUNTED_KINDS = (*RESULTS, Kind.VALUE, Kind.COLLECTIVE, Kind.PRODUCT)
+"""Of these, a difference counts whatever follows: somebody asked for values and collectives, and files stay."""
+
+NAMES = {
+    Kind.LOSS: "losses",
+    Kind.GRAD: "gradients of the parameters",
+    Kind.PARAM: "parameters",
+    Kind.BUFFER: "buffers",
+    Kind.OPTIMIZER_STATE: "optimizer states",
+}
+
+
+def watches_results(*manifests: dict[str, Any]) -> bool:
+    """Whether every one of these captures was told to record any of losses, gradients and parameters."""
+    wanted = {kind.value for kind in (Kind.LOSS, Kind.GRAD, Kind.PARAM)}
+    return all(wanted & observed_kinds(manifest) for manifest in manifests)
+
+
+def results_agree(table: Table) -> bool:
+    """Whether any result (`_is_result`) of the step is EQUAL or WITHIN; results that differ are not looked at.
+
+    Losses alone do not suffice if either run recorded other results. If no agreeing record is of `RESULTS`, an agreeing
+    output of a root module suffices.
+    """
+    alignment, sites = table.alignment, agreeing_sites(table)
+    results = sites[_is_result(alignment, sites)]
+    recorded = table.sites_a, table.sites_b
+    tensors = any((_is_result(alignment, unions) & ~_is_loss(alignment, unions)).any() for unions in recorded)
+    return bool(len(results)) and not (tensors and _is_loss(alignment, results).all())
+
+
+def _is_loss(alignment: Alignment, unions: Ids) -> Mask:
+    """Mask of union numbers that are sites of losses."""
+    return np.asarray(alignment.kind[unions] == kind_code(Kind.LOSS))
+
+
+def records_results(table: Table) -> bool:
+    """Whether either run recorded in the step a result after its start, or else an output of a root module."""
+    return any(_is_result(table.alignment, sites).any() for sites in (table.sites_a, table.sites_b))
+
+
+def is_training(table: Table) -> bool:
+    """Whether the step has, in either run, a `RESULTS` record after the start or a start value that disagrees.
+
+    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
+    """
+    alignment = table.alignment
+    started = alignment.phase[table.site] == phase_code(Phase.START)
+    counts = ~started | np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))
+    return bool((of_kinds(alignment.kind[table.site], RESULTS) & counts).any())
+
+
+def has_updates(table: Table) -> bool:
+    """Whether either run has a record of the optimizer phase in the step."""
+    alignment, recorded = table.alignment, table.site
+    return bool((alignment.phase[recorded] == phase_code(Phase.OPTIMIZER)).any())
+
+
+def _is_result(alignment: Alignment, unions: Ids) -> Mask:
+    """Mask of those of `unions` that are of a kind in `RESULTS` and not of the phase `start`.
+
+    If none is, mask of those that are outputs of root modules, in any phase.
+    """
+    result = of_kinds(alignment.kind[unions], RESULTS)
+    result &= alignment.phase[unions] != phase_code(Phase.START)
+    if not result.any():  # a script that trains nothing: what its models give is all there is
+        roots = [union for union in unions.tolist() if "." not in alignment.fqn[union]]
+        result = np.isin(unions, roots) & (alignment.kind[unions] == kind_code(Kind.OUTPUT))
+    return np.asarray(result)
+
+
+def agreeing_sites(table: Table) -> Ids:
+    """Union numbers of the sites of all rows that are EQUAL or WITHIN."""
+    return np.asarray(table.site[(table.state == EQUAL) | (table.state == WITHIN)])
+
+
+def _result_kinds(alignment: Alignment, unions: Ids) -> frozenset[Kind]:
+    """Those of `RESULTS` that are kinds of these sites."""
+    return frozenset(KINDS[code] for code in set(alignment.kind[unions].tolist())) & frozenset(RESULTS)
+
+
+def agreed_kinds(table: Table) -> frozenset[Kind]:
+    """Those of `RESULTS` with an agreeing record (EQUAL, WITHIN) after the start, and no disagreeing one in any phase.
+
+    Disagreeing states are DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B.
+    """
+    alignment, agree = table.alignment, agreeing_sites(table)
+    disagree = table.site[np.isin(table.state, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B))]
+    agree = agree[alignment.phase[agree] != phase_code(Phase.START)]
+    return _result_kinds(alignment, agree) - _result_kinds(alignment, disagree)
+
+
+def nan_kinds(table: Table, layouts: Layouts) -> frozenset[Kind]:
+    """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element.
+
+    `layouts` are those of a.
+    """
+    both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
+    sites = table.site[both[nan_throughout(table.a, layouts)[table.row_a[both]]]]
+    return _result_kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
+
+
+def results_known(table: Table) -> Known:
+    """What is known of a step's results together: DIFFERS if any disagrees, else WITHIN if any is, else EQUAL.
+
+    Looked at are `RESULTS`, values, collectives, saved files and all records of evaluation. Disagreeing states are
+    DIFFERENT, NOT_SEEN, ONLY_A and ONLY_B. EQUAL for a step that has none of them.
+    """
+    counted = of_kinds(table.alignment.kind, _COUNTED_KINDS) | table.alignment.evaluating
+    states = table.state[counted[table.site]]
+    if np.isin(states, (DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B)).any():
+        return Known.DIFFERS
+    return Known.WITHIN if (states == WITHIN).any() else Known.EQUAL
+
+
+SHOWN = 3
+"""Changes that the sentence of a comparison names."""
+
+_SHOWN_SOURCES = (Source.ROOT, Source.VALUE)
+
+
+@dataclass
+class Structure:
+    """One-sided sites and differing random states over the steps walked so far.
+
+    Attributes:
+        alignment: the runs' sites.
+        match: which name of a is which of b.
+        only: for a and for b, the union numbers of sites that it alone had, in the order in which they were added.
+        random: names of random states that differed, each with the first step in which it did.
+        giving: one-sided modules with a call whose outputs equal its inputs.
+        changing: one-sided modules with a call for which that is not so; a module may be in both.
+        merges: parameters that are one in one run and several in the other.
+        evaluations: steps in which one run alone evaluates, each with its side.
+    """
+
+    alignment: Alignment
+    match: Correspondence
+    only: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
+    random: dict[str, int] = field(default_factory=dict)
+    giving: set[str] = field(default_factory=set)
+    changing: set[str] = field(default_factory=set)
+    merges: list[Merge] = field(default_factory=list)
+    evaluations: dict[int, str] = field(default_factory=dict)
+    _looked: bool = False
+
+    def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
+        """Add a step's one-sided sites to `only`, their modules to `giving` and `changing`, random states to `random`.
+
+        A saved file whose name one run alone has is left out. `merges` are looked for once: in the first step in which
+        both runs have one-sided rows.
+
+        Args:
+            causes: the step's table, with causes as its only diverging rows.
+            layouts: of a and of b.
+        """
+        others = (self.alignment.names_b, self.alignment.names_a)
+        for only, half, names in zip(self.only, causes.halves, others, strict=True):
+            sites = half.sites[half.only]
+            saved = of_kinds(self.alignment.kind[sites], (Kind.PRODUCT,)).tolist()
+            only.update(
+                (site, None)
+                for site, is_saved in zip(sites.tolist(), saved, strict=True)
+                if not is_saved or self.alignment.fqn[site] in names
+            )
+            self._sort_one_sided_modules(half)
+        for union in causes.differing_sites.tolist():
+            self.random.setdefault(self.alignment.fqn[union], causes.step)
+        if not self._looked and len(causes.only_a) and len(causes.only_b):
+            self._looked = True
+            self.merges = merges_of(causes, layouts)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is any renaming (by root or value), one-sided site or evaluation, random state, or merge."""
+        renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
+        return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
+
+    def sites(self) -> list[Site]:
+        """Sites of what was collected: differing random states (as in the phase `start`), then one-sided records."""
+        states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
+        return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
+
+    def _sort_one_sided_modules(self, half: Half) -> None:
+        """Add one-sided modules to `giving` where a forward call gives its inputs back, else to `changing`.
+
+        It does where the checksums of its inputs and outputs are the same list, not empty; per call, so that a module
+        may come into both.
+        """
+        calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
+        for row in half.only.tolist():
+            site = self.alignment.site(int(half.sites[row]))
+            if site.kind in {Kind.INPUT, Kind.OUTPUT} and site.phase is Phase.FORWARD:
+                call = calls.setdefault((site.fqn, site.call), {Kind.INPUT: [], Kind.OUTPUT: []})
+                call[site.kind].append(int(half.batch.checksum[row]))
+        for (fqn, _), call in calls.items():
+            gives_back = call[Kind.INPUT] and call[Kind.INPUT] == call[Kind.OUTPUT]
+            (self.giving if gives_back else self.changing).add(fqn)
+
+
+def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
+    """All changes of structure, in this order: names, merges, one-sided, evaluations, random states.
+
+    Args:
+        structure: what was collected.
+        same: whether no value differs; then notes say that a change has no effect.
+    """
+    changes = [*_rename_changes(structure.match), *_merge_changes(structure), *_one_sided_changes(structure, same=same)]
+    for side in "ab":
+        steps = [step for step, which in structure.evaluations.items() if which == side]
+        if steps:
+            more = f" and in {count(len(steps) - 1, 'more step')}" if len(steps) > 1 else ""
+            changes.append(
+                _only_change(side, "evaluation", f"only {side} evaluates in step {steps[0]}{more}", change="calls")
+            )
+    note = "and nothing recorded depends on it" if same else ""
+    layers: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for name, step in structure.random.items():
+        layers[star(name.split(".")), step].append(name)
+    for (pattern, step), members in layers.items():
+        name = pattern if len(members) > 1 else members[0]
+        states = "random states" if len(members) > 1 else "random state"
+        text = f"the {states} of {name} {'differ' if len(members) > 1 else 'differs'} from step {step} on"
+        changes.append(StructureChange("random", name, name, text, note))
+    return tuple(changes)
+
+
+def _only_change(side: str, name: str, text: str, note: str = "", change: str = "only") -> StructureChange:
+    """A change that run `side` alone has: `name` in that run, None in the other."""
+    in_a, in_b = (name, None) if side == "a" else (None, name)
+    return StructureChange(change, in_a, in_b, text, note)
+
+
+def sentence_of(changes: Sequence[StructureChange]) -> str:
+    """Sentence, after a blank, with the first `SHOWN` changes and the number of others; "" for none.
+
+    ` Names differ: head is head.0 in b.`
+    """
+    if not changes:
+        return ""
+    only_random = all(change.change == "random" for change in changes)
+    only_names = all(change.change in {"renamed", "random"} for change in changes)
+    head = "" if only_random else "Names differ: " if only_names else "The structure differs: "
+    clauses = "; ".join(clause_of(change) for change in changes[:SHOWN])
+    more = f"; and {count(len(changes) - SHOWN, 'more change')}" if len(changes) > SHOWN else ""
+    text = f"{head}{clauses}{more}."
+    return f" {text[0].upper()}{text[1:]}"
+
+
+def clause_of(change: StructureChange) -> str:
+    """A change's text, followed by its note where it has one."""
+    if not change.note:
+        return change.text
+    return f"{change.text}{' ' if change.change == 'random' else ', '}{change.note}"
+
+
+# --- names
+
+
+def _rename_changes(match: Correspondence) -> list[StructureChange]:
+    """A change per renaming by root or value.
+
+    Renamings that differ in numbers alone are one change, with `*` for these.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
+    for name, renamed in match.renamed.items():
+        if renamed.source in _SHOWN_SOURCES:
+            groups[starred(name, renamed.name)].append((name, renamed))
+    changes = []
+    for pattern, members in groups.items():
+        old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
+        votes = sum(member.votes for _, member in members)
+        evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
+        text = f"{_with_variable(old, match.variables[0])} is {_with_variable(new, match.variables[1])} in b"
+        changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
+    return changes
+
+
+def _with_variable(name: str, variables: Mapping[str, str]) -> str:
+    """A root's name with the variable that holds it, `Net#2 (target)`.
+
+    Alone where its class has one root in the run.
+    """
+    if name in variables and class_of_root(name) in ambiguous(variables):
+        return f"{name} ({variables[name]})"
+    return name
+
+
+def starred(old: str, new: str) -> tuple[str, str]:
+    """Both names with their numeric components as `*`.
+
+    Where the numbers of the two differ, only in the components that both names begin with.
+    """
+    one, two = old.split("."), new.split(".")
+    numbers = [[part for part in parts if part.isdecimal()] for parts in (one, two)]
+    if numbers[0] != numbers[1]:
+        same = begin_alike(one, two)
+        return star(one[:same], one[same:]), star(two[:same], two[same:])
+    return star(one), star(two)
+
+
+def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
+    """Dotted name of `parts`, the numeric ones as `*`, followed by `rest` unchanged."""
+    return ".".join(["*" if part.isdecimal() else part for part in parts] + list(rest))
+
+
+# --- what one run only has
+
+
+def _merge_changes(structure: Structure) -> list[StructureChange]:
+    """A change per merge (several modules of a are one in b) or split.
+
+    Those that differ in numbers alone are one change.
+    """
+    groups: dict[tuple[str, tuple[str, ...], str], list[Merge]] = defaultdict(list)
+    for merge in structure.merges:
+        owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
+        groups[star(owner_of(merge.whole).split(".")), owners, merge.side].append(merge)
+    changes: list[StructureChange] = []
+    for (whole, parts, side), members in groups.items():
+        several = len({owner_of(merge.whole) for merge in members}) > 1
+        one = whole if several else owner_of(members[0].whole)
+        many = listed(parts if several else tuple(owner_of(name) for name in members[0].parts))
+        names = (many, one) if side == "b" else (one, many)
+        changes.append(StructureChange("merged" if side == "b" else "split", *names, merge_words(many, one, side)))
+    return changes
+
+
+def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureChange]:
+    """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
+
+    Inside a module that only one run has, only that outermost module is named. Left out are modules and tensors of a
+    merge, and further calls of a name whose parent module has further calls too; equal changes are one.
+    """
+    alignment = structure.alignment
+    merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
+    names, further = (alignment.names_a, alignment.names_b), list[dict[str, set[int]]]()
+    of_sides: list[list[StructureChange]] = []
+    for place, side in enumerate("ab"):
+        other = alignment.around[1 - place]
+        subjects: dict[str, set[int]] = defaultdict(set)
+        calls: dict[str, set[int]] = defaultdict(set)
+        for union in structure.only[place]:
+            name = alignment.fqn[union]
+            if name in names[1 - place]:
+                calls[name].add(union)
+                continue
+            while owner_of(name) and owner_of(name) not in other:
+                name = owner_of(name)
+            subjects[name].add(union)
+        subjects = {name: unions for name, unions in subjects.items() if name not in merged}
+        variables = structure.match.variables[place]
+        of_sides.append(_changes_of_names(structure, side, subjects, other, variables, same=same))
+        further.append({name: unions for name, unions in calls.items() if owner_of(name) not in calls})
+    changes = []
+    for side, told, calls in zip("ab", of_sides, further, strict=True):
+        changes += [*told, *_changes_of_calls(alignment, side, calls)]
+    return list(dict.fromkeys(changes))  # more calls in a in one step and in b in another are one change
+
+
+def _changes_of_names(
+    structure: Structure,
+    side: str,
+    subjects: Mapping[str, set[int]],
+    other: set[str],
+    variables: Mapping[str, str],
+    *,
+    same: bool,
+) -> list[StructureChange]:
+    """Changes for modules and tensors that run `side` alone has; names that differ in numbers alone are one change.
+
+    Args:
+        structure: what was collected.
+        side: `a` or `b`.
+        subjects: outermost one-sided names, each with the union numbers of its sites.
+        other: all names of the other run, with their ancestors.
+        variables: what the script of `side` calls each root.
+        same: whether no value differs.
+    """
+    alignment = structure.alignment
+    groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for name, unions in subjects.items():
+        itself = [union for union in unions if alignment.fqn[union] == name]
+        kinds = {alignment.site(union).kind for union in itself}
+        tensor = "parameter " if Kind.PARAM in kinds else "buffer " if Kind.BUFFER in kinds else ""
+        classes = {alignment.module_class[union] for union in itself}
+        of_class = f" ({next(iter(classes))})" if len(classes) == 1 and not tensor and classes != {name} else ""
+        groups[star(name.split(".")), tensor, of_class].append(name)
+    changes = []
+    for (pattern, tensor, of_class), members in groups.items():
+        name = pattern if len(members) > 1 else members[0]
+        if all(member in other for member in members):
+            tensors = np.flatnonzero(of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))).tolist()
+            held = {name for name in map(alignment.fqn.__getitem__, tensors) if owner_of(name) == members[0]}
+            runs = not held.isdisjoint(other)
+            around = "" if runs else " around what is inside it"
+            text = f"only {side} {'runs' if runs else 'has'} {name}{of_class}{around}"
+        elif tensor or "." in name:
+            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{of_class}"
+        else:
+            again = any(class_of_root(head) == class_of_root(name) for head in other if "." not in head)
+            called = f" ({variables[name]})" if again and name in variables else ""
+            text = f"only {side} also runs {'another ' + class_of_root(name) + called if again else name}{of_class}"
+        passes = all(member in structure.giving and member not in structure.changing for member in members)
+        nothing = "which changes nothing: it" if same else "which"
+        changes.append(_only_change(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
+    return changes
+
+
+def _changes_of_calls(alignment: Alignment, side: str, names: Mapping[str, set[int]]) -> list[StructureChange]:
+    """Changes for names of both runs of which run `side` alone has further calls, paths or records.
+
+    Names with the same text are one change, under the first name with `*` for numbers.
+
+    Args:
+        alignment: both runs' sites.
+        side: `a` or `b`.
+        names: FQNs, each with the union numbers of the sites that `side` alone has.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, unions in names.items():
+        more, others = map(alignment.site, unions), map(alignment.site, {*alignment.by_fqn[name]} - unions)
+        called = {(site.phase, site.call) for site in others if site.kind is Kind.OUTPUT}
+        first = min(more, key=lambda site: ((site.phase, site.call) in called, site.call, site.path))
+        again = called and first.kind in _CALL_KINDS and (first.phase, first.call) not in called
+        groups["" if again else what(first)].append(name)
+    changes = []
+    for much, members in groups.items():
+        name = star(members[0].split(".")) if len(members) > 1 else members[0]
+        text = f"only {side} has {much}" if much else f"{name} runs a different number of times in b"
+        changes.append(StructureChange("calls", name, name, text))
+    return changes
+
+
+_CALL_KINDS = frozenset({Kind.INPUT, Kind.OUTPUT})
+
+
+_OF_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE})
+_FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
+_PHASE_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
+_MOST_COLUMNS = 400
+_UNMEASURED = 1.0  # differs, by how much is not known
+
+
+class Heat:
+    """Builds the divergence map; with more than `_MOST_COLUMNS` steps, neighbouring ones share a column."""
+
+    def __init__(self, alignment: Alignment, steps: Sequence[int]) -> None:
+        """Lay out an empty map: a row per module or generator in forward order, a column per `fold` steps.
+
+        A column is named by its first step. Tensors and gradients are in the row of their module; settings have no row.
+
+        Args:
+            alignment: both runs' sites.
+            steps: numbers of all compared steps in a, in order.
+        """
+        self.alignment = alignment
+        self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
+        self.steps = list(steps)[:: self.fold]
+        rows: dict[str, int] = {}
+        self.random: set[int] = set()
+        self.row_of = np.full(alignment.size, -1, dtype=np.int64)
+        for union in sorted(
+            range(alignment.size), key=lambda union: (_PHASE_ORDER.get(int(alignment.phase[union]), 9), union)
+        ):
+            kind = KINDS[alignment.kind[union]]
+            if kind in SETTING_KINDS:
+                continue
+            name = alignment.fqn[union]
+            if kind in _OF_TENSORS:
+                name = owner_of(name) or name
+            elif kind is Kind.RNG:
+                name = f"random state: {name}"
+            row = self.row_of[union] = rows.setdefault(name, len(rows))
+            if kind is Kind.RNG:
+                self.random.add(row)
+        self.modules = tuple(rows)
+        self.values = np.zeros((len(rows), len(self.steps)))
+        self.forward = np.zeros((len(rows), len(self.steps)))
+        self.unknown = np.zeros((2, len(rows), len(self.steps)), dtype=np.bool_)  # of all, of the forward pass
+        self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
+
+    def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
+        """Raise the cells of a diverging step's column, in place.
+
+        Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown. Other
+        distances count as 1e-12 at least.
+
+        Args:
+            place: index of the step among the compared ones.
+            table: the step after all passes.
+            layouts: of a and of b.
+        """
+        rel, unions = relative(*table.distances(layouts)), table.differing_sites
+        unknown = unions[~np.isfinite(rel)]
+        rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
+        self._raise_cells(unions, rel, place // self.fold)
+        for marks, chosen in zip(self.unknown, (unknown, unknown[self.is_forward[unknown]]), strict=True):
+            marks[self.row_of[chosen][self.row_of[chosen] >= 0], place // self.fold] = True
+        one_sided = np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]])
+        self._raise_cells(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
+
+    def _raise_cells(self, unions: Ids, rel: Floats, column: int) -> None:
+        """Raise the cells of these sites in one column to their distances, where the cells are lower.
+
+        Forward records are put into `forward` too. Sites without a row are skipped.
+        """
+        rows = self.row_of[unions]
+        for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
+            np.maximum.at(values[:, column], rows[chosen], rel[chosen])
+
+    def result(self) -> DivergenceMap:
+        """The finished map; rows of generators that never differ are left out.
+
+        A module whose forward pass differs in any step has the distances of its forward pass alone in every column;
+        `behind` is True in columns where that leaves 0, though something else of it differs. `unmeasured` is True where
+        the value stands for an unknown distance.
+        """
+        shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
+        in_forward = self.forward.any(axis=1, keepdims=True)
+        values = np.where(in_forward, self.forward, self.values)
+        unmeasured = np.where(in_forward, self.unknown[1], self.unknown[0]) & (values == _UNMEASURED)
+        behind = (values == 0) & (self.values != 0)
+        return DivergenceMap(
+            modules=tuple(self.modules[row] for row in shown),
+            steps=tuple(self.steps),
+            values=tuple(tuple(float(value) for value in values[row]) for row in shown),
+            behind=tuple(tuple(map(bool, behind[row])) for row in shown),
+            unmeasured=tuple(tuple(map(bool, unmeasured[row])) for row in shown),
+        )
+
+
+# --- the first diverging step in a strip
+
+_ROW_OF = {
+    (Phase.DATA, Kind.BATCH): "forward",
+    (Phase.FORWARD, Kind.OUTPUT): "forward",
+    (Phase.LOSS, Kind.LOSS): "forward",
+    (Phase.BACKWARD, Kind.GRAD_OUTPUT): "backward",
+    (Phase.BACKWARD, Kind.GRAD): "backward",
+    (Phase.OPTIMIZER, Kind.PARAM): "update",
+}
+_STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
+
+
+def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
+    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a DIFFERENT one at `first`.
+
+    Records that count for nothing (ABSENT, and not in one run alone) and those without a place in a's order are left
+    out. Only cells that differ have a distance, if it is known.
+    """
+    alignment, table, diverging = step.alignment, step.table, step.divergences
+    rel = relative(*table.distances(step.comparison.layouts))
+    distance_of = dict(zip(table.differing_sites.tolist(), rel.tolist(), strict=True))
+    only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
+    only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")
+    order = table.order_of.copy()
+    order[diverging.site] = diverging.order
+    cells = []
+    for union in np.argsort(order, kind="stable").tolist():
+        state = int(step.state[union])
+        phase = PHASES[alignment.phase[union]]
+        row = _ROW_OF.get((phase, KINDS[alignment.kind[union]]))
+        if row is None and step.state[union] == DIFFERENT and alignment.site(union) == first:
+            row = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(phase, "forward")
+        if row is None or (state == ABSENT and union not in only) or not np.isfinite(order[union]):
+            continue
+        distance = distance_of.get(union, np.nan)
+        word = only.get(union) or _STATE.get(state, "differs")
+        measured = word == "differs" and np.isfinite(distance)
+        cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
+    return tuple(cells)
+
+
+def drawn_one_sided_start(step: Step) -> int | None:
+    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
+
+    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
+    the seed is the same.
+    """
+    for position, site in enumerate(step.sites):
+        if site.phase is not Phase.START or site.kind not in frozenset({Kind.PARAM, Kind.BUFFER}):
+            continue
+        if not step.is_one_sided(position):
+            return None
+        equal = (step.state == EQUAL) & (step.table.order_of < step.divergences.order[position])
+        before = np.isin(step.of(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
+        return position if before.any() else None
+    return None

@@ -1,0 +1,1059 @@
+"""One diverging step: what differs where and by how much, when modules run, and what rests on what.
+
+The divergences are walked once; every later question is a lookup.
+
+An output rests on its call's inputs, parameters, buffers, submodules and draws; a gradient on the forward pass, the
+loss and earlier gradients. A divergence is an origin where all it rests on was recorded and does not differ.
+
+A parameter is recorded as training finds it, after an optimizer step, and where it is written to. The last of these
+before a call is what the module computes with; unknown where the forward pass itself changes it.
+
+*Size* is a class: rounding of its dtype, more than rounding, or structural. Rounding means: as far apart as another
+order of the same sums makes two correctly computed values. Of a sum of n products that is, with a probability near 1,
+at most a small multiple of sqrt(n) u relative to the values that go in, where u is the dtype's unit roundoff (Higham
+and Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019; the certain bound
+is n u: Higham, Accuracy and Stability of Numerical Algorithms, 4.2). So two values are a rounding apart where
+
+    relative L2 <= 4 sqrt(max(n, 256)) u, and <= 0.05,
+
+and minimum, maximum and mean agree to that as well: an L2 distance does not see small values beside huge ones. The 256
+leave 64 u to what is no sum, for an exponential or a quotient of such is not rounded once either. n is the number of
+terms of the reduction as far as the records tell: of a parameter's gradient the elements of its module's output
+gradient for each of its own rows (samples, tokens), of a module's output its parameters' elements for each row (the
+fan-in), else 256. Where terms cancel, a sum may be further off and still be rounding; that is called more than
+rounding, and `capture --perturb` measures it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.elements import Elements, elements
+from introspect_cli.compare.evidence import Evidence, Known, Thing, joint_known, worst_of
+from introspect_cli.compare.names import FORWARD, ancestors, owner_of, tree_at
+from introspect_cli.compare.result import RESOLUTION, Divergence, Size
+from introspect_cli.compare.say import some
+from introspect_cli.compare.table import (
+    DIFFERENT,
+    EQUAL,
+    FLOWING_BACK,
+    KINDS,
+    NOT_SEEN,
+    ROUNDING,
+    WITHIN,
+    Codes,
+    Ids,
+    Learned,
+    Table,
+    distance_of,
+    distances,
+    kind_code,
+    of_kinds,
+    phase_code,
+    plain_of,
+    relative,
+    shapes_differ,
+)
+from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
+from introspect_cli.store.batch import scale_between
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.evidence import Cause
+    from introspect_cli.compare.resumed import Carried
+    from introspect_cli.compare.table import Table
+    from introspect_cli.store.batch import StepBatch
+
+
+class Calls:
+    """When modules run in a step, by the order of their inputs and outputs in run a.
+
+    With ranks put together, whose modules run at the same time, nothing is said of what runs inside what.
+    """
+
+    def __init__(self, table: Table, comparison: Comparison) -> None:
+        """Keep the table; calls are looked up at the first question."""
+        self._table, self._of = table, comparison.of
+        self._is_gathered = comparison.gathered is not None
+
+    def around(self, fqn: str, order: float) -> tuple[str, float, int] | None:
+        """(FQN, order of the start, call number) of the innermost call that runs at `order`, of any module but `fqn`.
+
+        A call that begins or ends at exactly `order` does not run then. None for none, and always with ranks put
+        together.
+        """
+        if self._is_gathered:
+            return None
+        calls, begun, ended = self._spans
+        running = np.flatnonzero((begun < order) & (ended > order))
+        others = [at for at in running.tolist() if calls[at][0] != fqn]
+        at = max(others, key=begun.__getitem__, default=None)
+        return None if at is None else (calls[at][0], float(begun[at]), calls[at][1])
+
+    def spans_of(self, fqn: str) -> list[tuple[float, float]]:
+        """(order of the first input, order of the last output) of each call of a module; calls without either left out.
+
+        With ranks put together one infinite span.
+        """
+        if self._is_gathered:
+            return [(-np.inf, np.inf)]
+        calls, begun, ended = self._spans
+        return [(begun[at], ended[at]) for at, (name, _) in enumerate(calls) if name == fqn]
+
+    @cached_property
+    def _spans(self) -> tuple[list[tuple[str, int]], Any, Any]:
+        """((FQN, call number) of each call, order of its first input, order of its last output); computed once.
+
+        A list and two arrays of one length. Calls without an input, or without an output, are left out.
+        """
+        begun: dict[tuple[str, int, int], float] = {}
+        ended: dict[tuple[str, int, int], float] = {}
+        orders, alignment = self._table.order_of, self._table.alignment
+        for of, kind, outer in ((begun, Kind.INPUT, min), (ended, Kind.OUTPUT, max)):
+            for union in self._of(kind, FORWARD).tolist():
+                if np.isfinite(order := float(orders[union])):
+                    call = alignment.fqn[union], int(alignment.call[union]), int(alignment.phase[union])
+                    of[call] = outer(order, of.get(call, order))
+        calls = [call for call in begun if call in ended]
+        spans = np.array([(begun[call], ended[call]) for call in calls]).reshape(-1, 2)
+        return [call[:2] for call in calls], spans[:, 0], spans[:, 1]
+
+
+# --- the step
+
+
+_TENSORS = (Kind.PARAM, Kind.BUFFER)
+_DATA = frozenset({Phase.DATA})
+_MAX_STEPS_BACK = 2000
+"""Steps that are looked through for what stands since an earlier one."""
+_BEFORE_USE = frozenset({Phase.START, Phase.OPTIMIZER})
+
+
+class Step:
+    """Lookups over one step's divergences.
+
+    Attributes:
+        of: the sites of a kind, in some phases.
+        of_call: the sites of a kind there are for a module call, on all paths.
+        divergences: those of the table that diverge, in order; a position is a place among them.
+        carried: differences that the step begins with.
+        before: the step before, where both runs recorded it.
+        gap: whether start values are unknown, since the previous step was not recorded.
+        resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
+        learned: what the steps so far have shown.
+        is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        table: Table,
+        carried: Carried,
+        *,
+        before: Table | None = None,
+        gap: bool = False,
+        resumed: bool = False,
+        learned: Learned | None = None,
+    ) -> None:
+        """Go through the divergences once and build the lookups; no step is read here.
+
+        Arguments are as the attributes; `learned` is empty where none is given.
+        """
+        self.comparison, self.of = comparison, comparison.of
+        self.table, self.number, self.divergences = table, table.step, table.divergences
+        self.alignment, self.of_call = table.alignment, table.alignment.of_call
+        self.carried = carried
+        self.before = before
+        self.gap = gap
+        self.resumed = resumed
+        self.learned = learned or Learned()
+        self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
+        self.is_gathered = comparison.gathered is not None
+        self._first: dict[tuple[Phase, Kind], float] = {}
+        self._differing: set[tuple[Phase, Kind, str, int]] = set()
+        self._inside: dict[str, list[float]] = {}
+        self._one_sided: dict[str, tuple[set[str], dict[str, int]]] = {}
+        self._by_kind: dict[tuple[Kind, str], list[int]] = {}
+        for position, (site, order) in enumerate(zip(self.sites, self.divergences.order.tolist(), strict=True)):
+            if site.kind is not Kind.PRODUCT:  # what was saved before is made of the same, and nothing is made of it
+                self._first.setdefault((site.phase, site.kind), order)
+            self._differing.add((site.phase, site.kind, site.fqn, site.call))
+            self._by_kind.setdefault((site.kind, site.fqn), []).append(position)
+            if site.phase in FORWARD:
+                itself = (site.fqn,) if site.kind is Kind.OP_OUTPUT else ()  # an operator runs inside its module
+                for head in (*itself, *ancestors(site.fqn)) if self.is_gathered else ("", site.fqn)[: 2 - len(itself)]:
+                    self._inside.setdefault(head, []).append(order)
+
+    def with_table(self, table: Table) -> Step:
+        """A `Step` like this with another table of the same step; this one is left as it is."""
+        return Step(
+            self.comparison,
+            table,
+            self.carried,
+            before=self.before,
+            gap=self.gap,
+            resumed=self.resumed,
+            learned=self.learned,
+        )
+
+    # --- what it belongs to
+
+    @property
+    def state(self) -> Codes:
+        """State code of every site in this step, int8 (number of sites,), as `Table.state_of`."""
+        return self.table.state_of
+
+    @property
+    def state_before(self) -> Codes | None:
+        """State code of every site in the previous step, int8 (number of sites,), as `Table.state_of`.
+
+        One-sided rows are DIFFERENT there, sites without a row ABSENT. None where either run did not record that step.
+        """
+        return None if self.before is None else self.before.state_of
+
+    @cached_property
+    def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
+        """Modules of a and of b as they are at this step, by FQN (a's renamed to b's); computed once."""
+        change = self.comparison.rename or str
+        return (
+            {change(module.fqn): module for module in tree_at(self.comparison.a.module_rows, self.table.step)},
+            {module.fqn: module for module in tree_at(self.comparison.b.module_rows, self.table.step_b)},
+        )
+
+    @cached_property
+    def has_no_modules(self) -> bool:
+        """Whether no module is on record, in either tree or among the sites, though both runs record module outputs.
+
+        False where both record operators.
+        """
+        kinds = self.comparison.kinds
+        if Kind.OUTPUT not in kinds or Kind.OP_OUTPUT in kinds or any(self.modules):
+            return False
+        calls = [kind_code(kind) for kind in (Kind.INPUT, Kind.OUTPUT)]
+        return not np.isin(self.alignment.kind, calls).any()
+
+    def known(self, sites: Ids | Sequence[int], before: float = np.inf, *, every: bool = False) -> Known:
+        """What is known of these sites in this step together: the first of DIFFERS, FORM, WITHIN, EQUAL that any has.
+
+        UNSEEN where none has any of these; with `every`, UNSEEN comes second.
+
+        Args:
+            sites: their union numbers.
+            before: position in run a's sequence; only earlier records of a count. Infinity for all, those that b alone
+                has included.
+            every: whether one record that was not seen makes the answer UNSEEN.
+        """
+        numbers = np.asarray(sites, dtype=np.int64)
+        states = self.state[numbers]
+        if np.isfinite(before):
+            states = states[self.table.order_of[numbers] < before]
+        return joint_known(states, every=every)
+
+    # --- what differs
+
+    def order_at(self, position: int) -> float:
+        """Where divergence number `position` of this step stands in a's sequence (`Table.order`)."""
+        return float(self.divergences.order[position])
+
+    def is_one_sided(self, position: int) -> bool:
+        """Whether only one run has the record at `position`."""
+        return bool(self.divergences.one_sided[position])
+
+    def differs_before(self, order: float, phases: Container[Phase] = frozenset(Phase)) -> bool:
+        """Whether any divergence whose phase is in `phases` comes before `order`; saved files do not count."""
+        return any(at < order and phase in phases for (phase, _), at in self._first.items())
+
+    def anything_before(self, order: float) -> bool:
+        """Whether anything differs before `order`: a parameter or buffer as the step begins, or anything in the step.
+
+        Saved files do not count.
+        """
+        return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
+
+    def rng_differs(self) -> bool:
+        """Whether any random state at the start of the step differs or is one-sided."""
+        return (Phase.START, Kind.RNG) in self._first
+
+    def differs(self, phase: Phase, kind: Kind, fqn: str, call: int) -> bool:
+        """Whether any divergence of the step has this phase, kind, FQN and call, whatever its path."""
+        return (phase, kind, fqn, call) in self._differing
+
+    def differing(self, kind: Kind, fqn: str) -> list[int]:
+        """Positions of the divergences with this kind and FQN, in order; [] for none."""
+        return self._by_kind.get((kind, fqn), [])
+
+    def differs_inside(self, fqn: str, low: float, high: float) -> bool:
+        """Whether a forward record inside a module's call differs, among those whose order is from `low` to `high`.
+
+        Both are orders in the table, as `spans_of` gives, inclusive. All records between count as inside, of whatever
+        module, but not the module's own inputs, outputs and the like; its operators' outputs do. With ranks put
+        together only those of modules below its name count, and its operators.
+        """
+        of_all, of_it = (_count_between(self._inside.get(name, []), low, high) for name in ("", fqn))
+        return of_it > 0 if self.is_gathered else of_all > of_it
+
+    def one_sided(self, side: str) -> tuple[set[str], dict[str, int]]:
+        """Of divergences that run `side` alone has: (their FQNs, by FQN and each ancestor the first position).
+
+        Positions are those in `divergences`. Computed once per side; not to be changed.
+        """
+        if side not in self._one_sided:
+            missing = self.divergences.row_b if side == "a" else self.divergences.row_a
+            names, inside = self._one_sided.setdefault(side, (set(), {}))
+            for position in np.flatnonzero(missing < 0).tolist():
+                name = self.sites[position].fqn
+                names.add(name)
+                for head in (name, *ancestors(name)):
+                    inside.setdefault(head, position)
+        return self._one_sided[side]
+
+    # --- the last value of each tensor and setting
+
+    def last(self, union: int, side: str) -> tuple[StepBatch, int] | None:
+        """(records of a step, row in them) of the last earlier record of what a site is about; None for none.
+
+        Earlier records of one kind, FQN and path count, whatever their phase and call. Looked for in this step before
+        the site's own record, then in the `_MAX_STEPS_BACK` steps before it (only one where steps were thinned), which
+        are read.
+
+        Args:
+            union: number of the site.
+            side: `a` or `b`.
+        """
+        table, alignment, comparison = self.table, self.alignment, self.comparison
+        of = alignment.kind[union], alignment.path[union]
+        alike = [u for u in alignment.by_fqn[alignment.fqn[union]] if (alignment.kind[u], alignment.path[u]) == of]
+        reader, batch, step = (
+            (comparison.a, table.a, table.step) if side == "a" else (comparison.b, table.b, table.step_b)
+        )
+        rows, now = table.rows_of(side), table.sequence(union, side)
+        found = [rows[u] for u in alike if u in rows and now is not None and batch.sequence[rows[u]] < now]
+        if found:
+            return batch, max(found, key=batch.sequence.__getitem__)
+        ids = alignment.ids[side == "b"]
+        for number in range(step - 1, max(step - 1 - (1 if reader.thinned else _MAX_STEPS_BACK), -1), -1):
+            if number in reader:
+                batch = reader.read(number)
+                found = np.flatnonzero(np.isin(ids[batch.site], alike)).tolist()
+                if found:
+                    return batch, max(found, key=batch.sequence.__getitem__)
+        return None
+
+    def last_text(self, union: int, side: str) -> str | None:
+        """The value that `last` finds, as text; None where it finds none, or that has no text."""
+        found = self.last(union, side)
+        return None if found is None else plain_of(*found)
+
+    def unchanged_side(self, union: int) -> str:
+        """`a` or `b`, if in that run alone the record repeats the last value (`repeats_last`).
+
+        "" for neither or both.
+        """
+        same = [side for side in "ab" if self.repeats_last(union, side) is True]
+        return same[0] if len(same) == 1 else ""
+
+    def repeats_last(self, union: int, side: str) -> bool | None:
+        """Whether the checksum of run `side` at site `union` is that of the record before it (`last`).
+
+        That is the last one of the same kind, FQN and path, of any phase and call, in this step or an earlier one. None
+        where either of the two is missing.
+        """
+        now, found = self.table.checksum(union, side), self.last(union, side)
+        return None if now is None or found is None else int(found[0].checksum[found[1]]) == now
+
+    # --- tensors, and calls
+
+    def is_recorded_before(self, fqn: str) -> bool:
+        """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
+        recorded = (self.before.sites_a, self.before.sites_b) if self.before is not None else ((), ())
+        return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in recorded)
+
+    def sequence_of(self, sites: list[int]) -> float | None:
+        """Lowest order in run a of these sites; None where a has none of them in the step."""
+        earliest = self.table.order_of[sites].min(initial=np.inf)
+        return float(earliest) if np.isfinite(earliest) else None
+
+    @cached_property
+    def calls(self) -> Calls:
+        """Lookups of module calls of this step; created once."""
+        return Calls(self.table, self.comparison)
+
+    def tensors_differ(self, fqn: str, order: float) -> bool:
+        """Whether a parameter or buffer at or below the module differs before `order`, or as the step begins.
+
+        Only records of the phases `start` and `optimizer` count, not those within the forward pass.
+        """
+        return self._tensors_from.get(fqn, np.inf) < order
+
+    @cached_property
+    def _tensors_from(self) -> dict[str, float]:
+        """By module, the lowest order at which a parameter or buffer of it or of its submodules differs.
+
+        Only in the phases `_BEFORE_USE`; -inf if it does as the step begins (`carried`). Modules where none differs are
+        left out.
+        """
+        tensors = dict.fromkeys(
+            (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
+        )
+        for order, site in zip(self.divergences.order.tolist(), self.sites, strict=True):
+            if site.kind in _TENSORS and site.phase in _BEFORE_USE:
+                for head in ancestors(site.fqn):
+                    tensors[head] = min(order, tensors.get(head, np.inf))
+        return tensors
+
+
+def _count_between(orders: list[float], low: float, high: float) -> int:
+    """How many of `orders` (sorted) are from `low` to `high`, both inclusive."""
+    return bisect_right(orders, high) - bisect_left(orders, low)
+
+
+def unseen_inside(step: Step, fqn: str) -> list[str]:
+    """Modules inside `fqn` without recorded outputs in this step, nor any module between them and `fqn` with some.
+
+    Of either run's module tree, a's order first. Recorded means: at least one output has a value in both runs, and none
+    is NOT_SEEN.
+    """
+    prefix = fqn + "."
+    inside = dict.fromkeys(name for tree in step.modules for name in tree if name.startswith(prefix))
+    outputs, names = step.of(Kind.OUTPUT, FORWARD), step.alignment.fqn
+    seen = {names[union] for union in outputs if step.state[union] in {EQUAL, WITHIN, DIFFERENT}}
+    recorded = inside.keys() & (seen - {names[union] for union in outputs if step.state[union] == NOT_SEEN})
+    return [name for name in inside if recorded.isdisjoint((name, *ancestors(name)))]
+
+
+def tensors_held(step: Step, owners: Iterable[str], kind: Kind) -> set[str]:
+    """FQNs of the parameters (or buffers) that these modules themselves hold, by either run's module tree or records.
+
+    A tied tensor is under the name that it is recorded by.
+
+    Args:
+        step: the step, whose module trees count.
+        owners: FQNs of modules.
+        kind: PARAM or BUFFER.
+    """
+    names: set[str] = set()
+    for owner in owners:
+        for module in (tree[owner] for tree in step.modules if owner in tree):
+            tied = {name: target for name, target in module.tied.items() if _has_kind(step, target, kind)}
+            held = module.parameters if kind is Kind.PARAM else module.buffers
+            names |= {tied.get(name, f"{owner}.{name}") for name in held} | {*tied.values()}
+    names |= {name for owner in owners for name in step.comparison.tensors_in(owner) if _has_kind(step, name, kind)}
+    return names
+
+
+def _has_kind(step: Step, fqn: str, kind: Kind) -> bool:
+    """Whether any site with this FQN, in either run and any step, is of this kind."""
+    return any(KINDS[step.alignment.kind[union]] is kind for union in step.alignment.by_fqn.get(fqn, []))
+
+
+def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
+    """Whether either run recorded, after `order`, that a forward pass changed the tensor.
+
+    Args:
+        step: the step.
+        fqn: of the tensor.
+        kind: PARAM or BUFFER.
+        order: position in run a's sequence; records at it do not count.
+    """
+    table, unions = step.table, step.of(kind, frozenset({Phase.FORWARD}), fqn)
+    later = [union for union in unions.tolist() if step.state[union] and table.order_of[union] > order]
+    return any(step.repeats_last(union, side) is False for union in later for side in "ab")
+
+
+def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
+    """What is known of a tensor at `order`: by its last earlier record in this step, else by its state before the step.
+
+    Before the step: DIFFERS if `carried` has it; else its last record of the previous step; else UNSEEN if no site of
+    it is in both runs, or the previous step was not recorded and optimizers change the tensor; else WITHIN if `carried`
+    says so, or EQUAL.
+
+    Args:
+        step: the step.
+        fqn: of the tensor.
+        kind: PARAM or BUFFER.
+        order: position in run a's sequence.
+    """
+    alignment, carried = step.alignment, step.carried
+    unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
+    now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
+    if now:
+        return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
+    if fqn in carried.params or fqn in carried.buffers:
+        return Known.DIFFERS
+    before = step.state_before
+    if before is not None and unions and before[unions].any():
+        return joint_known(before[[union for union in unions if before[union]][-1:]], every=True)
+    if not any(step.alignment.in_both[union] for union in unions) or (
+        step.gap and fqn in step.comparison.recorded_after_steps
+    ):
+        return Known.UNSEEN
+    return Known.WITHIN if fqn in carried.within else Known.EQUAL
+
+
+# --- what rests on what
+
+
+PASSES = frozenset({Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD})
+_START = frozenset({Phase.START})
+_AFTER = frozenset({Phase.OPTIMIZER})
+_BACKWARD = frozenset({Phase.BACKWARD})
+_THING_OF = {Kind.PARAM: Thing.PARAMETERS, Kind.BUFFER: Thing.BUFFERS}
+
+
+class Place(NamedTuple):
+    """The moment in a step at which something is computed.
+
+    Attributes:
+        site: what is computed; for a call of a module, an input or output of it.
+        order: position in run a's sequence; what was recorded at it or later does not matter.
+        of: the module whose call it is, where that is not the diverging one.
+        start: order at which the call began, if it has other modules' calls inside; -1 if it has none, or that is
+            unknown.
+    """
+
+    site: Site
+    order: float
+    of: str = ""
+    start: float = -1.0
+
+
+Edge = Callable[[Step, Place], list[Evidence]]
+"""Looks up one thing that a record rests on: what is known of it at a place of the step, as any number of facts."""
+
+
+def rests_on(step: Step, place: Place, edges: Iterable[Edge]) -> list[Evidence]:
+    """Evidence from each of these edges at `place`, one after the other; an edge may give none."""
+    return [fact for edge in edges for fact in edge(step, place)]
+
+
+def _all_before(thing: Thing, kinds: tuple[Kind, ...], phases: frozenset[Phase], *, needed: bool = False) -> Edge:
+    """Edge: one fact on `thing`, the joint state of all records of these kinds and phases before `place.order`.
+
+    DIFFERS if any differs; records that were not seen are left out, and it is UNSEEN where no others are there.
+
+    Args:
+        thing: what the fact is about.
+        kinds: kinds of the records.
+        phases: phases of the records.
+        needed: as in `Evidence`: whether nothing can be concluded where none was seen.
+    """
+
+    def edge(step: Step, place: Place) -> list[Evidence]:
+        sites = np.concatenate([step.of(kind, phases) for kind in kinds])
+        state = step.known(sites, place.order)
+        return [Evidence(thing, state, needed)]
+
+    return edge
+
+
+# --- random numbers and data
+
+
+def random_at_start(step: Step, _place: Place) -> list[Evidence]:
+    """Edge: the random states at the start of the step.
+
+    Nothing in a resumed run's first step if all states drawn from in the forward pass are equal. With ranks put
+    together, one state that was not seen makes it UNSEEN.
+    """
+    if step.comparison.is_resume_step(step.number):
+        drawn = [number for number in step.of(Kind.RNG, FORWARD).tolist() if step.state[number]]
+        if step.known(drawn) is Known.EQUAL:
+            return []
+    ranks = step.comparison.gathered is not None  # each may have another
+    return [Evidence(Thing.RANDOM_AT_START, step.known(step.of(Kind.RNG, _START), every=ranks))]
+
+
+def drawn_from(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the random states that the call drew from before `place.order`.
+
+    Where none of these was seen in both runs: nothing if both captures record all draws (but in a recomputation), else
+    the states at the start of the step (`random_at_start`).
+    """
+    sites = step.of(Kind.RNG, FORWARD).tolist()
+    drawn = [
+        number
+        for number in sites
+        if step.table.order_of[number] < place.order and _is_drawn_in(step.alignment.site(number), place.site)
+    ]
+    state = step.known(drawn)
+    if state is not Known.UNSEEN:
+        return [Evidence(Thing.DRAWN_FROM, state)]
+    noticed = step.comparison.notices_all_draws and place.site.phase is not Phase.RECOMPUTE
+    return [] if noticed else random_at_start(step, place)
+
+
+def _is_drawn_in(state: Site, site: Site) -> bool:
+    """Whether an `rng` record is of a draw in the call of `site`: in its phase, by a submodule or by that very call.
+
+    A submodule's counts in any of its calls; of the module itself, records made before the draw (DRAWN_BEFORE) do not.
+
+    Args:
+        state: site of the `rng` record.
+        site: what the call computes.
+    """
+    inside = state.fqn.startswith(site.fqn + ".")
+    itself = state.fqn == site.fqn and state.call == site.call and not state.path.endswith(DRAWN_BEFORE)
+    return state.phase is site.phase and (inside or itself)
+
+
+batches = _all_before(Thing.BATCHES, (Kind.BATCH,), _DATA)
+"""The batches of the step."""
+
+
+def loading(step: Step, place: Place) -> list[Evidence]:
+    """Edge: EVERYTHING as DIFFERS where an output, or a draw of this loader, before the batch differs.
+
+    Nothing otherwise.
+    """
+    made = [*step.of(Kind.OUTPUT, FORWARD).tolist(), *step.of(Kind.RNG, _DATA, place.site.fqn).tolist()]
+    return [Evidence(Thing.EVERYTHING, Known.DIFFERS)] if step.known(made, place.order) is Known.DIFFERS else []
+
+
+# --- the forward pass
+
+
+def passed_over(step: Step, _place: Place) -> list[Evidence]:
+    """Edge: PASSED_OVER as UNSEEN where either run did not record an evaluation in the step; nothing otherwise."""
+    return (
+        [Evidence(Thing.PASSED_OVER, Known.UNSEEN)]
+        if step.comparison.passes_over(step.number, step.table.step_b)
+        else []
+    )
+
+
+def inputs(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the inputs of the call together: DIFFERS if any differs, else UNSEEN if any was not seen.
+
+    Nothing where both captures record all inputs but this call has none; UNSEEN if it has none otherwise.
+    """
+    site = place.site
+    sites = step.of_call(site.phase, Kind.INPUT, site.fqn, site.call)
+    present = [number for number in sites if step.state[number]]
+    none = not present and Kind.INPUT in step.comparison.kinds and not step.comparison.leaves_modules_out
+    return [] if none else [Evidence(Thing.INPUTS, step.known(present, every=True), needed=True, of=place.of)]
+
+
+def inside(step: Step, place: Place) -> list[Evidence]:
+    """Edge: outputs of other modules recorded from the call's start to before the place.
+
+    Nothing where `place.start` is -1. With ranks put together only those of submodules, by name. UNSEEN where there is
+    none, or one was not seen, unless another differs.
+    """
+    if place.start < 0:
+        return []
+    fqn, order, names = place.site.fqn, step.table.order_of, step.alignment.fqn
+    outputs_inside = [
+        number
+        for number in step.of(Kind.OUTPUT, FORWARD)
+        if place.start <= order[number] < place.order
+        and (names[number].startswith(f"{fqn}.") if step.is_gathered else names[number] != fqn)
+    ]
+    return [Evidence(Thing.INSIDE, step.known(outputs_inside, every=True), needed=True)]
+
+
+def tensors(step: Step, place: Place) -> list[Evidence]:
+    """Edge: parameters and buffers of the module and of submodules without recorded outputs.
+
+    One fact per kind of tensor that there is, the worst state of its tensors; in the phase `forward`, REWRITTEN as
+    UNSEEN instead where the forward pass changes one after the place. Where no module tree and no parameters are on
+    record, PARAMETERS is UNSEEN.
+    """
+    fqn = place.site.fqn
+    owners = [fqn, *unseen_inside(step, fqn)]
+    facts = []
+    for kind, thing in _THING_OF.items():
+        names = tensors_held(step, owners, kind)
+        if names:
+            answers = [tensor_known(step, name, kind, place.order) for name in sorted(names)]
+            facts.append(Evidence(thing, worst_of(answers), needed=True))
+        if place.site.phase is Phase.FORWARD and any(is_written_later(step, name, kind, place.order) for name in names):
+            facts[-1] = Evidence(Thing.REWRITTEN, Known.UNSEEN, needed=True)
+    if not facts and not step.modules[0] and Kind.PARAM not in step.comparison.kinds:
+        facts.append(Evidence(Thing.PARAMETERS, Known.UNSEEN, needed=True))
+    return facts
+
+
+def outputs(step: Step, place: Place) -> list[Evidence]:
+    """Edge: one fact, the joint state of all module outputs recorded before the place.
+
+    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
+    """
+    state = step.known(step.of(Kind.OUTPUT, FORWARD), place.order)
+    return [_unless_left_out(step, Evidence(Thing.OUTPUTS, state, needed=True))]
+
+
+def unseen(step: Step, place: Place) -> list[Evidence]:
+    """Edge: RAN_UNSEEN, with their names, where modules ran unobserved in the place's evaluation or forward pass.
+
+    Else nothing.
+    """
+    names = step.comparison.ran_unseen(place.site.phase if place.site.phase is Phase.EVAL else Phase.FORWARD)
+    return [Evidence(Thing.RAN_UNSEEN, Known.UNSEEN, of=some(names))] if names else []
+
+
+def forward(step: Step, place: Place) -> list[Evidence]:
+    """Edge: one fact, the joint state of all module inputs and outputs recorded before the place.
+
+    `LEFT_OUT` (UNSEEN) instead where these agree, but a capture was told to leave modules out.
+    """
+    return [_unless_left_out(step, flow) for flow in _flow(step, place)]
+
+
+_flow = _all_before(Thing.FORWARD, (Kind.INPUT, Kind.OUTPUT), FORWARD, needed=True)
+
+
+LEFT_OUT = Evidence(Thing.LEFT_OUT, Known.UNSEEN, needed=True)
+"""The modules that a capture was told to leave out."""
+
+
+def _unless_left_out(step: Step, fact: Evidence) -> Evidence:
+    """The fact, or `LEFT_OUT` where it is that things agree, and a capture was told to leave modules out."""
+    agrees = fact.known in {Known.EQUAL, Known.WITHIN}
+    return LEFT_OUT if agrees and step.comparison.leaves_modules_out else fact
+
+
+def everything(step: Step, place: Place) -> list[Evidence]:
+    """Edge: one fact, the joint state of all of a's records before the place, those that a alone has included.
+
+    Records that b alone has do not count, as they have no place in a's order.
+    """
+    earlier = np.flatnonzero(step.state * (step.table.order_of < place.order))
+    return [Evidence(Thing.EVERYTHING, step.known(earlier))]
+
+
+def what_is_equal(step: Step, place: Place) -> list[Evidence]:
+    """Edge: of module outputs and of batches before the place, each only if it is EQUAL."""
+    return [fact for fact in (*outputs(step, place), *batches(step, place)) if fact.known is Known.EQUAL]
+
+
+# --- the backward pass
+
+
+def loss(step: Step, place: Place) -> list[Evidence]:
+    """Edge: one fact, the joint state of losses before the place.
+
+    Nothing where both runs record losses but no loss of this step was compared.
+    """
+    sites = step.of(Kind.LOSS, frozenset({Phase.LOSS}))
+    none = not step.state[sites].any() and Kind.LOSS in step.comparison.kinds
+    return [] if none else [Evidence(Thing.LOSS, step.known(sites, place.order), needed=True)]
+
+
+backward = _all_before(Thing.BACKWARD, FLOWING_BACK, _BACKWARD, needed=True)
+"""The backward pass, by the gradients that hooks recorded in it."""
+
+
+def gradients(step: Step, place: Place) -> list[Evidence]:
+    """Edge: gradients that hooks recorded in the backward pass before the place; nothing where none was seen."""
+    (flow,) = backward(step, place)
+    return [] if flow.known is Known.UNSEEN else [Evidence(Thing.GRADIENTS, flow.known)]
+
+
+# --- the optimizer
+
+
+def gradient(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the parameter's gradient as the optimizer takes it; nothing if it alone has none (`lacks_gradient`).
+
+    GRADIENT_SUM instead where the ranks of one run alone have not summed it yet. UNSEEN without a record of it.
+    """
+    sites = step.of(Kind.GRAD, _AFTER, place.site.fqn)
+    if lacks_gradient(step, place.site.fqn):
+        return []
+    state = step.known(sites, every=True)
+    return [Evidence(Thing.GRADIENT_SUM if owing_side(step, sites) else Thing.GRADIENT, state, needed=True)]
+
+
+def lacks_gradient(step: Step, fqn: str) -> bool:
+    """Whether the optimizer phase of the step has gradients in any state, but none of this parameter."""
+    every = step.of(Kind.GRAD, _AFTER)
+    return bool(step.state[every].any()) and not step.state[step.of(Kind.GRAD, _AFTER, fqn)].any()
+
+
+def owing_side(step: Step, sites: Iterable[int]) -> str:
+    """`a` or `b`, if ranks have yet to sum (`Joined.OWED`) a gradient among `sites` in that run alone.
+
+    "" for neither or both.
+    """
+    owing = [
+        half.side
+        for half in step.table.halves
+        if half.batch.how is not None and (half.batch.how[np.isin(half.sites, list(sites))] == Joined.OWED).any()
+    ]
+    return owing[0] if len(owing) == 1 else ""
+
+
+gradients_in_step = _all_before(Thing.GRADIENTS_IN_STEP, (Kind.GRAD,), _AFTER)
+"""The gradients that an optimizer computed before, within its step."""
+
+
+def value_before(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the tensor's last value before the record, as `tensor_known` has it: in this step, else before it."""
+    return [Evidence(Thing.VALUE_BEFORE, tensor_known(step, place.site.fqn, place.site.kind, place.order))]
+
+
+def state_before(step: Step, place: Place) -> list[Evidence]:
+    """Edge: the parameter's optimizer state before the step.
+
+    DIFFERS if `carried` has any of it; else its records of the previous step, else those at this step's start, else
+    UNSEEN. Nothing instead of UNSEEN where there is no state yet: in step 0 of both, or in a resumed run's first step
+    if states are recorded.
+    """
+    fqn = place.site.fqn
+    if any(name == fqn for name, _ in step.carried.states):
+        return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
+    sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, fqn)
+    started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]
+    if step.state_before is not None and len(sites) and step.state_before[sites].any():
+        return [Evidence(Thing.STATE_BEFORE, joint_known(step.state_before[sites], every=True))]
+    state = step.known(started) if started else Known.UNSEEN
+    find_resume_point = step.comparison.is_resume_step(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or find_resume_point
+    return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
+
+
+def trained(step: Step, place: Place) -> list[Evidence]:
+    """Edge: all parameters as they are at the place: the worst of their states; UNSEEN where there are none."""
+    names = {step.alignment.fqn[u] for u in np.flatnonzero(step.alignment.kind == KINDS.index(Kind.PARAM))}
+    answers = [tensor_known(step, name, Kind.PARAM, place.order) for name in sorted(names)]
+    return [Evidence(Thing.TRAINED, worst_of(answers) if answers else Known.UNSEEN, needed=True)]
+
+
+def updates_by_hand(step: Step) -> bool:
+    """Whether neither run has, in any step, a hyper-parameter or a record of the optimizer phase."""
+    settings = of_kinds(step.alignment.kind, SETTING_KINDS)
+    return not (settings | (step.alignment.phase == phase_code(Phase.OPTIMIZER))).any()
+
+
+RESTS_ON: dict[str, tuple[Edge, ...]] = {
+    **dict.fromkeys(("rng", "initial", "split"), (random_at_start,)),
+    "batch": (random_at_start, loading),
+    "module": (inputs, tensors, drawn_from),
+    "own_code": (inputs, inside, tensors, drawn_from),
+    "script": (batches, random_at_start, passed_over),
+    "op": (everything, random_at_start),
+    **dict.fromkeys(("value", "collective"), (what_is_equal, random_at_start)),
+    "product": (trained,),
+    "loss": (outputs, batches, random_at_start, passed_over, unseen),
+    "backward": (forward, loss, random_at_start, gradients),
+    "gradient": (forward, loss, backward, random_at_start),
+    "optimizer": (gradient,),
+    **dict.fromkeys(("buffer", "by_hand"), (value_before,)),
+}
+"""By the word of a reason, what its records rest on; what one case needs besides is added in `applies`."""
+
+
+_MIN_TERMS = 256
+_SAFETY_FACTOR = 4.0
+_MAX_BOUND = 0.05
+"""No more than that: half precision adds up in float32, and rounds a sum a few times."""
+
+LEAST_BOUND = _SAFETY_FACTOR * _MIN_TERMS**0.5
+"""Roundings that two values may be apart whatever they are made of."""
+
+_PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
+
+
+def size_of(
+    a: Summary | None, b: Summary | None, rel: float | None, terms: int = 0, scale: float | None = None
+) -> Size | None:
+    """The size class of a divergence: STRUCTURAL, MORE or ROUNDING.
+
+    STRUCTURAL: one run has no record, or status, shape or dtype differ, or two texts are not both numbers. MORE: beyond
+    4 sqrt(max(terms, 256)) roundings (at most 0.05) in distance, minimum, maximum or mean, or NaN or infinite; of a
+    dtype without rounding, always. None: the distance is unknown and nothing is infinite, or a statistic is not known.
+
+    Args:
+        a: what run a recorded; None where it has no record.
+        b: what run b recorded; None where it has no record.
+        rel: relative L2 distance; None where it is not known.
+        terms: number of terms of the sum that gives the value; 0 where that is not known.
+        scale: c where b is c times a, else None; with it, more than `LEAST_BOUND` roundings are MORE already.
+    """
+    if a is None or b is None or a.status is not b.status or shapes_differ(a, b):
+        return Size.STRUCTURAL
+    if a.layout.dtype != b.layout.dtype or (a.status is Status.VALUE and rel is None):
+        return Size.STRUCTURAL
+    unit = ROUNDING.get(a.layout.dtype)
+    if unit is None:
+        return Size.MORE  # of integers and the like, nothing is rounded
+    if rel is None:
+        return Size.MORE if has_nonfinite(a.stats) or has_nonfinite(b.stats) else None
+    bound = min(_SAFETY_FACTOR * max(terms, _MIN_TERMS) ** 0.5 * unit, _MAX_BOUND)
+    if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
+        return Size.MORE
+    if not (a.stats and b.stats):
+        return None
+    return Size.ROUNDING if _statistics_agree(a.stats, b.stats, bound) else Size.MORE
+
+
+def terms_of(step: Step, site: Site, a: Summary | None) -> int:
+    """Number of terms of the sum that gives run a's value at `site`; 0 where unknown.
+
+    Of a gradient: elements of its module's output gradient (else output) per row of the parameter. Of an output or
+    input gradient: the largest fan-in of its module's parameters. 0 for all other kinds and for single numbers.
+
+    Args:
+        step: the step of the record.
+        site: what was recorded.
+        a: run a's record of it; None gives 0.
+    """
+    if a is None or not a.layout.shape:
+        return 0
+    if site.kind is Kind.GRAD:
+        owner = owner_of(site.fqn)
+        given = _largest_numel(step, Kind.GRAD_OUTPUT, owner) or _largest_numel(step, Kind.OUTPUT, owner)
+        return given // max(a.layout.shape[0], 1)
+    if site.kind in {Kind.OUTPUT, Kind.GRAD_INPUT}:
+        held = step.comparison.tensors_in(site.fqn)
+        return max((_fan_in(step, name) for name in held), default=0)
+    return 0
+
+
+def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
+    """Number of elements of the largest value of a kind that run a recorded of a module in the step; 0 for none."""
+    rows = [
+        row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
+    ]
+    return int(step.comparison.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
+
+
+def _fan_in(step: Step, name: str) -> int:
+    """Product of a parameter's dimensions but the first, by run a's record of it or of its gradient in the step.
+
+    0 for fewer than two dimensions, or without a record.
+    """
+    for kind in (Kind.PARAM, Kind.GRAD):
+        for union in step.of(kind, frozenset(Phase), name):
+            row = step.table.rows_of("a").get(int(union))
+            if row is not None:
+                shape = step.comparison.a.layouts[int(step.table.a.layout[row])].shape
+                return int(np.prod(shape[1:])) if len(shape) > 1 else 0
+    return 0
+
+
+def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
+    """Whether minimum, maximum and mean are on record and as close as `tolerance`, and neither tensor has NaN or inf.
+
+    Minima and maxima are compared relative to the larger absolute value of the two, means relative to the larger mean
+    absolute value.
+    """
+    if has_nonfinite(a) or has_nonfinite(b):
+        return False
+    spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
+    for name in ("min", "max", "mean"):
+        one, two = a.get(name), b.get(name)
+        if one is None or two is None:
+            return False
+        if abs(one - two) > tolerance * (spread if name == "mean" else max(abs(one), abs(two))):
+            return False
+    return True
+
+
+_UNMEASURED = frozenset({Kind.RNG})
+
+
+def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
+    """(c, residual) where b is c times a by least squares over two sketches; the residual is relative to b's norm.
+
+    None where the residual is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
+    """
+    factor, rest = scale_between(sketch_a, sketch_b)
+    return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
+
+
+def _plain_relative(a: Summary, b: Summary) -> float | None:
+    """Absolute difference of the numbers in the texts of two records over the larger absolute value, 0 for two zeros.
+
+    None if either is not finite or no number.
+    """
+    try:
+        x, y = float(a.text), float(b.text)
+    except ValueError:
+        return None
+    scale = max(abs(x), abs(y))
+    distance = abs(x - y)
+    if not np.isfinite(distance):
+        return None
+    return 0.0 if scale == 0 else distance / scale
+
+
+def has_nonfinite(stats: Mapping[str, float]) -> bool:
+    """Whether these statistics of a tensor count any NaN or infinity; False where they have no counts."""
+    return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
+
+
+def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
+    """The divergence at a position of `step.divergences`, with role and reason of `cause`, distance, size and factor.
+
+    Reads the whole tensors from disk, where both runs stored them; then the distance is exact. Else it is that of the
+    texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have no
+    distance, random states no size either. `floor` is the largest of all noise runs, None without any.
+    """
+    comparison, table, divergences = step.comparison, step.table, step.divergences
+    layouts_a, layouts_b = comparison.layouts
+    row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])
+    number = int(divergences.site[position])
+    site = step.sites[position]
+    records = (
+        comparison.a.record(table.a, row_a, table.step) if row_a >= 0 else None,
+        comparison.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None,
+    )
+    a, b = (None if record is None else record.summary for record in records)
+    info = next((record.info for record in records if record is not None), None)
+    same_shape = a is not None and b is not None and a.layout.shape == b.layout.shape
+    rel: float | None = None
+    fit: tuple[float, float] | None = None
+    exact = False
+    differing: Elements | None = None
+    if a is not None and b is not None and site.kind not in _UNMEASURED:
+        if Status.VALUE in (a.status, b.status):
+            rel, exact = _plain_relative(a, b), True
+        elif table.a.sketch is not None and table.b.sketch is not None:
+            one_a, one_b = np.array([row_a]), np.array([row_b])
+            relative_l2 = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
+            rel = float(relative_l2) if np.isfinite(relative_l2) else None
+            finite = bool(a.stats) and not has_nonfinite(a.stats)
+            if rel == 0 and not finite:
+                rel = None  # sketches leave infinities out, and where these are differs
+            if same_shape and a.layout.numel > 16 and finite:
+                fit = proportion(table.a.sketch[row_a], table.b.sketch[row_b])
+            if fit is not None:
+                rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
+        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
+        if stored is not None:
+            rel, exact, differing = distance_of(*stored), True, elements(*stored)
+    scale, residual = fit or (None, None)
+    return Divergence(
+        step=table.step,
+        step_b=table.step_b,
+        rank=comparison.rank,
+        sequence=step.order_at(position),
+        site=site,
+        module_class=step.alignment.module_class[number],
+        role=cause.role,
+        reason=cause.reason,
+        a=a,
+        b=b,
+        rel_l2=rel,
+        exact=exact and rel is not None,
+        size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), scale),
+        scale=scale,
+        residual=residual,
+        floor=max(
+            (float(noise.floor[number]) for noise in comparison.floors if number < len(noise.floor)), default=None
+        ),
+        coarse=layouts_a.coarse or layouts_b.coarse,
+        source=info.source if info is not None and site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
+        elements=differing,
+        labels=comparison.a.labels.get(table.step, {}),
+        labels_b=comparison.b.labels.get(table.step_b, {}),
+    )

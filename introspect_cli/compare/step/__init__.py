@@ -1,1 +1,0 @@
-"""One diverging step of both runs: lookups, evidence, sizes and outcome."""

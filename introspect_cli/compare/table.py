@@ -1,0 +1,931 @@
+"""Sites of both runs under one numbering, how far two records are apart, and one step of both as a table.
+
+Each run numbers its sites in order of appearance. Both are mapped once onto the *union*: a's numbers, then the sites of
+b alone. Steps are then matched with integer arrays; names are looked up only for what is shown or reasoned about.
+
+*Distance* is exact where both runs stored the whole tensors. Otherwise estimated from sketches, a linear map to 16
+numbers: the norm of the difference of two sketches is 0.76 to 1.32 of the tensors' L2 distance (5th and 95th
+percentile). Relative to the larger of the two exact L2 norms: symmetric, defined when either is zero, and at most 2.
+
+Values of different shapes have no distance. Values gathered from ranks without a known place have no shape, and equal
+values on all ranks may be copies or equal parts: only their sizes can differ.
+
+*A step* is one table, with a row for each record of a, of b, or of both. It has thousands of records, so they stand in
+columns of numpy: the site, the row of either run's records, and what comparing made of them so far. A pass of a
+comparison (`passes.py`) takes such a table and returns one with other states: what is known of a pair of records, and
+by `because`, which pass decided that.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from introspect_cli.compare.names import strip_wrappers, with_ancestors
+from introspect_cli.errors import StoreError
+from introspect_cli.records import (
+    EVALUATED,
+    KIND_CODES,
+    SETTING_KINDS,
+    Joined,
+    Kind,
+    Layout,
+    Phase,
+    Site,
+    Status,
+    Summary,
+)
+from introspect_cli.selection import selects
+from introspect_cli.store.reader import l2_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.reader import SiteTable
+    from introspect_cli.store.run import Run
+
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
+MODULE_VALUES = (Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK)
+MODULE_KINDS = (*MODULE_VALUES, Kind.OP_OUTPUT)
+ACTIVATIONS = (Kind.BATCH, *MODULE_KINDS)
+"""What flows back through modules, what they are given and give, with operators, with batches."""
+
+KINDS = tuple(Kind)
+PHASES = tuple(Phase)
+_PHASE_CODE = {phase.value: code for code, phase in enumerate(PHASES)}
+
+
+def kind_code(kind: Kind) -> int:
+    """Integer code of a kind in arrays."""
+    return KIND_CODES[kind.value]
+
+
+def phase_code(phase: Phase) -> int:
+    """Integer code of a phase in arrays."""
+    return _PHASE_CODE[phase.value]
+
+
+def of_kinds(codes: npt.NDArray[np.uint8], kinds: Iterable[Kind]) -> Mask:
+    """Mask of `codes` (kind codes, any length) that are of any of `kinds`."""
+    return np.isin(codes, [kind_code(kind) for kind in kinds])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Sites as columns, a site in each row, under the names that are compared.
+
+    Attributes:
+        keys: hash of each site's phase, kind, FQN, call and path; equal keys are taken for equal sites.
+        phase: phase codes.
+        kind: kind codes.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    phase: npt.NDArray[np.uint8]
+    kind: npt.NDArray[np.uint8]
+    fqn: list[str]
+    call: npt.NDArray[np.int64]
+    path: list[str]
+    module_class: list[str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def text(self) -> str:
+        """All FQNs joined by newlines, for a fast search."""
+        return "\n".join(self.fqn)
+
+
+def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Columns:
+    """Columns of a store's site table under the names that are compared.
+
+    Args:
+        table: the sites of a rank.
+        rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
+
+    Raises:
+        StoreError: a phase or kind is unknown.
+    """
+    phases, kinds = table.phase, table.kind
+    keys = np.asarray(table.key, dtype=np.uint64)
+    names = table.fqn
+    calls = np.asarray(table.call, dtype=np.int64)
+    paths = table.path
+    renamed = {}
+    if rename is not None or "._" in "\n".join(names):
+        renamed = {name: new for name in set(names) if (new := (rename or strip_wrappers)(name)) != name}
+    if renamed:
+        keys = keys.copy()
+        fresh = []
+        for index, name in enumerate(names):
+            new = renamed.get(name, name)
+            fresh.append(new)
+            if new is not name:
+                site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
+                keys[index] = site.key()
+        names = fresh
+    try:
+        phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
+        kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
+    except KeyError:
+        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one") from None
+    return Columns(
+        keys=keys,
+        phase=phase,
+        kind=kind,
+        fqn=names,
+        call=calls,
+        path=paths,
+        module_class=table.module_class,
+    )
+
+
+@dataclass(frozen=True)
+class Alignment(Columns):
+    """Both runs' sites under one numbering: those of a, then those that only b has.
+
+    Attributes:
+        a: sites of run a; their union numbers are their own.
+        b: sites of run b.
+        b_ids: b's site number to union number.
+        extra: b's site numbers of those that only b has; union number len(a) + position.
+    """
+
+    a: Columns
+    b: Columns
+    b_ids: Ids
+    extra: Ids
+
+    @property
+    def size(self) -> int:
+        """Number of sites in the union."""
+        return len(self)
+
+    @cached_property
+    def ids(self) -> tuple[Ids, Ids]:
+        """Arrays that map site numbers to union numbers: that of a (each its own), that of b."""
+        return np.arange(len(self.a), dtype=np.int64), self.b_ids
+
+    @cached_property
+    def evaluating(self) -> Mask:
+        """Mask of sites of evaluation, by the function `evaluating`."""
+        return evaluating(self.phase, self.fqn)
+
+    @cached_property
+    def in_both(self) -> Mask:
+        """Mask of sites that both runs have, each in any step."""
+        shared = np.zeros(self.size, dtype=np.bool_)
+        shared[self.b_ids[self.b_ids < len(self.a)]] = True
+        return shared
+
+    @cached_property
+    def by_fqn(self) -> dict[str, list[int]]:
+        """Union numbers of the sites of each FQN; computed once."""
+        by_name: dict[str, list[int]] = {}
+        for index, name in enumerate(self.fqn):
+            by_name.setdefault(name, []).append(index)
+        return by_name
+
+    @cached_property
+    def _by_call(self) -> dict[str, dict[tuple[int, int, int], list[int]]]:
+        """Cache of `of_call`: per FQN, union numbers by (phase code, kind code, call)."""
+        return {}
+
+    def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
+        """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none.
+
+        The first question about an FQN builds its cache.
+        """
+        calls = self._by_call.get(fqn)
+        if calls is None:
+            calls = self._by_call[fqn] = {}
+            for union in self.by_fqn.get(fqn, []):
+                key = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
+                calls.setdefault(key, []).append(union)
+        return calls.get((phase_code(phase), kind_code(kind), call), [])
+
+    @cached_property
+    def names_a(self) -> frozenset[str]:
+        """All FQNs that run a has, at any step."""
+        return frozenset(self.a.fqn)
+
+    @cached_property
+    def names_b(self) -> frozenset[str]:
+        """All FQNs that run b has, at any step."""
+        return frozenset(self.b.fqn)
+
+    @cached_property
+    def around(self) -> tuple[set[str], set[str]]:
+        """(FQNs of a with all their ancestors, the same of b), at any step."""
+        return with_ancestors(self.names_a), with_ancestors(self.names_b)
+
+    def site(self, union: int) -> Site:
+        """The site with a union number."""
+        return Site(
+            PHASES[self.phase[union]],
+            KINDS[self.kind[union]],
+            self.fqn[union],
+            int(self.call[union]),
+            self.path[union],
+        )
+
+    def mask(self, kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
+        """Mask of sites that `selected` selects by kind and name, without settings."""
+        counted = selected(self.kind, self.fqn, kinds, modules)
+        return counted & ~of_kinds(self.kind, SETTING_KINDS)
+
+
+def selected(kind: npt.NDArray[np.uint8], fqn: list[str], kinds: frozenset[Kind], modules: tuple[str, ...]) -> Mask:
+    """Mask of sites that are of any of `kinds` and whose name matches any glob in `modules`; an empty one selects all.
+
+    Args:
+        kind: kind code of each site.
+        fqn: name of each site.
+        kinds: wanted kinds.
+        modules: wanted names, as globs.
+    """
+    mask = np.full(len(fqn), True)
+    if kinds:
+        mask &= of_kinds(kind, kinds)
+    if modules:
+        chosen = {name: selects(name, modules) for name in set(fqn)}
+        mask &= np.fromiter((chosen[name] for name in fqn), dtype=np.bool_, count=len(fqn))
+    return mask
+
+
+def evaluating(phase: npt.NDArray[np.uint8], fqn: list[str]) -> Mask:
+    """Mask of sites that are in the phase `eval`, or whose root is an evaluation copy of a model (`EVALUATED`).
+
+    Args:
+        phase: phase code of each site.
+        fqn: name of each site.
+    """
+    mask = phase == phase_code(Phase.EVAL)
+    copies = {name for name in set(fqn) if EVALUATED in name.partition(".")[0]}
+    if copies:
+        mask = mask | np.fromiter((name in copies for name in fqn), dtype=np.bool_, count=len(fqn))
+    return np.asarray(mask)
+
+
+def align(a: Columns, b: Columns) -> Alignment:
+    """Put the sites of a and b under one numbering: a's numbers, then b's other sites; equal keys are one site.
+
+    Of a site of both, the columns have what a has.
+    """
+    ids, extra = _union_numbers(a, b)
+    columns: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(Columns)}
+    for name, column in columns.items() if len(extra) else ():
+        of_b = getattr(b, name)
+        more = [of_b[i] for i in extra.tolist()] if isinstance(column, list) else of_b[extra]
+        columns[name] = column + more if isinstance(column, list) else np.concatenate([column, more])
+    return Alignment(**columns, a=a, b=b, b_ids=ids, extra=extra)
+
+
+def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
+    """(union number of each site of b, numbers in b of the sites that a lacks)."""
+    count, every = len(a), np.arange(len(b), dtype=np.int64)
+    if not count:
+        return every, every
+    if count == len(b) and np.array_equal(a.keys, b.keys):
+        return every, every[:0]
+    order = np.argsort(a.keys, kind="stable")
+    ranked = a.keys[order]
+    place = np.minimum(np.searchsorted(ranked, b.keys), count - 1)
+    shared = ranked[place] == b.keys
+    extra = np.flatnonzero(~shared).astype(np.int64)
+    ids = np.where(shared, order[place], -1).astype(np.int64)
+    ids[extra] = count + np.arange(len(extra))
+    return ids, extra
+
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
+
+_NOT_FINITE = ("nans", "posinfs", "neginfs")
+_EXACT = 1e-5
+"""How far statistics are to be trusted, relative to the norm."""
+
+WHOLE = ("float", "bfloat", "complex")
+"""How dtypes begin of which sums are rounded."""
+
+
+class Layouts:
+    """Properties of one rank's layouts as arrays indexed by layout number; those of no layouts have one element.
+
+    Attributes:
+        numel: float64, number of elements.
+        floating: bool, whether sums of the dtype are rounded (`WHOLE`).
+        unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
+        dtype: int64, a number per dtype, the same in all `Layouts` of the process.
+        stored: bool, whether the tensor is sparse, jagged or nested.
+        scalar: bool, whether it has no dimensions.
+        coarse: whether any layout is of bfloat16; not an array.
+        shape: int64, a number per shape, the same in all `Layouts` of the process.
+    """
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        """Compute all arrays now.
+
+        New shapes and dtypes get numbers in `_SHAPES` and `_DTYPES`, which all instances share.
+        """
+        self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
+        self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
+        units = [max(ROUNDING.get(dtype, 0.0) for dtype in layout.dtype.split(" and ")) for layout in layouts]
+        self.unit = np.array(units or [0.0])
+        dtypes: dict[str, int] = _DTYPES
+        self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        # of sparse and nested ones, statistics and sketch have the values, and not where they stand
+        stored = [layout.strides.startswith(("sparse", "jagged", "nested")) for layout in layouts]
+        self.stored = np.array(stored or [False])
+        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
+        self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
+        names: dict[tuple[Any, ...], int] = _SHAPES
+        self.shape = np.array(
+            [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64
+        )
+
+
+_SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
+_DTYPES: dict[str, int] = {}
+
+
+def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
+    """L2 norm of the finite elements of each row's tensor, float64 (rows,), from mean and variance.
+
+    NaN for sparse, jagged and nested tensors.
+    """
+    mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
+    var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
+    numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
+    for name in _NOT_FINITE:
+        numel = numel - np.asarray(batch.counts[name])[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return l2_norm(mean, var, numel)
+
+
+def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
+    """L2 norm of each sketch: float64 (n,) of an array (n, 16)."""
+    wide = sketch.astype(np.float64)
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
+
+
+def has_norms(batch: StepBatch) -> bool:
+    """Whether the batch has means, variances and counts of NaNs, which give L2 norms."""
+    return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
+
+
+def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
+    """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted.
+
+    False for tensors without elements.
+    """
+    if "nans" not in batch.counts:
+        return np.zeros(len(batch), np.bool_)
+    sizes = layouts.numel[batch.layout]
+    return np.asarray((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
+
+
+def distances(
+    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
+) -> tuple[Floats, Floats]:
+    """(estimated L2 distance, larger of the two L2 norms) of each pair of rows, both float64 (n,).
+
+    Norms are from statistics, else from sketches; both are NaN without sketches. The distance is also NaN where it is
+    unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
+    elements beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it
+    is more than twice that.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        layouts_a: of run a.
+        layouts_b: of run b.
+    """
+    count = len(rows_a)
+    unknown = np.full(count, np.nan)
+    if not count or a.sketch is None or b.sketch is None:
+        return unknown, unknown.copy()
+    sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
+    distance = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
+    size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
+    size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
+    scale = np.fmax(size_a, size_b)
+    unsized = np.flatnonzero(~np.isfinite(scale))
+    scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
+    shape_a = layouts_a.shape[a.layout[rows_a]]
+    shape_b = layouts_b.shape[b.layout[rows_b]]
+    known = (shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b)
+    stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
+    for at in np.flatnonzero(stored).tolist():
+        known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
+    least = _least_distances(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
+    with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
+        distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
+    beside = [np.asarray(a.counts[name])[rows_a] > 0 for name in _NOT_FINITE if name in a.counts]
+    if beside:  # where all that is finite is equal, what differs is where the rest is
+        known &= (distance > 0) | ~np.logical_or.reduce(beside)
+    return np.where(known, distance, np.nan), scale
+
+
+def _least_distances(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
+    """Lower bound of each pair's L2 distance, from the norms, extrema and means on record; NaN where none is.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        sizes: difference of each pair's L2 norms; NaN where unknown.
+        layouts: of run a.
+    """
+    least = sizes
+    for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
+        if name in a.floats and name in b.floats:
+            one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in ((a, rows_a), (b, rows_b)))
+            with np.errstate(invalid="ignore", over="ignore"):
+                least = np.fmax(least, root * np.abs(one - two))
+    return least
+
+
+def relative(distance: Floats, scale: Floats) -> Floats:
+    """`distance` over `scale`, element by element; 0 where both are 0, NaN where the distance is unknown."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = distance / scale
+    return np.where((distance == 0) & (scale == 0), 0.0, ratio)
+
+
+def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
+    """Mask of pairs of rows with equal numbers of NaN, +inf and -inf.
+
+    What either batch did not count does not matter.
+    """
+    same = np.ones(len(rows_a), dtype=np.bool_)
+    for name in _NOT_FINITE:
+        if name in a.counts and name in b.counts:
+            same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
+    return same
+
+
+def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
+    """A relative distance in roundings: (how many, of which dtype); None where it is too far for that.
+
+    At most 64 roundings of the coarser dtype. For a larger distance 0.2 to 1.2 roundings of bfloat16, if both dtypes
+    are finer: something was computed in it. None too for a distance of 0, or if neither dtype is a float.
+    """
+    units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
+    if not units or rel <= 0:
+        return None
+    layout = max(units, key=lambda name: ROUNDING[name])
+    k = rel / ROUNDING[layout]
+    if k <= 64:
+        return k, layout
+    k = rel / ROUNDING["bfloat16"]
+    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
+
+
+def _widened(values: Any) -> npt.NDArray[Any] | None:
+    """An array as float64, or complex128 if it is complex; None if its dtype is not numeric."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64)
+    return array.astype(np.complex128) if array.dtype.kind == "c" else None
+
+
+def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
+    """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
+
+    Elements that are not finite in one or both are left out; None where these are not the same in both (NaN equals
+    NaN), or a dtype is not numeric.
+    """
+    one, two = _widened(a), _widened(b)
+    if one is None or two is None:
+        return None
+    one, two = one.ravel(), two.ravel()
+    finite = np.isfinite(one) & np.isfinite(two)
+    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
+        return None
+    one, two = one[finite], two[finite]
+    scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
+    return 0.0 if scale == 0 else float(np.linalg.norm(one - two)) / scale
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Looks up whole tensors in the stores of both runs; each look-up reads a file."""
+
+    a: Run
+    b: Run
+
+    def both(
+        self, checksum_a: int, checksum_b: int, shape: tuple[int, ...]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """(tensor of a, tensor of b) with these checksums.
+
+        None where either was not stored, has checksum 0 or not this shape.
+        """
+        if not checksum_a or not checksum_b:
+            return None
+        a = self.a.tensor(checksum_a)
+        b = self.b.tensor(checksum_b) if a is not None else None
+        return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
+
+
+Held = tuple[int, int]
+"""How several ranks' records became one (`Joined`), and how many ranks have one value."""
+
+
+def shapes_differ(a: Summary, b: Summary) -> bool:
+    """Whether two records cannot be of one tensor, by their shapes.
+
+    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
+    the other (`other_shapes`).
+    """
+    return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
+
+
+def is_shapeless(summary: Summary) -> bool:
+    """Whether a value was gathered from several ranks at unknown places in the whole, so that it has no shape."""
+    return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
+
+
+def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
+    """Whether two values cannot be one tensor, by their shapes.
+
+    If either is gathered: whether they have other numbers of elements. Else whether their shapes differ, except where
+    one is a value equal on all ranks that may be a part of the other (`_may_be_parts`).
+
+    Args:
+        layouts: of a's value and of b's.
+        held: of each, how ranks' records became it, and how many ranks have it.
+    """
+    one, two = layouts
+    if one.shape == two.shape:
+        return False
+    if Joined.GATHERED in {joined for joined, _ in held}:
+        return one.numel != two.numel
+    return not (_may_be_parts(one, held[0], two) or _may_be_parts(two, held[1], one))
+
+
+def _may_be_parts(part: Layout, held: Held, whole: Layout) -> bool:
+    """Whether values of layout `part`, equal on all ranks (ALIKE), may be parts of a value of layout `whole`.
+
+    They may if `whole` has n times the elements, n whole, and n divides the number of ranks.
+
+    Args:
+        part: layout of each rank's value.
+        held: how these were joined, and the number of ranks.
+        whole: layout of the other run's value.
+    """
+    joined, ranks = held
+    times, rest = divmod(whole.numel, max(part.numel, 1))
+    return joined == Joined.ALIKE and rest == 0 < times and ranks % times == 0
+
+
+Codes = npt.NDArray[np.int8]
+
+OTHER = {"a": "b", "b": "a"}
+
+ABSENT, EQUAL, WITHIN, DIFFERENT, NOT_SEEN, ONLY_A, ONLY_B, UNUSED = range(8)
+"""What is known of a row: nothing that counts (one run alone has it, and the other could not have it), equal, within
+tolerance, different, not seen by a run, only in a, or b, different though nothing that rests on it is."""
+
+
+class Because(IntEnum):
+    """The rule that gave a row its state, where anything asks."""
+
+    RECORDS = 0
+    """The records themselves, or a rule that nobody asks for."""
+    NOT_OBSERVED = 2
+    """A run's record says that it saw no value, or too little of it."""
+    LISTED = 3
+    """The run lists values that were written elsewhere."""
+    EVALUATION = 5
+    """One run evaluates more often."""
+    CUT = 6
+    """The other run was stopped within the step, and came to no more of it."""
+
+
+class Learned(NamedTuple):
+    """Knowledge passed from step to step.
+
+    Attributes:
+        coarse: the first step that may begin with what was rounded to bfloat16 or float16; None while none may.
+        unsettled: parameters whose gradient was seen to be nothing but rounding, each with the step since when, and
+            whether that was so of some elements only.
+        let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
+        backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
+            ranks or microbatches are put together; None while that was not seen.
+        units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
+        flows_back: whether gradients that were chosen are compared by that factor.
+    """
+
+    coarse: int | None = None
+    unsettled: Mapping[str, tuple[int, bool]] = {}
+    let_pass: frozenset[str] = frozenset()
+    backward_ratio: float | None = None
+    units: Mapping[str, float] = {}
+    flows_back: bool = False
+
+
+class Half(NamedTuple):
+    """One run's records of a step.
+
+    Attributes:
+        batch: its records, as the store's columns.
+        only: rows that the other run should have and has not.
+    """
+
+    side: str
+    batch: StepBatch
+    sites: Ids
+    only: Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One step of both runs; n rows.
+
+    Rows that both runs have come first, then those of a alone, then those of b alone.
+
+    Attributes:
+        site: int64 (n,), the number of each row's site in the alignment.
+        row_a: int64 (n,), the row among a's records; -1 where only b has it.
+        row_b: int64 (n,), the row among b's records; -1 where only a has it.
+        state: int8 (n,), `EQUAL` and so on.
+        because: int8 (n,), which pass decided the state; see `Because`.
+        chosen: bool (n,), whether it was selected to be compared.
+        cause: bool (n,), whether it diverges but does not count as a divergence (random states, one-sided names).
+        left: sites of start values that were copied from the end of the previous step in one run.
+    """
+
+    alignment: Alignment
+    step: int
+    step_b: int
+    a: StepBatch
+    b: StepBatch
+    site: Ids
+    row_a: Ids
+    row_b: Ids
+    state: Codes
+    because: Codes
+    chosen: Mask
+    cause: Mask
+    left: Ids
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+    # --- other tables
+
+    def marked(self, rows: Ids | Mask, state: int, because: Because = Because.RECORDS) -> Table:
+        """A copy where these rows have this `state` and `because`."""
+        states, reasons = self.state.copy(), self.because.copy()
+        states[rows], reasons[rows] = state, because
+        return replace(self, state=states, because=reasons)
+
+    def of(self, rows: Ids | Mask) -> Table:
+        """A copy with only these rows, in this order; batches, steps and `left` stay whole."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns)
+
+    def keeping(self, rows: Mask) -> Table:
+        """A copy in which diverging rows outside of `rows` diverge no more; other rows stay as they are.
+
+        DIFFERENT ones become NOT_SEEN, one-sided ones ABSENT.
+        """
+        others = self.diverging & ~rows
+        if not others.any():
+            return self
+        states = np.where(self.state == DIFFERENT, NOT_SEEN, ABSENT)
+        return replace(self, state=np.where(others, states, self.state).astype(np.int8))
+
+    # --- which rows
+
+    @cached_property
+    def diverging(self) -> Mask:
+        """Mask of rows whose state is DIFFERENT, ONLY_A or ONLY_B."""
+        return np.asarray((self.state == DIFFERENT) | (self.state == ONLY_A) | (self.state == ONLY_B))
+
+    @property
+    def diverged(self) -> int:
+        """Number of rows that are DIFFERENT, ONLY_A or ONLY_B."""
+        return int(self.diverging.sum())
+
+    @cached_property
+    def one_sided(self) -> Mask:
+        """Mask of rows that only one run has, whatever their state."""
+        return np.asarray((self.row_a < 0) | (self.row_b < 0))
+
+    @cached_property
+    def differing(self) -> Ids:
+        """Indices of the rows whose state is DIFFERENT."""
+        return np.flatnonzero(self.state == DIFFERENT)
+
+    @property
+    def rows_a(self) -> Ids:
+        """Row in a's batch of each DIFFERENT row."""
+        return np.asarray(self.row_a[self.differing])
+
+    @property
+    def rows_b(self) -> Ids:
+        """Row in b's batch of each DIFFERENT row, in the order of `rows_a`."""
+        return np.asarray(self.row_b[self.differing])
+
+    @property
+    def differing_sites(self) -> Ids:
+        """Union number of the site of each DIFFERENT row; one-sided rows are not among them."""
+        return np.asarray(self.site[self.differing])
+
+    def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
+        """(estimated L2 distance, larger of the two L2 norms) of each DIFFERENT row, both float64, as `distances`.
+
+        The distance is NaN where it is unknown.
+        """
+        return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
+
+    @property
+    def halves(self) -> tuple[Half, Half]:
+        """Records of a and of b, each with the rows that only it has (state ONLY_A, ONLY_B)."""
+        return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
+
+    @property
+    def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
+        """((a's batch, `rows_a`), (b's batch, `rows_b`)), the DIFFERENT rows in both."""
+        return (self.a, self.rows_a), (self.b, self.rows_b)
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Kind code of each DIFFERENT row."""
+        return np.asarray(self.alignment.kind[self.differing_sites])
+
+    @cached_property
+    def only_a(self) -> Ids:
+        """Rows in a's batch of the rows that are ONLY_A."""
+        return np.asarray(self.row_a[self.state == ONLY_A])
+
+    @cached_property
+    def only_b(self) -> Ids:
+        """Rows in b's batch of the rows that are ONLY_B."""
+        return np.asarray(self.row_b[self.state == ONLY_B])
+
+    # --- order
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.float64]:
+        """Place of each row in a's sequence, float64 (n,).
+
+        A row of b alone comes just before the next record that a has and that is not ONLY_A, so behind what is.
+        """
+        sequence_a = self.a.sequence.astype(np.float64)
+        order = np.where(self.row_a >= 0, sequence_a[self.row_a] if len(sequence_a) else np.inf, np.inf)
+        alone_b = self.row_b[self.row_a < 0]
+        if not len(alone_b):
+            return order
+        by_site = np.full(self.alignment.size, -1.0)
+        by_site[self.sites_a] = sequence_a
+        arrival = np.argsort(self.b.sequence, kind="stable")
+        reached = np.empty(len(arrival))
+        reached[arrival] = np.maximum.accumulate(by_site[self.sites_b[arrival]])
+        # before the next record that both have, and after what a alone has there
+        shared = np.sort(np.delete(sequence_a, self.only_a))
+        ends = np.append(shared, sequence_a.max(initial=0.0) + 2.0)
+        order[self.row_a < 0] = ends[np.searchsorted(shared, reached[alone_b], side="right")] - 0.5
+        return order
+
+    @cached_property
+    def in_order(self) -> Ids:
+        """Indices of the diverging rows, sorted by `order`, then by b's sequence."""
+        rows = np.flatnonzero(self.diverging)
+        sequence_b = self.b.sequence
+        of_b = self.row_a[rows] < 0
+        tie = np.where(of_b, sequence_b[self.row_b[rows]] if len(sequence_b) else 0, 0).astype(np.float64)
+        return np.asarray(rows[np.lexsort((tie, self.order[rows]))])
+
+    @cached_property
+    def divergences(self) -> Table:
+        """The diverging rows as a table, in the order of `in_order`; computed once."""
+        return self.of(self.in_order)
+
+    # --- by site
+
+    @cached_property
+    def sites_a(self) -> Ids:
+        """Union number of each row of a's batch."""
+        return self.a.site.astype(np.int64)
+
+    @cached_property
+    def sites_b(self) -> Ids:
+        """Union number of each row of b's batch."""
+        return np.asarray(self.alignment.b_ids[self.b.site])
+
+    @cached_property
+    def state_of(self) -> Codes:
+        """State of every site of the alignment.
+
+        DIFFERENT for ONLY_A and ONLY_B too, ABSENT where no row has the site.
+        """
+        states = np.full(self.alignment.size, ABSENT, dtype=np.int8)
+        states[self.site] = np.where((self.state == ONLY_A) | (self.state == ONLY_B), DIFFERENT, self.state)
+        return states
+
+    @cached_property
+    def order_of(self) -> npt.NDArray[np.float64]:
+        """Place of every site of the alignment in a's sequence; infinity where a has no record of it in the step."""
+        order = np.full(self.alignment.size, np.inf)
+        order[self.sites_a] = self.a.sequence
+        return order
+
+    @cached_property
+    def _rows_of(self) -> dict[str, dict[int, int]]:
+        sides = (("a", self.sites_a), ("b", self.sites_b))
+        return {side: {site: row for row, site in enumerate(sites.tolist())} for side, sites in sides}
+
+    def rows_of(self, side: str) -> dict[int, int]:
+        """Row in the batch of run `side` (`a`, `b`) by union number; computed once."""
+        return self._rows_of[side]
+
+    def _record(self, site: int, side: str) -> tuple[int | None, StepBatch]:
+        """(row of a site in the batch of run `side`, or None, that batch)."""
+        return self._rows_of[side].get(site), self.a if side == "a" else self.b
+
+    def status(self, site: int, side: str) -> Status | None:
+        """Status of the record that run `side` has of site `site`, a union number; None without a record."""
+        row, batch = self._record(site, side)
+        return None if row is None else Status(int(batch.status[row]))
+
+    def checksum(self, site: int, side: str) -> int | None:
+        """Checksum of the record that run `side` has of site `site`, a union number; None without a record."""
+        row, batch = self._record(site, side)
+        return None if row is None else int(batch.checksum[row])
+
+    def sequence(self, site: int, side: str) -> int | None:
+        """Place of that record in run `side`'s order of recording; `site` is a union number. None without a record."""
+        row, batch = self._record(site, side)
+        return None if row is None else int(batch.sequence[row])
+
+    def sketch(self, site: int, side: str) -> Any:
+        """Sketch of a site's record in run `side`, float64 (16,).
+
+        None without a record or sketch, or if it is not finite.
+        """
+        row, batch = self._record(site, side)
+        sketch = None if row is None or batch.sketch is None else batch.sketch[row].astype(np.float64)
+        return sketch if sketch is not None and np.isfinite(sketch).all() else None
+
+    def sketches(self, site: int) -> tuple[Any, Any] | None:
+        """(sketch in a, sketch in b) of a site; None where `sketch` gives none for either."""
+        a, b = self.sketch(site, "a"), self.sketch(site, "b")
+        return None if a is None or b is None else (a, b)
+
+    def plain(self, site: int, side: str) -> str | None:
+        """`plain_of` a site's record in run `side`; None without a record."""
+        row, batch = self._record(site, side)
+        return None if row is None else plain_of(batch, row)
+
+    def named(self, row: int) -> Site:
+        """The site of row `row` of this table."""
+        return self.alignment.site(int(self.site[row]))
+
+
+def unseen(batch: StepBatch) -> Mask:
+    """Mask over all rows of a batch, true for those without a value: NOT_OBSERVED, or PARTIAL with checksum 0."""
+    partly = (batch.status == int(Status.PARTIAL)) & (batch.checksum == 0)
+    return np.asarray(partly | (batch.status == int(Status.NOT_OBSERVED)))
+
+
+_COLUMNS = ("site", "row_a", "row_b", "state", "because", "chosen", "cause")
+
+
+def plain_of(batch: StepBatch, row: int) -> str | None:
+    """A value's text (`_six_digits`), else the mean of a tensor as text (`0.1`); None where both are missing."""
+    if batch.text[row] or "mean" not in batch.floats:
+        return _six_digits(batch.text[row]) or None
+    return f"{float(batch.floats['mean'][row]):g}"
+
+
+def _six_digits(text: str) -> str:
+    """A text that begins as a number and has a decimal point, rounded to six significant digits; others unchanged.
+
+    Unchanged are integers and texts that are no numbers.
+    """
+    try:
+        return f"{float(text):.6g}" if re.match(r"^-?[\d.]", text) and "." in text else text
+    except ValueError:
+        return text

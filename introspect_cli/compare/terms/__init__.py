@@ -1,1 +1,0 @@
-"""Terms of a comparison: sites, names, table, evidence, findings, result."""

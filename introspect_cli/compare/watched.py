@@ -1,0 +1,280 @@
+"""What a capture was told to record, by its manifest: the sites concerned, and notes.
+
+A one-sided site may be a change of the model, or a kind the other capture left out; the manifests tell. A run made from
+a list of arrays proves nothing by what it lacks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from introspect_cli.compare.table import (
+    KINDS,
+    MODULE_KINDS,
+    Alignment,
+    Mask,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
+from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
+
+_TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
+STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+"""What a step begins with and an optimizer step leaves."""
+
+_FILTERS = ("modules", "exclude", "max_depth")
+_OPTIONS = ("stats", "sketch")
+_OPERATORS = ("level", "ops", "views", "all_dtypes", "vjp", "jacobian_norm", "probes")
+_CONCERNS = {
+    **dict.fromkeys(_FILTERS, MODULE_KINDS + _TENSOR_KINDS),
+    **dict.fromkeys(_OPERATORS, (Kind.OP_OUTPUT,)),
+    "eval": (),
+    "compile": (Kind.OP_OUTPUT,),
+}
+_STEPS = ("steps", "ranks", "first", "last", "until_nan")
+_CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
+"""Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
+
+
+def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
+    """Kinds (their values) that a run was told to record; empty where its manifest does not say."""
+    return frozenset(map(str, manifest.get("observed", ())))
+
+
+def chooses_modules(manifest: dict[str, Any]) -> bool:
+    """Whether a capture may have left modules out: it was given any of `modules`, `exclude` and `max_depth`."""
+    options = manifest.get("options", {})
+    return any(options.get(name) not in (None, []) for name in _FILTERS)
+
+
+def is_list(manifest: dict[str, Any]) -> bool:
+    """Whether a run was made of a list of values written elsewhere: what it lacks proves nothing."""
+    return manifest.get("listed") is True
+
+
+def is_ordered(manifest: dict[str, Any]) -> bool:
+    """Whether a run's records are in the order in which they were computed; True unless its manifest says False."""
+    return manifest.get("ordered") is not False
+
+
+def passes_over(manifest: dict[str, Any], step: int) -> bool:
+    """Whether a run's manifest has an evaluation in this step that ran and was not recorded."""
+    spans = manifest.get("passed_over")
+    pairs = [span for span in spans if isinstance(span, list) and len(span) == 2] if isinstance(spans, list) else []
+    return any(isinstance(low, int) and isinstance(high, int) and low <= step <= high for low, high in pairs)
+
+
+def ran_unseen(manifest: dict[str, Any], phase: Phase) -> list[str]:
+    """Methods and modules that ran unobserved in a phase: `Net.generate()`, or `Net.head`.
+
+    Those inside one are left out.
+    """
+    unseen = manifest.get("ran_unseen")
+    entries = {name: of for name, of in unseen.items() if isinstance(of, dict)} if isinstance(unseen, dict) else {}
+    ran = {name: of[phase.value] for name, of in entries.items() if isinstance(of.get(phase.value), list)}
+    return [
+        f"{name}.{method}()" if method else name
+        for name, methods in ran.items()
+        if not any(name.startswith(f"{other}.") for other in ran)
+        for method in methods
+    ]
+
+
+def stopped_within(manifest: dict[str, Any]) -> bool:
+    """Whether a run ended within a step, by an interrupt or an exit code other than 0."""
+    how, code = manifest.get("how"), manifest.get("exit_code")
+    failure = how == "exit" and isinstance(code, int) and code != 0
+    return manifest.get("remainder") is True and (how == "interrupt" or failure)
+
+
+def has_failed(manifest: dict[str, Any]) -> bool:
+    """Whether part of the capture failed, by its manifest."""
+    return bool(manifest.get("failures"))
+
+
+def narrowed(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Names of options that narrow what is observed, and that both manifests have with unequal values."""
+    one, two = (manifest.get("narrowing", {}) for manifest in (manifest_a, manifest_b))
+    return [name for name in one if name in two and one[name] != two[name]]
+
+
+def notices_all_draws(manifest: dict[str, Any]) -> bool:
+    """Whether a capture recorded every draw from a default generator: `draws_recorded`, and no module left out."""
+    return draws_recorded(manifest) and not chooses_modules(manifest)
+
+
+def draws_recorded(manifest: dict[str, Any]) -> bool:
+    """Whether a capture recorded draws within steps, and was told to record random states."""
+    return manifest.get("draws") is True and Kind.RNG.value in observed_kinds(manifest)
+
+
+# --- sites
+
+
+def covered(
+    alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, same_start: bool
+) -> tuple[Mask, Mask]:
+    """Masks of sites that are divergences where only a, and where only b, has them.
+
+    All False if either capture failed or either run is a list. Else false for: kinds that the other run was not told to
+    record; recomputation; draws; states of accelerators; sites that an option given differently explains; and, unless
+    `same_start`, start values.
+
+    Args:
+        alignment: both runs' sites.
+        manifest_a: of run a.
+        manifest_b: of run b.
+        same_start: whether the first steps of both runs correspond.
+    """
+    masks = []
+    broken = has_failed(manifest_a) or has_failed(manifest_b)
+    listing = is_list(manifest_a) or is_list(manifest_b)
+    for other in (manifest_b, manifest_a):
+        # what has failed may have named modules and parameters, so that the other run's sites have no partner either
+        meaningful = np.full(alignment.size, not broken and not listing)
+        kinds = observed_kinds(other)
+        if kinds:
+            blind = [kind_code(kind) for kind in KINDS if kind.value not in kinds and kind not in SETTING_KINDS]
+            meaningful &= ~np.isin(alignment.kind, blind)
+        meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
+        meaningful &= ~_accelerator_rng(alignment) & ~_draw_sites(alignment)
+        if not same_start:
+            tensors = of_kinds(alignment.kind, STATE_KINDS)
+            meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
+        masks.append(meaningful)
+    for name in narrowed(manifest_a, manifest_b):
+        hidden = _hidden_by(alignment, name)
+        masks = [mask & ~hidden for mask in masks]
+    return masks[0], masks[1]
+
+
+def _hidden_by(alignment: Alignment, option: str) -> Mask:
+    """Mask of sites that may be one-sided because this option of capture differs.
+
+    Of an option that chooses modules, those of modules in both runs are not hidden. An unknown option hides all.
+    """
+    kinds = _CONCERNS.get(option)
+    if kinds is None:
+        return np.full(alignment.size, option not in _CONCERN_NO_SITES)
+    hidden = of_kinds(alignment.kind, kinds)
+    if option in _FILTERS:
+        hidden &= ~alignment.in_both  # of these modules both captures record
+    if option == "eval":
+        # What is recorded of an evaluation has parameters that changed since looked at once more in that step.
+        again = (alignment.phase == phase_code(Phase.START)) & (alignment.call > 0)
+        return np.asarray(alignment.evaluating | again)
+    return hidden
+
+
+def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
+    """Mask of random states within a step if the captures looked at generators at different moments, else all False.
+
+    They did if an option that chooses modules, or `compile`, or, with evaluation on record, `eval` was given
+    differently, or if only one recorded any of the kinds of an entry of `_LOOKS`. Then states of one site were recorded
+    at different times, and are not comparable.
+    """
+    hiding = {*_FILTERS, "compile"} | ({"eval"} if alignment.evaluating.any() else set())
+    alike = hiding.isdisjoint(narrowed(manifest_a, manifest_b))
+    looks = [
+        [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
+        for manifest in (manifest_a, manifest_b)
+    ]
+    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draw_sites(alignment)
+
+
+_LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
+"""Kinds that are recorded at the moments at which a capture looks at the generators."""
+
+
+def _draw_sites(alignment: Alignment) -> Mask:
+    """Mask of random states recorded within a step, that is not at its start."""
+    within = alignment.phase != phase_code(Phase.START)
+    return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
+
+
+def _accelerator_rng(alignment: Alignment) -> Mask:
+    """Mask of random states of accelerators (`cuda:0`, `mps`) and of generators in variables (names with a blank)."""
+    mask = alignment.kind == kind_code(Kind.RNG)
+    for site in np.flatnonzero(mask):
+        mask[site] = (
+            ":" in alignment.fqn[site] or " " in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
+        )
+    return np.asarray(mask)
+
+
+# --- notes
+
+
+def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Notes on what options of the captures leave uncompared: kinds, other options, statistics; [] for nothing.
+
+    Where a run is a list of values, notes on that alone.
+    """
+    listing = [name for name, manifest in (("a", manifest_a), ("b", manifest_b)) if is_list(manifest)]
+    if listing:
+        text = "lists values that were written elsewhere: what it does not list is not compared."
+        return [f"Run {name} {text}" for name in listing]
+    notes = []
+    kinds_a, kinds_b = observed_kinds(manifest_a), observed_kinds(manifest_b)
+    if kinds_a and kinds_b:
+        for missing, name in ((kinds_b - kinds_a, "a"), (kinds_a - kinds_b, "b")):
+            kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
+            if kinds:
+                notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
+    one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
+    of_ops = narrowed(manifest_a, manifest_b)
+    others = [
+        f"--{name.replace('_', '-')} (a: {_option_words(one.get(name))}, b: {_option_words(two.get(name))})"
+        for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
+        if (name in of_ops if name in {*_OPERATORS, "eval", "compile"} else one.get(name) != two.get(name))
+    ]
+    if others:
+        notes.append(f"The captures had other options, {', '.join(others)}: what only one recorded is not compared.")
+    if any(one.get(name) != two.get(name) for name in _OPTIONS):
+        notes.append("The captures kept different statistics: distances are missing where one side has none.")
+    return notes
+
+
+def _option_words(value: object) -> object:
+    """An option's value, `all` for None and an empty list."""
+    return "all" if value in (None, []) else value
+
+
+def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Notes on what either manifest says could not be observed, one for each text, a's first."""
+    notes = []
+    unseen_a, unseen_b = (
+        [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
+        for manifest in (manifest_a, manifest_b)
+    )
+    for text in dict.fromkeys(unseen_a + unseen_b):
+        if text in unseen_a and text in unseen_b:
+            notes.append(f"Neither run could see everything: {text}")
+        else:
+            notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
+    return notes
+
+
+def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
+    """Notes on perturbed runs: one for each of a and b that is one, and one if `foreign`.
+
+    Args:
+        manifest_a: of run a.
+        manifest_b: of run b.
+        foreign: whether any perturbed run given as noise does not begin a rounding beside a.
+    """
+    seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
+    notes = [
+        f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
+        for name, seed in seeds
+        if seed is not None
+    ]
+    if foreign:
+        notes.append(
+            "A perturbed run given as --noise does not begin one rounding away from a: it counts as ordinary noise and "
+            "does not show what rounding alone does to a."
+        )
+    return notes

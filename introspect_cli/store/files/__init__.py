@@ -1,1 +1,0 @@
-"""Descriptors, directories and locks: how a file of a store is opened so that nothing outside can be reached."""

@@ -1,0 +1,476 @@
+"""The log of a rank: frames that are only ever appended, each with its own checks, and the digests of steps.
+
+A log is read while it is written, may end in the middle of a frame, may be damaged or forged, and ten thousand steps
+must open in a moment. So each frame has a head of 64 bytes whose check goes over all heads before it, and a body with a
+check of its own, which is read when it is asked for. What a killed writer left of its last frame does not exist. What
+is taken back is not removed: a frame says so. The heads of a long log lie beside it once more, with the bodies of small
+frames; without that, they are gone through.
+
+Most steps of two runs that should be equal are equal, and must be passed over without being read; but records arrive
+in another order each time, because backward threads race. So a step's digest is two 64-bit sums over mixed records:
+order does not matter, a repeated record counts twice. A chain over all steps so far makes the first step that differs
+a binary search. Statistics, sketches, texts, devices and strides are left out: they explain a divergence and never are
+one. So are the kinds in `SETTING_KINDS`. The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable
+pseudorandom number generators", 2014).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store.columns import (
+    FIRST_CHAIN,
+    LIMIT_BATCH,
+    LIMIT_COLUMNS,
+    LIMIT_FRAMES,
+    RECORD_COLUMNS,
+    TEXT,
+    Malformed,
+    Schema,
+    padded,
+    parse_columns,
+)
+from introspect_cli.store.files import FORMAT, DamageError, unreadable
+from introspect_cli.sums import mix
+from introspect_cli.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from introspect_cli.store.files import Source
+
+
+Entries = NDArray[np.void]
+
+MAGIC = b"INTROSPL"
+START = struct.Struct("<8sII16s28xI")
+"""What a log begins with: magic, format, rank, run id, zeros, CRC-32 of the 60 bytes before."""
+
+HEAD = struct.Struct("<4sIQq16s16sII")
+"""A frame's head: kind, rows, bytes of the body, step, digest, chain, CRC-32 of the body, CRC-32 of the 60 bytes before
+that begins with the one of the head before, or with that of the log's beginning."""
+
+HEADS = np.dtype(
+    [
+        ("kind", "S4"),
+        ("rows", "<u4"),
+        ("length", "<u8"),
+        ("step", "<i8"),
+        ("digest", "V16"),
+        ("chain", "V16"),
+        ("body_crc", "<u4"),
+        ("crc", "<u4"),
+    ]
+)
+"""The same as an array."""
+
+COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"
+LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END = b"LABL", b"SUMS", b"STEP", b"BACK", b"DROP", b"META", b"ENDS"
+NAMED = (SITES, LAYOUTS, MODULES)
+KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
+SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
+"""Frames whose bodies lie beside the log with the heads."""
+
+ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8"), ("n_sites", "<u4"), ("n_layouts", "<u4")])
+"""A step as readers have it: its head, where its body lies, how many sites and layouts there were."""
+
+CACHE = struct.Struct("<8sII")
+"""What the file of heads begins with: magic, CRC-32 of what follows, heads."""
+
+_CACHE_MAGIC = b"INTROSPH"
+_CHUNK = 1 << 16
+"""Bytes that are read at once where heads are gone through."""
+
+
+class StepEntry(NamedTuple):
+    """Position, size and digests of one step in a rank's log.
+
+    Attributes:
+        step: number of the step.
+        offset: of its body in the log, bytes.
+        length: of its body, bytes.
+        rows: records in it.
+        digest: 16 bytes, equal for steps with equal values at equal sites.
+        chain: 16 bytes over all steps up to this one.
+    """
+
+    step: int
+    offset: int
+    length: int
+    rows: int
+    digest: bytes
+    chain: bytes
+
+
+def begin_log(rank: int, run_id: bytes) -> bytes:
+    """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
+    start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
+    return start + zlib.crc32(start).to_bytes(4, "little")
+
+
+def head_of(
+    kind: bytes, body: tuple[int, int], crc: int, *, rows: int, step: int, digest: bytes, chain: bytes
+) -> tuple[bytes, int]:
+    """Encode a frame's head; returns its bytes and its CRC-32.
+
+    Args:
+        kind: of the frame.
+        body: length and CRC-32 of its body.
+        crc: CRC-32 of the head before.
+        rows: of the table in the body.
+        step: of the frame.
+        digest: 16 bytes.
+        chain: 16 bytes.
+    """
+    head = HEAD.pack(kind, rows, body[0], step, digest, chain, body[1], 0)[:-4]
+    crc = zlib.crc32(head, crc)
+    return head + crc.to_bytes(4, "little"), crc
+
+
+class Frames:
+    """The frames of a log, up to the last that is whole.
+
+    Attributes:
+        path: of the log, for messages.
+        source: its bytes; None of a log that is not there.
+        run_id: 16 bytes; empty where a writer was killed before it could write the beginning.
+        heads: array of `HEADS`.
+        begins: where each frame begins, and where the next one would.
+        damage: what ended it before its end, where damage is to be told and not raised; else "".
+    """
+
+    def __init__(
+        self, source: Source | None, rank: int, path: str, cached: bytes | None = None, *, damaged: bool = False
+    ) -> None:
+        """Read the heads.
+
+        Args:
+            source: the log; where it is None, or shorter than a log's beginning, there are no frames.
+            rank: whose it must be.
+            path: for messages.
+            cached: the file of heads, where there is one.
+            damaged: whether an altered head ends the log, and `damage` says so, instead of being raised. An altered
+                beginning is raised all the same.
+
+        Raises:
+            DamageError: it was altered. A last frame that is cut short is ignored.
+            StoreError: a newer version wrote it, or it cannot be read.
+        """
+        self.path, self.source = path, source
+        self.run_id, self.damage = b"", ""
+        self.heads, self.begins, self._bodies = np.zeros(0, HEADS), np.zeros(1, np.int64), memoryview(b"")
+        self._cached, self._offsets = 0, np.zeros(0, np.int64)
+        try:
+            start = b"" if source is None else source.read(0, START.size)
+            if source is None or len(start) < START.size:
+                return
+            crc = self._check_start(start, rank)
+            size = source.size()
+            if cached is not None and self._take_cached(cached, size, crc):
+                crc = int(self.heads["crc"][-1])
+            try:
+                self._scan(source, size, crc)
+            except DamageError as error:
+                if not damaged:
+                    raise
+                self.damage = error.finding.removeprefix(f"{path}: ")
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+    def _check_start(self, start: bytes, rank: int) -> int:
+        """Check the log's first bytes, set `run_id` and return their CRC-32.
+
+        Raises:
+            DamageError: it is another file, another rank's log, of an older format, or altered.
+            StoreError: a newer version wrote it.
+        """
+        magic, number, rank_of_file, self.run_id, crc = START.unpack(start)
+        if magic != MAGIC:
+            raise DamageError(self.path, "it is not a log")
+        if zlib.crc32(start[:-4]) != crc:
+            raise DamageError(self.path, "its beginning was altered")
+        if number > FORMAT:
+            raise newer_format(number, None, self.path)
+        if rank_of_file != rank or number < FORMAT:
+            raise DamageError(self.path, f"it is the log of rank {rank_of_file}, format {number}")
+        return int(crc)
+
+    def _take_cached(self, cached: bytes, size: int, before: int) -> bool:
+        """Take the heads from the file of heads.
+
+        Returns False, with nothing taken, where it is damaged or empty, or of another or longer log.
+
+        Args:
+            cached: the file of heads.
+            size: of the log, in bytes.
+            before: CRC-32 of the log's beginning, from which that of the first head goes on.
+
+        Raises:
+            DamageError: a head is one that no version writes.
+        """
+        if len(cached) < CACHE.size:
+            return False
+        magic, crc, count = CACHE.unpack_from(cached)
+        begins = magic == _CACHE_MAGIC and zlib.crc32(cached[CACHE.size :]) == crc
+        bodies = memoryview(cached)[CACHE.size + count * HEAD.size :]
+        if not begins or not 0 < count <= LIMIT_FRAMES or len(cached) < CACHE.size + count * HEAD.size:
+            return False
+        heads = np.frombuffer(cached, HEADS, count, CACHE.size)
+        small = np.where(_is_small(heads), heads["length"], 0).astype(np.int64)
+        is_of_log = zlib.crc32(heads[0].tobytes()[:-4], before) == heads["crc"][0]
+        if not is_of_log or len(bodies) != int(small.sum()) or int(_frame_offsets(heads)[-1]) > size:
+            return False
+        self._set_heads(heads)
+        self._cached, self._bodies, self._offsets = count, bodies, np.concatenate([[0], np.cumsum(small)])
+        return True
+
+    def _scan(self, source: Source, size: int, crc: int) -> None:
+        """Read the heads after the last known one, up to the last whole frame; sets `heads` also where it raises.
+
+        Bodies are not read.
+
+        Args:
+            source: the log.
+            size: of the log, in bytes.
+            crc: CRC-32 of the last known head; of the log's beginning where none is known.
+
+        Raises:
+            DamageError: a head's CRC-32 does not fit (64 zeros end the log instead), or there are more than
+                LIMIT_FRAMES.
+        """
+        at, chunk, first = int(self.begins[-1]) or START.size, b"", 0
+        heads: list[bytes] = []
+        try:
+            while at + HEAD.size <= size:
+                if not first <= at <= first + len(chunk) - HEAD.size:
+                    chunk, first = source.read(at, min(at + _CHUNK, size)), at
+                head = chunk[at - first : at - first + HEAD.size]
+                if len(head) < HEAD.size:
+                    break
+                checked = zlib.crc32(head[:-4], crc)
+                if checked != int.from_bytes(head[-4:], "little"):
+                    if not any(head):  # what a power cut leaves
+                        break
+                    raise DamageError(self.path, f"its frame {len(self.heads) + len(heads)} was altered")
+                length = int.from_bytes(head[8:16], "little")
+                if at + HEAD.size + padded(length) > size:
+                    break
+                crc, at = checked, at + HEAD.size + padded(length)
+                heads.append(head)
+                if len(heads) > LIMIT_FRAMES:
+                    raise DamageError(self.path, "it has more frames than a log")
+        finally:
+            self._set_heads(np.concatenate([self.heads, np.frombuffer(b"".join(heads), HEADS)]))
+
+    def _set_heads(self, heads: NDArray[np.void]) -> None:
+        """Set `heads` and `begins`; DamageError for an unknown kind or a length over the limit."""
+        kinds = heads["kind"]
+        if not np.isin(kinds, KINDS).all():
+            raise DamageError(self.path, "a frame is of a kind that no version writes")
+        if (heads["length"] > LIMIT_BATCH).any():
+            raise DamageError(self.path, "a frame's length is not one")
+        self.heads, self.begins = heads, _frame_offsets(heads)
+
+    def encoded(self, count: int | None = None) -> bytes:
+        """The bytes of the file of heads for the first `count` frames (None: all): heads, then bodies of small frames.
+
+        Raises:
+            DamageError: a body was altered.
+        """
+        heads = self.heads[:count]
+        small = np.flatnonzero(_is_small(heads)).tolist()
+        rest = heads.tobytes() + b"".join(map(self.body, small))
+        return CACHE.pack(_CACHE_MAGIC, zlib.crc32(rest), len(heads)) + rest
+
+    def body(self, number: int) -> bytes:
+        """The bytes of frame `number`, checked by CRC-32; read from the log unless they came with the file of heads.
+
+        Raises:
+            DamageError: they were altered.
+            StoreError: the log cannot be read.
+        """
+        head = self.heads[number]
+        length, at = int(head["length"]), int(self.begins[number]) + HEAD.size
+        if number < self._cached and _is_small(self.heads[number : number + 1])[0]:
+            begin = int(self._offsets[number])
+            data = bytes(self._bodies[begin : begin + length])
+        else:
+            assert self.source is not None  # frames were read from it
+            try:
+                data = self.source.read(at, at + length)
+            except OSError as error:
+                raise unreadable(self.path, error) from None
+        if len(data) != length or zlib.crc32(data) != head["body_crc"]:
+            raise DamageError(self.path, f"a frame of kind {head['kind'].decode()} at byte {at} was altered")
+        return data
+
+    def numbers_of(self, *kinds: bytes, counting: bool = True) -> list[int]:
+        """Numbers of the frames of these kinds, rising; with `counting`, only of those after the last BACK frame."""
+        first = self.back if counting else 0
+        found: list[int] = (np.flatnonzero(np.isin(self.heads["kind"][first:], kinds)) + first).tolist()
+        return found
+
+    @cached_property
+    def back(self) -> int:
+        """Number of the frame after the last BACK frame (which takes back all steps before itself); 0 without one."""
+        taken = np.flatnonzero(self.heads["kind"] == BACK)
+        return int(taken[-1]) + 1 if len(taken) else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the log has an END frame: its writer closed it."""
+        return bool((self.heads["kind"] == END).any())
+
+    @cached_property
+    def columns(self) -> Schema:
+        """The columns of the rank's records, by the log's first COLUMNS frame; without one, those that every store has.
+
+        Raises:
+            DamageError: the description was altered, or this version does not write it.
+        """
+        described = self.numbers_of(COLUMNS, counting=False)
+        if not described:
+            return *RECORD_COLUMNS, TEXT
+        if self.heads["length"][described[0]] > LIMIT_COLUMNS:
+            raise DamageError(self.path, "what it says of columns is too long")
+        try:
+            return parse_columns(self.body(described[0]))
+        except Malformed as error:
+            raise DamageError(self.path, str(error)) from None
+
+    @cached_property
+    def dropped(self) -> NDArray[np.int64]:
+        """Numbers of the steps that DROP frames after the last BACK frame name.
+
+        Raises:
+            DamageError: a frame is not what a writer writes.
+        """
+        try:
+            return np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8")
+        except ValueError:
+            raise DamageError(self.path, "what it says of dropped steps cannot be") from None
+
+    def entries(self) -> tuple[Entries, tuple[str, ...]]:
+        """Steps after the last BACK frame that were not dropped, and in words which were; () for none.
+
+        They are an array of `ENTRY`; sites and layouts are counted from the log's start, and the chain is over the
+        steps that are there.
+
+        Raises:
+            DamageError: step numbers do not rise, or one is negative.
+        """
+        rows = np.array(self.numbers_of(STEP), np.int64)
+        steps = self.heads["step"][rows]
+        if len(rows) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
+            raise DamageError(self.path, "its steps do not rise")
+        gone = np.isin(steps, self.dropped)
+        lost, rows = steps[gone], rows[~gone]
+        heads = self.heads[rows]
+        out = np.zeros(len(rows), ENTRY)
+        for name in HEADS.names or ():
+            out[name] = heads[name]
+        out["offset"] = self.begins[rows] + HEAD.size
+        for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
+            counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
+            out[name] = np.minimum(np.cumsum(counts, dtype=np.int64)[rows], (1 << 32) - 1)
+        if not len(lost):
+            return out, ()
+        chain = FIRST_CHAIN
+        for entry in out:
+            chain = chained(chain, int(entry["step"]), entry["digest"].tobytes())
+            entry["chain"] = np.void(chain)
+        several = f"{len(lost):,} steps between {lost[0]} and {lost[-1]}"
+        told = several if len(lost) > 1 else f"step {lost[0]}"
+        return out, (f"{told} (recorded, then dropped by --steps)",)
+
+    def bodies_of(self, kind: bytes) -> Iterator[tuple[int, bytes]]:
+        """(step, body) of each frame of `kind` after the last BACK frame; each body is read and checked in turn."""
+        for number in self.numbers_of(kind):
+            yield int(self.heads["step"][number]), self.body(number)
+
+    def check_chain(self) -> None:
+        """Compute the chain of step digests again, anew after each BACK frame, and compare it with each head.
+
+        Raises:
+            DamageError: one differs.
+        """
+        chain = FIRST_CHAIN
+        for head in self.heads:
+            if head["kind"] == BACK:
+                chain = FIRST_CHAIN
+            elif head["kind"] == STEP:
+                chain = chained(chain, int(head["step"]), head["digest"].tobytes())
+            if chain != head["chain"].tobytes():
+                raise DamageError(self.path, f"the chain of digests breaks at step {head['step']}")
+
+
+def _is_small(heads: NDArray[np.void]) -> NDArray[np.bool_]:
+    return np.isin(heads["kind"], SMALL)
+
+
+def _frame_offsets(heads: NDArray[np.void]) -> NDArray[np.int64]:
+    """int64 (n + 1,), byte offsets of the frames and of the next one to come; bodies are padded to 8 bytes."""
+    sizes = HEAD.size + (heads["length"].astype(np.int64) + 7) // 8 * 8
+    return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def newer_format(number: int, version: str | None, path: str) -> StoreError:
+    """The error for a store of a format that this version cannot read.
+
+    Args:
+        number: the format.
+        version: of the tool that wrote it; None where unknown.
+        path: the store or log.
+    """
+    by = f"introspect {version}" if version else "a newer introspect"
+    named = version and version != __version__
+    remedy = f"install introspect-cli>={version}" if named else "install the newest introspect-cli"
+    return StoreError(
+        f"{path} was written by {by}, format {number}; "
+        f"this is {__version__}, which reads up to format {FORMAT}: {remedy}"
+    )
+
+
+# --- digests
+
+_STATUS = np.uint64(0x9E3779B97F4A7C15)
+_SECOND = np.uint64(0xD1B54A32D192ED03)
+
+Words = NDArray[np.uint64]
+
+
+def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: NDArray[np.bool_]) -> bytes:
+    """The 16-byte digest of a step: a sum over its records, so equal in any order.
+
+    Args:
+        keys: uint64 (n,), of the records' sites.
+        checksums: uint64 (n,).
+        statuses: uint8 (n,).
+        setting: bool (n,), records that are left out.
+    """
+    seen = statuses.astype(np.uint64)
+    seen += np.uint64(1)
+    seen *= _STATUS
+    seen += checksums
+    seen = mix(seen)
+    seen ^= keys
+    mixed = mix(seen)
+    again = mix(np.add(mixed, _SECOND, out=seen))
+    if setting.any():
+        mixed, again = mixed[~setting], again[~setting]
+    low = int(mixed.sum(dtype=np.uint64))
+    high = int(again.sum(dtype=np.uint64))
+    return struct.pack("<QQ", low, high)
+
+
+def chained(chain: bytes, step: int, digest: bytes) -> bytes:
+    """The 16-byte chain after a step: BLAKE2b of the chain before, the step number and its digest."""
+    return hashlib.blake2b(chain + struct.pack("<q", step) + digest, digest_size=16).digest()

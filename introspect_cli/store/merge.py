@@ -1,0 +1,234 @@
+"""Runs made of runs: the ranks of one launch copied together, or put together, as they would be had one process run.
+
+Every machine may have a run of its own with the ranks that ran there, all under one id. Their files are copied as they
+are into a new directory, which gets its name when it is whole.
+
+Comparing layouts reads every rank of every step, each time. What comes of that is one record a site, whatever the
+layout: so it is written down, as a store like any other, whose records say how they were put together. Steps depend on
+one another in nothing, so stretches of them are put together wherever there is a processor; see `tasks`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.statistics import STATISTICS
+from introspect_cli.store.files import reason
+from introspect_cli.store.pack import files_of, from_anywhere, local_copy
+from introspect_cli.store.run import RunState, launch_of, open_run
+from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.tasks import as_one, combined_elsewhere
+from introspect_cli.store.whole import WholeReader
+from introspect_cli.texts import count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from introspect_cli.store.run import Run
+    from introspect_cli.store.tasks import Work
+
+
+_PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
+
+
+def merge(sources: Sequence[str | Path], out: Path, *, texts: bool = True) -> list[int]:
+    """Copy the ranks of one launch into one run.
+
+    Args:
+        sources: directories of runs, each with some of the ranks, packs of them, or URLs.
+        out: the directory of the run, which must not exist.
+        texts: whether the text of source files goes with them.
+
+    Returns:
+        the ranks of the last attempt, rising.
+
+    Raises:
+        StoreError: a source is no run of a launch, is of another launch or still being written, two have the same rank,
+            or `out` exists or cannot be written.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists: choose another directory with -o")
+    jobs = [_job(source) for source in sources]
+    for source, job in zip(sources, jobs, strict=True):
+        if job != jobs[0]:
+            raise StoreError(f"{source} is of another launch than {sources[0]}: only ranks of one launch make a run")
+    with whole_or_nothing(out) as fresh:
+        _copy(sources, fresh, texts=texts)
+        with open_run(fresh) as run:
+            ranks = list(run.ranks)
+    return ranks
+
+
+@contextmanager
+def whole_or_nothing(out: Path) -> Iterator[Path]:
+    """A directory to fill that gets the name `out` once the block ends, and is removed where the block raises.
+
+    It is made beside `out`, whose parents are made too.
+
+    Raises:
+        StoreError: an OSError came of it, in the block too.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        try:
+            yield fresh
+            fresh.chmod(0o755)
+            fresh.rename(out)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
+
+
+def _job(source: str | Path) -> str:
+    """The job id of a run's launch; StoreError for a run of one process or one still being written."""
+    with open_run(source) as run:
+        launch = launch_of(run.manifest)
+        if launch is None:
+            raise StoreError(f"{source} is a run of one process: merge takes runs of ranks that a launcher started")
+        if run.state is RunState.RUNNING:
+            raise StoreError(f"{source} is still being written: wait for its end, then merge")
+        return str(launch.get("job"))
+
+
+def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
+    """Copy the files of all sources into `fresh`, those of no rank from the first source that has them.
+
+    StoreError where two have the same rank of the same attempt.
+    """
+    source_of: dict[tuple[str, str], str | Path] = {}
+    with ExitStack() as stack:
+        for source in sources:
+            path = stack.enter_context(local_copy(source))
+            for name, file in files_of(path, sources=texts):
+                match = _PLACE.fullmatch(name)
+                assert match is not None
+                attempt, rank, _ = match.groups()
+                if rank is not None:
+                    other = source_of.setdefault((attempt, rank), source)
+                    if other != source:
+                        raise StoreError(f"rank {rank} is both in {other} and in {source}: leave one of them out")
+                target = fresh / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                # What is of no rank says the same everywhere: one job's manifests are equal.
+                if rank is not None or not target.exists():
+                    shutil.copyfile(file, target)
+
+
+_OF_RANKS = (
+    "id",
+    "format",
+    "launch",
+    "world_size",
+    "rank",
+    "local_rank",
+    "host",
+    "pipeline",
+    "groups",
+    "meshes",
+    "left_out",
+)
+"""What a manifest says of ranks, which a run of wholes has none of."""
+
+
+def reduce_run(
+    source: str | Path,
+    out: Path,
+    work: Work,
+    *,
+    texts: bool = True,
+) -> int:
+    """Write a run of one rank that holds the combined records of all ranks of `source`.
+
+    Args:
+        source: the run.
+        out: the directory of the run to make, which must not exist.
+        work: runs tasks, see `tasks.Work`.
+        texts: whether the text of source files goes with it.
+
+    Returns:
+        how many steps it has.
+
+    Raises:
+        StoreError: the source is of one process, put together already, still being written or damaged; or `out`
+            exists, or cannot be written.
+    """
+    if out.exists():
+        raise StoreError(f"{out} exists: choose another directory with -o")
+    place = from_anywhere(source)
+    with open_run(source) as run:
+        if run.combined_ranks:
+            raise StoreError(f"{source} is put together already, of {count(run.combined_ranks, 'rank')}")
+        if run.world_size < 2 or not run.ranks:
+            raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
+        if run.state is RunState.RUNNING:
+            raise StoreError(f"{source} is still being written: wait for its end, then merge")
+        with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:
+            steps = _write_combined(run, place, store, work, texts=texts)
+    return steps
+
+
+def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, texts: bool) -> int:
+    """Combine and write the steps that all ranks have, names, settings, sources and manifest.
+
+    Returns the number of steps.
+
+    Args:
+        run: the opened source.
+        place: its address, as workers find it.
+        store: the run to be written.
+        work: runs tasks.
+        texts: whether the text of source files goes with it.
+    """
+    reader = as_one(run)
+    assert isinstance(reader, WholeReader)  # of several ranks
+    steps = reader.common_steps.tolist()
+    done = combined_elsewhere(reader, place, work)
+    some = next(done, None)
+    on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
+    writer = store.rank(
+        0,
+        stats=some is not None and bool(some.counts),
+        sketch=some is not None and some.sketch is not None,
+        sorted_stats=tuple(name for name in on_request if some is not None and name in some.floats),
+        whole=True,
+    )
+    for number in range(len(reader.sites)):
+        writer.site(*reader.sites[number])
+    writer.modules(reader.module_rows)
+    for step, batch in zip(steps, chain([] if some is None else [some], done), strict=True):
+        numbers = np.array([writer.layout(layout) for layout in reader.layouts] or [0], np.uint32)
+        writer.append(step, replace(batch, layout=numbers[batch.layout]), reader.labels.get(step))
+    for name, value in run.settings.items():
+        store.write_settings(name, value)
+    for digest in run.kept_sources if texts else ():
+        data = run.source(digest)
+        if data is not None:
+            store.save_source(digest, data)
+    store.write_manifest({**_manifest(run, reader), "steps": len(steps)})
+    return len(steps)
+
+
+def _manifest(run: Run, reader: WholeReader) -> dict[str, Any]:
+    """The manifest of the combined run: the source's without what is of single ranks, plus what was lost."""
+    manifest = {name: value for name, value in run.manifest.items() if name not in _OF_RANKS}
+    size = count(run.world_size, "rank")
+    lost = f"what differs between its {size}, which are one here"
+    return {
+        **manifest,
+        "status": "complete",
+        "whole": {"world_size": run.world_size, "of": run.manifest.get("id"), "layout": reader.layout_mark},
+        "not_observed": [*manifest.get("not_observed", ()), lost],
+        "notes": [*manifest.get("notes", ()), *(f"{sentence}." for sentence in run.endings)],
+    }

@@ -1,0 +1,630 @@
+"""Writes what one rank records, a step at a time, so that a killed process loses nothing that was written.
+
+A process may be interrupted between any two lines, and the script may catch the interrupt and train on. So what counts
+as written is one value, exchanged by one assignment once the frames are out; whatever writes next first takes back what
+was written beyond it.
+
+A log only grows, so that a kill loses nothing; a long run must not fill the disk. So where steps are dropped, a frame
+says which, so that nobody takes them for steps that were never recorded, and then the file system is asked to let go of
+their bytes: a hole is left in the file, which reads as zeros.
+
+Sites, layouts and modules are written once and named by number after: each is a table, of which numbers are handed out
+and the rows not yet written are encoded.
+
+The process may end between any two instructions, the disk may fill, the directory may go away, and a step must cost the
+training less than a millisecond. So new names, a step's labels and totals and its records are frames that go out in one
+plain write; what is torn off at the end does not exist. The first failure ends the recording, never the script.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Part, Site, SiteInfo
+from introspect_cli.store.columns import (
+    FIRST_CHAIN,
+    LAYOUT_COLUMNS,
+    LIMIT_BATCH,
+    LIMIT_FRAMES,
+    LIMIT_NAMES,
+    MODULE_COLUMNS,
+    SITE_COLUMNS,
+    ColumnData,
+    Message,
+    Pieces,
+    Schema,
+    column_of,
+    described,
+    encode_rows,
+    padded,
+    storable,
+)
+from introspect_cli.store.documents import encode_labels
+from introspect_cli.store.files import HEADS, LOG, Appended, Folder, reason
+from introspect_cli.store.log import (
+    BACK,
+    COLUMNS,
+    DOCUMENT,
+    DROP,
+    END,
+    HEAD,
+    LABELS,
+    LAYOUTS,
+    NAMED,
+    SITES,
+    STEP,
+    TOTALS,
+    Frames,
+    begin_log,
+    chained,
+    head_of,
+    step_digest,
+)
+from introspect_cli.store.totals import SETTINGS, StepTotals
+from introspect_cli.sums import content_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.labels import Labels
+    from introspect_cli.store.batch import StepBatch
+
+
+_NO_DIGEST = bytes(16)
+_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
+_LEAST_CACHED = 256
+"""Frames of a log whose heads are gone through in no time."""
+
+
+class Frame(NamedTuple):
+    """A frame to append; see `log.HEAD` for its fields."""
+
+    kind: bytes
+    body: Pieces
+    rows: int = 0
+    step: int = 0
+    digest: bytes = _NO_DIGEST
+    crc: int | None = None
+
+
+class Written(NamedTuple):
+    """State of the log up to the last frame that counts as written.
+
+    Attributes:
+        length: bytes.
+        crc: of the last head.
+        frames: how many.
+        step: the last step that counts, -1 where there is none.
+        chain: after that step.
+        rows: records in the steps that count.
+        names: rows of names, by kind of frame.
+    """
+
+    length: int
+    crc: int
+    frames: int = 0
+    step: int = -1
+    chain: bytes = FIRST_CHAIN
+    rows: int = 0
+    names: tuple[int, ...] = (0,) * len(NAMED)
+
+    def after(self, frame: Frame) -> tuple[Written, Pieces]:
+        """The state after appending a frame, and the frame's bytes."""
+        length = sum(map(len, frame.body))
+        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), frame.body, 0) if frame.crc is None else frame.crc
+        step, chain, rows, names = self.step, self.chain, self.rows, self.names
+        if frame.kind == STEP:
+            step, chain, rows = frame.step, chained(chain, frame.step, frame.digest), rows + frame.rows
+        elif frame.kind == BACK:
+            step, chain, rows = -1, FIRST_CHAIN, 0
+        elif frame.kind in NAMED:
+            at = NAMED.index(frame.kind)
+            names = (*names[:at], names[at] + frame.rows, *names[at + 1 :])
+        head, crc = head_of(
+            frame.kind, (length, crc), self.crc, rows=frame.rows, step=frame.step, digest=frame.digest, chain=chain
+        )
+        written = Written(self.length + HEAD.size + padded(length), crc, self.frames + 1, step, chain, rows, names)
+        return written, [head, *frame.body, bytes(-length % 8)]
+
+
+class LogWriter:
+    """A rank's log, open for appending by one thread at a time; `document` may be called from any thread.
+
+    Attributes:
+        folder: the rank's directory.
+        written: what counts as written.
+    """
+
+    def __init__(self, folder: Folder, rank: int, run_id: bytes, *, durable: bool) -> None:
+        """Make the file and lock it.
+
+        Args:
+            folder: the rank's directory, which is closed with the log.
+            rank: its number.
+            run_id: of the run.
+            durable: whether to force each step to disk before the next begins.
+
+        Raises:
+            OSError: it cannot be made; FileExistsError where there is a log.
+        """
+        self.folder, self.rank = folder, rank
+        self._durable = durable
+        self._pid = os.getpid()
+        self._torn = False  # whether the file may hold what does not count as written
+        self._ended = False
+        self._lock = threading.RLock()
+        start = begin_log(rank, run_id)
+        self._file = Appended(folder, LOG, locked=True)
+        self.written = Written(len(start), zlib.crc32(start[:-4]))
+        try:
+            self._file.append(start)
+        except BaseException:
+            self.close()
+            raise
+
+    def commit(self, frames: Iterable[Frame]) -> int:
+        """Append frames in one write, either all or none; returns how many bytes the log has then.
+
+        Raises:
+            OSError: they cannot be written.
+            StoreError: too many frames, or a forked child.
+        """
+        with self._lock:
+            self.undo_uncounted()
+            pieces: Pieces = []
+            written = self.written
+            for frame in frames:
+                written, more = written.after(frame)
+                pieces += more
+            if written.frames >= LIMIT_FRAMES:
+                raise StoreError(f"more steps than a store holds ({LIMIT_FRAMES:,} frames)")
+            self._torn = True
+            self._file.append(*pieces)
+            if self._durable:
+                os.fsync(self._file.fd)
+            self.written = written
+            self._torn = False
+            return written.length
+
+    def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
+        """The frame of so many rows of a table of names (`kind`), with the digest of the encoded rows."""
+        return Frame(kind, [data], rows, 0, bytes.fromhex(content_digest(data)))
+
+    def document(self, name: str, data: bytes) -> None:
+        """Append a document, which replaces an earlier one of the same name.
+
+        Raises:
+            OSError: it cannot be written.
+            StoreError: too many frames, or a forked child.
+        """
+        self.commit([Frame(DOCUMENT, [f"{name}\n".encode(), data])])
+
+    def drop(self, bodies: Mapping[int, tuple[int, int]]) -> None:
+        """Append a DROP frame for steps, and make holes where their bodies lie, if the file system can.
+
+        Args:
+            bodies: by step, the first byte of its body in the log, and how many it has.
+
+        Raises:
+            OSError: the frame cannot be written; then all steps are still there.
+            StoreError: too many frames, or a forked child.
+        """
+        self.commit([Frame(DROP, [np.array(sorted(bodies), "<i8").tobytes()])])
+        import ctypes  # for this alone
+
+        punch: Any = getattr(ctypes.CDLL(None), "fallocate", None)
+        for begin, length in bodies.values() if punch else ():
+            punch(self._file.fd, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(length))
+
+    def undo_uncounted(self) -> None:
+        """Truncate the log to what counts as written, where a write may have failed.
+
+        Whether the descriptor is still the log's, and the log still there, is checked again when it is written to.
+
+        Raises:
+            StoreError: this is a forked child.
+        """
+        if os.getpid() != self._pid:
+            raise StoreError("a forked child does not write its parent's store")
+        if self._torn:
+            self._file.shorten(self.written.length)
+            self._torn = False
+
+    def end(self) -> None:
+        """Append the END frame, once.
+
+        Raises:
+            OSError: it cannot be written.
+            StoreError: too many frames, or a forked child.
+        """
+        if not self._ended:
+            self.commit([Frame(END, [])])
+            self._ended = True
+
+    def close(self) -> None:
+        """Close the file and the rank's directory.
+
+        A log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads, if it can be written.
+        """
+        if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
+            with suppress(OSError, StoreError), self.folder.reopen_if_closed().file(LOG) as log:
+                frames = Frames(log, self.rank, log.path)
+                self.folder.replace(HEADS, [frames.encoded()], 0o666, durable=self._durable)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors and write nothing: all that a forked child does."""
+        self._file.close()
+        self.folder.close()
+
+
+# --- names
+
+
+Row = TypeVar("Row")
+Encoded = Mapping[str, ColumnData]
+
+
+class Interner(Generic[Row]):
+    """Numbers rows from 0 and encodes those not yet written. Several threads may intern; one writes.
+
+    A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
+    here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
+    written, and no statement here leaves a number without its row.
+    """
+
+    def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
+        """Start without rows.
+
+        Args:
+            schema: the columns of the table.
+            encoder: makes these columns of rows.
+        """
+        self._schema = schema
+        self._encoder = encoder
+        self._numbers: dict[Hashable, int] = {}
+        self._waiting: dict[int, Row] = {}
+        self._lock = threading.Lock()
+        self._bytes: dict[int, int] = {0: 0}  # by the number of rows, bytes of all of them
+
+    def keys(self) -> list[Hashable]:
+        """Keys of all rows, written or not, in order of their numbers."""
+        with self._lock:
+            return list(self._numbers)
+
+    def intern(self, key: Hashable, row: Row) -> int:
+        """The number of `key`: the next for a new key, whose `row` is kept; later calls change neither."""
+        with self._lock:
+            number = self._numbers.get(key)
+            if number is None:
+                number = len(self._numbers)
+                self._waiting[number] = row  # before its number: one without the other is never read
+                self._numbers[key] = number
+            return number
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether any row may still have to be written."""
+        return bool(self._waiting)
+
+    def rest(self, written: int) -> tuple[bytes, int]:
+        """The encoded rows from number `written` on, and how many there are; rows below `written` are let go for good.
+
+        Args:
+            written: 0 at first; later that of the last call, to have its rows again, or that plus the number it
+                returned.
+
+        Raises:
+            StoreError: the table would have more than LIMIT_NAMES bytes.
+        """
+        with self._lock:
+            for number in [number for number in self._waiting if number < written]:
+                del self._waiting[number]
+            rows = [self._waiting[number] for number in range(written, len(self._numbers))]
+        data = encode_rows(self._schema, self._encoder(rows)) if rows else b""
+        self._bytes = {written: self._bytes[written], written + len(rows): self._bytes[written] + len(data)}
+        if self._bytes[written + len(rows)] > LIMIT_NAMES:
+            raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
+        return data, len(rows)
+
+
+def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
+    """The columns of sites; the key is that of the texts as they are stored, so that it can be computed again."""
+    sites = [
+        site
+        if site.fqn.isascii() and site.path.isascii()
+        else replace(site, fqn=storable(site.fqn), path=storable(site.path))
+        for site, _ in rows
+    ]
+    infos = [info for _, info in rows]
+    values = {
+        "key": [site.key() for site in sites],
+        **{name: [getattr(site, name) for site in sites] for name in ("phase", "kind", "fqn", "call", "path")},
+        **{name: [getattr(info, name) for info in infos] for name in ("module_class", "op", "source")},
+    }
+    return {column.name: column_of(column, values[column.name]) for column in SITE_COLUMNS}
+
+
+_WHOLE = Part((), "", 1, "")
+"""What stands in the columns of parts where a rank holds the whole."""
+
+
+def encode_layouts(rows: Sequence[Layout]) -> Encoded:
+    """The columns of layouts, as `columns.LAYOUT_COLUMNS` has them."""
+    parts = [row.part or _WHOLE for row in rows]
+    values = {
+        **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
+        "part": [[n for ranges in part.ranges for n in (len(ranges), *chain(*ranges))] for part in parts],
+        "part_owed": [part.reduction for part in parts],
+        "part_owing": [part.reduced_over for part in parts],
+        "part_source": [part.source for part in parts],
+    }
+    return {column.name: column_of(column, values[column.name]) for column in LAYOUT_COLUMNS}
+
+
+def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
+    """The columns of modules, as `columns.MODULE_COLUMNS` has them."""
+    values = {
+        **{name: [getattr(row, name) for row in rows] for name in ModuleInfo.__dataclass_fields__},
+        "attribute_names": [[name for name, _ in row.attributes] for row in rows],
+        "attribute_values": [[value for _, value in row.attributes] for row in rows],
+    }
+    return {column.name: column_of(column, values[column.name]) for column in MODULE_COLUMNS}
+
+
+# --- rank writer
+
+
+class RankWriter:
+    """Appends one rank's records, step by step.
+
+    `site`, `layout` and `modules` may be called from several threads; `append` and `close` from one at a time.
+
+    Attributes:
+        failure: why nothing more is written, or None while all is well.
+        digest: of the last step that was written.
+        compiled: computes the same as zlib's `crc32` and `step_digest`, of what lies at addresses; None without.
+    """
+
+    def __init__(self, log: LogWriter, schema: Schema, *, totals: bool = False) -> None:
+        """Write the description of the columns to the log.
+
+        Args:
+            log: the rank's.
+            schema: the columns of records.
+            totals: whether each step gets its totals, as several ranks of a run need.
+
+        Raises:
+            StoreError: the log cannot be written.
+        """
+        self.failure: str | None = None
+        self.digest = b""
+        self.compiled: Any = None
+        self._log = log
+        self._totals = StepTotals() if totals else None
+        self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        self._setting = np.zeros(0, np.bool_)
+        self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
+        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(SITE_COLUMNS, self._encode_sites)
+        self._layouts: Interner[Layout] = Interner(LAYOUT_COLUMNS, self._encode_layouts)
+        self._modules: Interner[ModuleInfo] = Interner(MODULE_COLUMNS, encode_modules)
+        self._interners: dict[bytes, Interner[Any]] = dict(
+            zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
+        )
+        self._schema = schema
+        try:
+            log.commit([Frame(COLUMNS, [described(schema)])])
+        except (OSError, StoreError) as error:
+            raise StoreError(f"cannot write to {log.folder.path}: {reason(error)}") from None
+
+    def kinds(self) -> frozenset[Kind]:
+        """Kinds of all sites numbered so far."""
+        return frozenset(site.kind for site in self._sites.keys() if isinstance(site, Site))  # noqa: SIM118 - no dict
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step written; None where there is none."""
+        return self._log.written.step if self._log.written.step >= 0 else None
+
+    @property
+    def rows_written(self) -> int:
+        """Number of records in all steps written."""
+        return self._log.written.rows
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of this rank's log that count as written."""
+        return self._log.written.length
+
+    def site(self, site: Site, info: SiteInfo) -> int:
+        """The number of a site: the next for a new one, whose `info` is kept; later calls change neither."""
+        return self._sites.intern(site, (site, info))
+
+    def layout(self, layout: Layout) -> int:
+        """The number of a layout; equal layouts have one number."""
+        return self._layouts.intern(layout, layout)
+
+    def modules(self, modules: Sequence[ModuleInfo]) -> None:
+        """Add rows to the module tree; equal rows are added once."""
+        for module in modules:
+            self._modules.intern(module, module)
+
+    def message(self, rows: int) -> Message:
+        """A new body for a step of `rows` records; fill it in, and again for each later step of as many records."""
+        return Message(self._schema, rows)
+
+    def append(
+        self, step: int, batch: StepBatch | Message, labels: Labels | None = None, *, expires: bool = False
+    ) -> None:
+        """Write one step and its labels; does nothing after a failure. `thin` may drop one that `expires`.
+
+        Raises:
+            ValueError: the step does not come after the last one, or the batch names a site or layout by a number
+                that was not given out.
+            StoreError: it could not be written; once, and the store ends at the step before.
+            KeyboardInterrupt: one came while the step was written; it was then written all the same, if it could be.
+        """
+        if self.failure is not None:
+            return
+        if step <= self._log.written.step:
+            raise ValueError(f"step {step} was appended after step {self._log.written.step}")
+        try:
+            self._append(step, batch, labels, expires=expires)
+        except (OSError, StoreError) as error:
+            self._fail(reason(error))
+        except KeyboardInterrupt:
+            if step > self._log.written.step:  # once: a second interrupt is meant
+                with suppress(Exception):  # none may take the interrupt's place; what lasts, the next step meets
+                    self._append(step, batch, labels, expires=expires)
+            raise
+
+    def _append(self, step: int, batch: StepBatch | Message, labels: Labels | None, *, expires: bool) -> None:
+        """Write names not yet written, labels, totals and the step in one commit, and set `digest`.
+
+        Raises:
+            ValueError: the batch names a site or layout by a number that was not given out.
+            OSError: it cannot be written.
+            StoreError: the step or the names are too large, or the log refuses.
+        """
+        self._log.undo_uncounted()
+        frames = self._take_names()
+        rows = dict(zip(NAMED, self._log.written.names, strict=True))
+        for frame in frames:
+            rows[frame.kind] += frame.rows
+        message = batch if isinstance(batch, Message) else self._filled(batch)
+        columns = message.columns
+        if message.largest("site") >= rows[SITES] or message.largest("layout") >= rows[LAYOUTS]:
+            raise ValueError("a record names a site or a layout that was never given a number")
+        data = message.pieces()
+        size = sum(map(len, data))
+        if size > LIMIT_BATCH:
+            raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
+        digest = _digest(self.compiled, columns, self._keys, self._setting)
+        if labels:
+            frames.append(Frame(LABELS, [encode_labels(labels)], step=step))
+        if self._totals is not None:
+            frames.append(Frame(TOTALS, [self._totals.encoded(columns, self._keys, self._kinds)], step=step))
+        crc = _crc(self.compiled, data, message.address)
+        end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
+        if expires:
+            self._expiring[step] = end - padded(size), size
+        self.digest = digest
+
+    def restart(self) -> None:
+        """Take back all steps by a BACK frame; names stay. Does nothing without steps or after a failure.
+
+        Raises:
+            StoreError: the frame could not be written; the store ends where it did.
+        """
+        if self.failure is not None or self.last_step is None:
+            return
+        try:
+            self._log.commit([Frame(BACK, [])])
+            self._expiring.clear()
+        except (OSError, StoreError) as error:
+            self._fail(reason(error))
+
+    def thin(self, steps: Collection[int]) -> None:
+        """Drop steps (numbers) that were appended as ones that expire, the last one excepted.
+
+        Does nothing after a failure, nor with numbers that the log does not have.
+
+        Raises:
+            StoreError: that could not be written; then all steps are still there.
+        """
+        dropped = {step: self._expiring[step] for step in steps if step in self._expiring and step != self.last_step}
+        if self.failure is None and dropped:
+            try:
+                self._log.drop(dropped)
+            except (OSError, StoreError) as error:
+                raise StoreError(f"cannot drop steps from {self._log.folder.path}: {reason(error)}") from None
+            for step in dropped:
+                del self._expiring[step]
+
+    def _take_names(self) -> list[Frame]:
+        """Frames of the sites, layouts and modules that were not written yet.
+
+        They count as written once the frames do.
+        """
+        written = dict(zip(NAMED, self._log.written.names, strict=True))
+        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.has_unwritten}
+        return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
+
+    def _filled(self, batch: StepBatch) -> Message:
+        """A body with the columns of a batch."""
+        message = self.message(len(batch))
+        for name, column in batch.columns(self._schema).items():
+            message.put(name, column)
+        return message
+
+    def _fail(self, why: str) -> None:
+        """Set `failure`, truncate the log to its last whole frame, and raise StoreError."""
+        step = self.last_step
+        ends = f"step {step}" if step is not None else "its beginning: no step was written"
+        self.failure = f"cannot write to {self._log.folder.path}: {why}; the store ends at {ends}"
+        with suppress(OSError, StoreError):  # what follows the last whole frame is not read anyway
+            self._log.undo_uncounted()
+        raise StoreError(self.failure)
+
+    def close(self) -> None:
+        """Write the names not yet written and an END frame; does nothing after a failure or a second time.
+
+        Raises:
+            StoreError: they could not be written.
+        """
+        if self.failure is not None:
+            return
+        try:
+            self._log.commit(self._take_names())
+            self._log.end()
+        except (OSError, StoreError) as error:
+            self._fail(reason(error))
+
+    def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
+        """Encode sites, and keep their keys, kinds and settings by number for digests and totals.
+
+        Those of numbers that do not count as written are replaced: an append that failed had encoded them.
+        """
+        encoded = encode_sites(rows)
+        counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
+        kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
+        self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
+        self._kinds = np.concatenate([self._kinds[:counted], kinds])
+        self._setting = np.isin(self._kinds, SETTINGS)
+        return encoded
+
+    def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
+        """Encode layouts, and hand them to the totals, if any, for numbers from those that count as written on."""
+        if self._totals is not None:
+            self._totals.name_layouts(self._log.written.names[1], list(rows))
+        return encode_layouts(rows)
+
+
+def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:
+    """The digest of a step, by compiled code where there is any; `keys` and `setting` are indexed by site number."""
+    site, checksum, status = columns["site"], columns["checksum"], columns["status"]
+    if compiled is None:
+        return step_digest(keys[site], checksum, status, setting[site])
+    sums = np.zeros(2, np.uint64)
+    compiled.step_digest(len(site), *(each.ctypes.data for each in (site, checksum, status, keys, setting, sums)))
+    return sums.tobytes()
+
+
+def _crc(compiled: Any, data: Pieces, address: int) -> int:
+    """The CRC-32 of `data`, its first piece at memory `address`; by compiled code where there is any."""
+    first = 0 if compiled is None else compiled.crc32(address, len(data[0]), 0)
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)

@@ -1,1 +1,0 @@
-"""All ranks of a run as if one process had recorded it."""

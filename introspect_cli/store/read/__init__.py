@@ -1,1 +1,0 @@
-"""Runs opened for reading, while they are written or after."""

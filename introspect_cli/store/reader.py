@@ -1,0 +1,741 @@
+"""What can be read step by step: one rank, or all ranks of a run as one.
+
+Who compares, checks or shows a run need not know which of the two it reads. Of statistics, those that follow from
+others need no bytes of their own: they are worked out here.
+
+Sites, layouts and modules are columns that are decoded when they are first asked for. Thousands of ranks have a model
+each, most often the same one: what ranks have the same bytes of is decoded once. What a reader gives is harmless: a
+name comes from somebody's script, or from somebody.
+
+Of a rank, heads are read at once, names when asked for, records one step at a time. Comparing must not read what
+digests show to be equal, nor trust a byte before it is checked, nor be upset by a writer that is still at work. A step
+is one read of the bytes that its head names, its CRC is taken over those very bytes, and columns are views of them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from introspect_cli.errors import StoreError
+from introspect_cli.records import (
+    SETTING_KINDS,
+    Joined,
+    Kind,
+    Layout,
+    ModuleInfo,
+    Part,
+    Phase,
+    Record,
+    Site,
+    SiteInfo,
+    Status,
+    Summary,
+)
+from introspect_cli.statistics import DERIVED_STATS
+from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.columns import (
+    LAYOUT_COLUMNS,
+    LIMIT_NAME,
+    LIMIT_NAMES,
+    MODULE_COLUMNS,
+    SITE_COLUMNS,
+    Lists,
+    Malformed,
+    Texts,
+    absent_column,
+    concatenated,
+    decode_rows,
+)
+from introspect_cli.store.documents import decode_labels
+from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
+from introspect_cli.store.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS, Frames, StepEntry
+from introspect_cli.store.remote import prefetch
+from introspect_cli.store.totals import Totals
+from introspect_cli.store.totals import decode as decode_totals
+from introspect_cli.texts import shallow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.labels import Labels
+    from introspect_cli.store.batch import Array
+    from introspect_cli.store.columns import ColumnData, Schema
+    from introspect_cli.store.files import Source
+    from introspect_cli.store.log import Entries
+    from introspect_cli.store.remote import Range
+
+
+_MEASURED = (Status.OBSERVED, Status.PARTIAL)
+_MOST_ELEMENTS = (1 << 63) - 1
+
+
+class Reader(ABC):
+    """Steps of one rank, or of several as one.
+
+    Attributes:
+        rank: its number; of several, the lowest.
+        path: where it is, for messages.
+        entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        rank_count: how many ranks it stands for.
+        running: whether a process was still writing any of them.
+        ended: whether all of them were closed properly.
+        thinned: in words which steps were recorded and then dropped.
+        readers: a `RankReader` of each rank.
+    """
+
+    rank: int
+    path: str
+    entries: Entries
+    rank_count: int
+    running: bool
+    ended: bool
+    thinned: tuple[str, ...]
+    readers: Sequence[Any]
+
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Whether each record may be put together from the records of several ranks."""
+
+    @property
+    @abstractmethod
+    def sites(self) -> SiteTable:
+        """All sites, by number."""
+
+    @property
+    @abstractmethod
+    def layouts(self) -> list[Layout]:
+        """All layouts, by number."""
+
+    @property
+    @abstractmethod
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree, one row per module: its first."""
+
+    @property
+    @abstractmethod
+    def module_rows(self) -> list[ModuleInfo]:
+        """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Mapping[int, Labels]:
+        """The framework's labels of each step, by step; steps without any are left out."""
+
+    @abstractmethod
+    def read_row(self, row: int) -> StepBatch:
+        """All records of the `row`-th step."""
+
+    @abstractmethod
+    def rows_in(self, rows: Array) -> int:
+        """Number of records in some steps (positions among the entries)."""
+
+    def read(self, step: int) -> StepBatch:
+        """All records of a step.
+
+        Raises:
+            KeyError: the step was not recorded.
+            StoreError: its bytes are damaged.
+        """
+        return self.read_row(self.row_of(step))
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.entries)
+
+    @cached_property
+    def steps(self) -> tuple[StepEntry, ...]:
+        """All steps, in order. For many thousands, use `entries`."""
+        return tuple(self.entry(row) for row in range(len(self.entries)))
+
+    def entry(self, row: int) -> StepEntry:
+        """The `row`-th step's entry."""
+        entry = self.entries[row]
+        step, offset, length, rows = (int(entry[name]) for name in ("step", "offset", "length", "rows"))
+        return StepEntry(step, offset, length, rows, entry["digest"].tobytes(), entry["chain"].tobytes())
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step that is whole; None where there is none."""
+        return int(self.entries["step"][-1]) if len(self.entries) else None
+
+    def row_of(self, step: int) -> int:
+        """Position of `step` among the entries.
+
+        Raises:
+            KeyError: it was not recorded.
+        """
+        row = int(np.searchsorted(self.entries["step"], step))
+        if row == len(self.entries) or self.entries["step"][row] != step:
+            raise KeyError(step)
+        return row
+
+    def __contains__(self, step: int) -> bool:
+        """Whether the step with this number was recorded."""
+        try:
+            self.row_of(step)
+        except KeyError:
+            return False
+        return True
+
+    def record(self, batch: StepBatch, row: int, step: int) -> Record:
+        """One row as a record, with derived statistics filled in; the sketch is () where nothing was measured."""
+        site, info = self.sites[int(batch.site[row])]
+        layout = self.layouts[int(batch.layout[row])]
+        stats = record_stats(batch, row, self._numels)
+        status = Status(int(batch.status[row]))
+        sketch: tuple[float, ...] = ()
+        if batch.sketch is not None and status in _MEASURED:
+            sketch = tuple(batch.sketch[row].tolist())
+        joined = Joined.AS_RECORDED if batch.how is None else Joined(int(batch.how[row]))
+        ranks = 0 if batch.ranks is None else int(batch.ranks[row])
+        summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row], joined, ranks)
+        given = batch.given.row(row) if batch.given is not None else None
+        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, given)
+
+    def _numels(self, layouts: Array) -> list[int]:
+        return [min(self.layouts[layout].numel, _MOST_ELEMENTS) for layout in layouts.tolist()]
+
+    def records(self, step: int) -> Iterator[Record]:
+        """All records of a step, in the order they were made."""
+        batch = self.read(step)
+        return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
+
+
+def _infs(c: Mapping[str, Array]) -> Array:
+    return np.where(c["posinfs"] >= 0, c["posinfs"] + c["neginfs"], np.nan)
+
+
+def l2_norm(mean: Array, var: Array, finite: Array) -> Array:
+    """The L2 norm from mean, variance and the number of finite elements; non-finite elements are ignored."""
+    return np.asarray(np.sqrt((var + mean * mean) * np.maximum(finite, 0)))
+
+
+FORMULAS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
+    "infs": _infs,
+    "absmax": lambda c: np.maximum(np.abs(c["min"]), np.abs(c["max"])),
+    "absmean": lambda c: np.abs(c["mean"]),
+    "uvar": lambda c: np.where(c["n"] > 1, c["var"] * c["n"] / np.maximum(c["n"] - 1, 1), np.nan),
+    "std": lambda c: np.sqrt(c["var"]),
+    "l2": lambda c: l2_norm(c["mean"], c["var"], c["n"]),
+}
+"""How each of `DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are stored
+without the others); `uvar` by Bessel's correction."""
+
+
+def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: Array) -> dict[str, Array]:
+    """Derived statistics of n records, float64 (n,) by name, NaN where absent or infinite; {} without counts.
+
+    Args:
+        counts: int64 (n,) by name, -1 where absent.
+        floats: float (n,) by name, NaN where absent.
+        numel: int64 (n,), elements of each record's tensor.
+    """
+    if not counts:
+        return {}
+    left_out = sum(np.maximum(counts[name], 0) for name in ("nans", "posinfs", "neginfs"))
+    columns = {**counts, **floats, "n": (numel - left_out).astype(np.float64)}
+    with np.errstate(all="ignore"):
+        derived = {name: FORMULAS[name](columns) for name in DERIVED_STATS}
+        return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
+
+
+def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
+    """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
+
+    Args:
+        batch: the step's; what is derived for all its rows is kept in `derived`.
+        row: which row.
+        numels: gives the number of elements of each of some layouts, by their numbers.
+    """
+    if not batch.derived:
+        numel = np.array(numels(batch.layout), np.int64)
+        batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
+    out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
+    for name, column in (*batch.floats.items(), *batch.derived.items()):
+        if not math.isnan(value := float(column[row])):
+            out[name] = int(value) if name == "infs" else value
+    return out
+
+
+# --- name tables
+
+
+TABLES = {SITES: "sites", LAYOUTS: "layouts", MODULES: "modules"}
+Names = TypeVar("Names")
+
+
+class Shared:
+    """What the readers of a run's ranks share: open files, and tables of names where frames have the same digests.
+
+    Attributes:
+        opened: the readers that have their logs open, the latest last.
+    """
+
+    def __init__(self) -> None:
+        """Start with no log open and no table read."""
+        self.opened = deque[Any]()
+        self._tables: dict[tuple[Any, ...], Any] = {}
+
+    def table(
+        self,
+        frames: Frames,
+        kind: bytes,
+        schema: Schema,
+        made: Callable[[dict[str, ColumnData], str], Names],
+    ) -> Names:
+        """The table that a rank's frames of `kind` hold; the same object for frames with equal digests.
+
+        Args:
+            frames: of the rank's log.
+            kind: one of `TABLES`.
+            schema: columns of the table.
+            made: makes the table of its columns and a path for messages.
+
+        Raises:
+            DamageError: it was altered, or is longer than LIMIT_NAMES.
+        """
+        numbers, path = frames.numbers_of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
+        heads = frames.heads[numbers]
+        key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
+        if key not in self._tables:
+            self._tables[key] = made(_columns(frames, numbers, schema, path), path)
+        return self._tables[key]  # type: ignore[no-any-return]  # what these very frames were made into
+
+
+def _columns(frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
+    """The columns of the table in the frames `numbers`, end to end.
+
+    Raises:
+        DamageError: the bytes are no such table, or it is longer than LIMIT_NAMES.
+    """
+    parts, size = [], 0
+    for number in numbers:
+        head = frames.heads[number]
+        data = frames.body(number)
+        size += len(data)
+        if size > LIMIT_NAMES:
+            raise DamageError(path, "it is longer than a table of names")
+        try:
+            parts.append(decode_rows(schema, memoryview(data), int(head["rows"])))
+        except Malformed as error:
+            raise DamageError(path, str(error)) from None
+    parts = parts or [{column.name: absent_column(column, 0) for column in schema}]
+    return {column.name: concatenated([part[column.name] for part in parts]) for column in schema}
+
+
+_MAX_DIMS = 1024
+_MAX_ELEMENTS = (1 << 63) - 1
+
+
+def _part(flat: tuple[int, ...], reduction: str, reduced_over: int, source: str, path: str) -> Part | None:
+    """Decode a row's part, from `[count, start, size, ...]` for each dimension; None where `source` is "".
+
+    Raises:
+        DamageError: the numbers are not such a list.
+    """
+    if not source:
+        return None
+    dims, at = [], 0
+    while at < len(flat):
+        length = flat[at]
+        numbers = flat[at + 1 : at + 1 + 2 * length]
+        if min(flat) < 0 or len(numbers) < 2 * length:
+            raise DamageError(path, "a part of a tensor has ranges that cannot be")
+        dims.append(tuple(zip(numbers[::2], numbers[1::2], strict=True)))
+        at += 1 + 2 * length
+    return Part(tuple(dims), reduction, reduced_over, source)
+
+
+def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
+    """Decode all layouts, by number.
+
+    Raises:
+        DamageError: a shape has a negative size, over 1024 dimensions or over 2**63 - 1 elements, or the ranges of a
+            part cannot be.
+    """
+    shapes = columns["shape"]
+    assert isinstance(shapes, Lists)
+    if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
+        raise DamageError(path, "a shape has more dimensions than a tensor can have")
+    if len(shapes.values) and np.asarray(shapes.values).min() < 0:
+        raise DamageError(path, "a shape has a negative size")
+    names = [plain_values(columns[name]) for name in ("dtype", "device", "strides")]
+    columns_of_parts = [plain_values(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
+    parts = [
+        _part(flat, reduction, over, source, path)
+        for flat, reduction, over, source in zip(*columns_of_parts, strict=True)
+    ]
+    layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
+    if any(math.prod(layout.shape) > _MAX_ELEMENTS for layout in layouts):
+        raise DamageError(path, "a shape has more elements than a tensor can have")
+    return layouts
+
+
+def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
+    """All rows of modules, in the order in which they were written.
+
+    Raises:
+        DamageError: a module has another number of attributes than of values.
+    """
+    plain = {name: plain_values(column) for name, column in columns.items()}
+    names, values = plain["attribute_names"], plain["attribute_values"]
+    if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
+        raise DamageError(path, "a module has another number of attributes than of values")
+    attributes = [tuple(zip(keys, other, strict=True)) for keys, other in zip(names, values, strict=True)]
+    every = ("fqn", "module_class", "source", "parameters", "buffers", "aliases")
+    rows = zip(*(plain[name] for name in every), attributes, plain["step"], plain["variable"], strict=True)
+    return [ModuleInfo(*row) for row in rows]
+
+
+def plain_values(column: ColumnData) -> list[Any]:
+    """The values of a column as a list, lists in it as tuples, texts bounded to LIMIT_NAME characters and cleaned."""
+    if isinstance(column, Texts):
+        return column.sanitized(LIMIT_NAME).tolist()
+    if isinstance(column, Lists) and isinstance(column.values, Texts):
+        values, offsets = column.values.sanitized(LIMIT_NAME).tolist(), column.offsets.tolist()
+        return [tuple(values[start:end]) for start, end in pairwise(offsets)]
+    return list(column.tolist())
+
+
+_SETTING = frozenset(kind.value for kind in SETTING_KINDS)
+_SHORT = 64  # characters of a path that cannot be too deep
+
+
+def _texts(name: str) -> cached_property[list[str]]:
+    """A lazily decoded text column `name` of a table of sites."""
+    return cached_property(lambda table: plain_values(table.columns[name]))
+
+
+class SiteTable:
+    """All sites of a rank, by number.
+
+    Attributes:
+        columns: as they are stored.
+        key: uint64 (n,), `Site.key()` of each, as stored; `verify` recomputes it.
+        call: uint32 (n,).
+        path_of_file: where the table is stored, for messages.
+        phase, kind, fqn: texts of each, made when they are asked for.
+        module_class: of the module, optimizer or loader.
+        op, source: "" where there is none.
+    """
+
+    phase, kind, fqn = _texts("phase"), _texts("kind"), _texts("fqn")
+    module_class, op, source = _texts("module_class"), _texts("op"), _texts("source")
+
+    def __init__(self, columns: dict[str, ColumnData], path: str) -> None:
+        """Keep the columns; texts are decoded when they are asked for. `path` is for messages."""
+        self.columns = columns
+        self.path_of_file = path
+        self.key = cast("NDArray[np.uint64]", columns["key"])
+        self.call = cast("NDArray[np.uint32]", columns["call"])
+
+    @cached_property
+    def path(self) -> list[str]:
+        """Path of each site inside nested values; see `texts.shallow` for one that is nested too deeply."""
+        return [shallow(path) if len(path) > _SHORT else path for path in plain_values(self.columns["path"])]
+
+    @cached_property
+    def setting(self) -> NDArray[np.bool_]:
+        """Bool (n,), True for sites of settings, which digests leave out."""
+        return np.array([kind in _SETTING for kind in self.kind], np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def __getitem__(self, number: int) -> tuple[Site, SiteInfo]:
+        """The site with a number, and its class, operator and source.
+
+        Raises:
+            IndexError: there is no such number.
+            StoreError: its phase or kind is not one.
+        """
+        try:
+            phase, kind = Phase(self.phase[number]), Kind(self.kind[number])
+        except ValueError:
+            raise DamageError(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
+        site = Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
+        return site, SiteInfo(self.module_class[number], self.op[number], self.source[number])
+
+    def key_of(self, number: int) -> int:
+        """The key of a site, computed from its texts as they are stored."""
+        fqn, path = (cast("Texts", self.columns[name])[number] for name in ("fqn", "path"))
+        site, _ = self[number]
+        return replace(site, fqn=fqn, path=path).key()
+
+    def __iter__(self) -> Iterator[tuple[Site, SiteInfo]]:
+        return (self[number] for number in range(len(self)))
+
+
+# --- rank reader
+
+
+_STATUSES = len(Status)
+LARGEST_HEADS = 320 << 20
+_MOST_OPEN = 64
+"""Logs that the ranks of a run have open at once."""
+
+
+class RankReader(Reader):
+    """One rank of a run, as it was when it was opened.
+
+    Attributes:
+        rank: its number.
+        path: its directory, for messages.
+        running: whether a process was still writing it.
+        ended: whether its writer closed it properly.
+        entries: structured array of `log.ENTRY`, one a step: `step`, `rows`, `digest`, `chain`, ...
+        frames: of its log.
+        cut: what is missing of its log although its writer closed it; "" for nothing.
+        thinned: in words which steps were recorded and then dropped.
+        unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
+    """
+
+    def __init__(
+        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, rank_count: int = 1
+    ) -> None:
+        """Open a rank's log and read the heads of its frames; nothing is raised where it has no log yet.
+
+        Args:
+            run: the run's directory.
+            rank: its number.
+            damaged: whether a damaged log is read up to the damage, which `cut` tells, instead of raising; the file of
+                heads is then not read.
+            shared: what it shares with other ranks of the run; None for a reader by itself.
+            rank_count: how many ranks were put together in this one.
+
+        Raises:
+            StoreError: the log is damaged, or a newer version wrote it.
+        """
+        self._shared = Shared() if shared is None else shared
+        self.rank_count = rank_count
+        self.rank = rank
+        self.path = f"{run.path}/rank{rank}"
+        self._run = run
+        path = f"{self.path}/{LOG}"
+        try:
+            with run.rank(rank) as folder:
+                log = folder.file(LOG)
+                cached = None
+                if not damaged and HEADS in folder:
+                    cached = folder.read_file(HEADS, LARGEST_HEADS)
+        except FileNotFoundError:
+            self.frames, self.running, self.unfinished = Frames(None, rank, path), False, 0.0
+        else:
+            self.running, self.unfinished = log.is_locked(), log.unfinished
+            self.frames = Frames(log, rank, path, cached, damaged=damaged)
+            self._limit_open_logs()
+        self.cut = self.frames.damage
+        self.run_id, self.ended = self.frames.run_id, self.frames.ended
+        self.entries, self.thinned = self.frames.entries()
+        self._schema = self.frames.columns
+
+    @property
+    def began(self) -> bool:
+        """Whether the log has described its columns, which a writer does before the first step."""
+        return bool(self.frames.numbers_of(COLUMNS, counting=False))
+
+    @property
+    def readers(self) -> list[RankReader]:  # type: ignore[override]  # as an attribute it would be a cycle
+        """The reader itself in a list, for the same interface as `WholeReader`."""
+        return [self]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its records were combined from several ranks (`merge --whole`)."""
+        return self.rank_count > 1
+
+    def read_file(self, name: str, limit: int) -> bytes:
+        """The bytes of another file of the rank.
+
+        Raises:
+            FileNotFoundError: there is none.
+            StoreError: it has more than `limit` bytes, or cannot be read.
+        """
+        with self._run.rank(self.rank) as folder:
+            return folder.read_file(name, limit)
+
+    def _log(self) -> Source:
+        """The log; opened again first where it was closed so that another rank's could be opened."""
+        self._reopen()
+        assert self.frames.source is not None  # it is there, since it has steps
+        return self.frames.source
+
+    def _reopen(self) -> None:
+        """Open the log again where it was closed; nothing for a rank without a log."""
+        if self.frames.source is None and self.frames.run_id:
+            try:
+                with self._run.rank(self.rank) as folder:
+                    self.frames.source = folder.file(LOG)
+            except FileNotFoundError:
+                raise DamageError(self.frames.path, "it is missing") from None
+            self._limit_open_logs()
+
+    def _limit_open_logs(self) -> None:
+        """Add this reader to those with an open log, and close the ones opened first while there are over `_MOST_OPEN`.
+
+        A log that is still being written stays open: by its name there may soon be another.
+        """
+        opened = self._shared.opened
+        opened.append(self)
+        while len(opened) > _MOST_OPEN:
+            other = opened.popleft()
+            if not other.running and other is not self:
+                other.close()
+
+    def close(self) -> None:
+        """Close the log; batches already read stay valid, and reading more opens it again."""
+        if self.frames.source is not None:
+            self.frames.source.close()
+            self.frames.source = None
+
+    def body(self, number: int) -> bytes:
+        """The body of frame `number` of the log; DamageError where it was altered."""
+        self._reopen()
+        return self.frames.body(number)
+
+    # --- documents
+
+    @cached_property
+    def _documents(self) -> dict[str, bytes]:
+        """The body of each document in the log, by name; the last one of a name counts."""
+        found = {}
+        for number in self.frames.numbers_of(DOCUMENT, counting=False):
+            name, _, data = self.body(number).partition(b"\n")
+            found[name.decode("ascii", "replace")] = data
+        return found
+
+    def documents(self) -> list[str]:
+        """Names of the documents in its log, `manifest` among them."""
+        return list(self._documents)
+
+    def document(self, name: str) -> bytes:
+        """A document of its log.
+
+        Raises:
+            KeyError: there is none.
+            StoreError: it is damaged.
+        """
+        return self._documents[name]
+
+    # --- steps
+
+    def rows_in(self, rows: Any) -> int:
+        """Number of records in some steps (positions among the entries)."""
+        return int(self.entries["rows"][rows].sum(dtype=np.int64))
+
+    @cached_property
+    def labels(self) -> dict[int, Labels]:
+        """The framework's labels of each step, by step; steps without any are left out. Cached."""
+        self._reopen()
+        path = self.frames.path
+        return {step: decode_labels(data, path) for step, data in self.frames.bodies_of(LABELS) if step in self}
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Totals of the records of each step, where the writer kept them; see `totals`. Cached."""
+        self._reopen()
+        return decode_totals(self.frames.bodies_of(TOTALS), self.entries, self.frames.path)
+
+    # --- names
+
+    def _names(self, kind: bytes, schema: Schema, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
+        self._reopen()
+        return self._shared.table(self.frames, kind, schema, made)
+
+    @cached_property
+    def sites(self) -> SiteTable:
+        """All sites, by number."""
+        return self._names(SITES, SITE_COLUMNS, SiteTable)
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        """All layouts, by number."""
+        return self._names(LAYOUTS, LAYOUT_COLUMNS, layouts_of)
+
+    @cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree in the order in which it was written; of several rows of a module the first."""
+        first: dict[str, ModuleInfo] = {}
+        for module in self.module_rows:
+            first.setdefault(module.fqn, module)
+        return list(first.values())
+
+    @cached_property
+    def module_rows(self) -> list[ModuleInfo]:
+        """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
+        return self._names(MODULES, MODULE_COLUMNS, modules_of)
+
+    # --- records
+
+    def digests(self) -> dict[int, bytes]:
+        """The 16-byte digest of each step, by step."""
+        data = self.entries["digest"].tobytes()
+        pieces = (data[at : at + 16] for at in range(0, len(data), 16))
+        return dict(zip(self.entries["step"].tolist(), pieces, strict=True))
+
+    def read_row(self, row: int) -> StepBatch:
+        """All records of the `row`-th step, as views of the bytes just read and checked.
+
+        Raises:
+            StoreError: they cannot be read, were altered, or name a site or layout that is not there.
+        """
+        entry = self.entries[row]
+        step, offset, length = int(entry["step"]), int(entry["offset"]), int(entry["length"])
+        log = self._log()
+        try:
+            data = log.read(offset, offset + length)
+        except OSError as error:
+            raise unreadable(log.path, error) from None
+        if length and self.running and not any(data):
+            raise StoreError(f"step {step} of {log.path} was dropped while it was read: try again")
+        if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
+            raise DamageError(log.path, f"the records of step {step} are not those that were written")
+        try:
+            out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
+        except Malformed as error:
+            raise DamageError(log.path, f"step {step}: {error}") from None
+        if len(out) and (
+            out.site.max() >= entry["n_sites"]
+            or out.layout.max() >= entry["n_layouts"]
+            or out.status.max() >= _STATUSES
+        ):
+            raise DamageError(log.path, f"a record of step {step} names a site, layout or status that is not there")
+        if out.given is not None and not out.given.within(int(entry["n_sites"])):
+            raise DamageError(log.path, f"an operator of step {step} names a site that is not there")
+        return out
+
+    def ranges(self, rows: Iterable[int]) -> list[Range]:
+        """Byte ranges of some steps (positions) in object storage; empty where the run is on disk."""
+        if not len(self):
+            return []
+        entries, log = self.entries[list(rows)], self._log()
+        begins, ends = entries["offset"].tolist(), (entries["offset"] + entries["length"]).tolist()
+        return [each for begin, end in zip(begins, ends, strict=True) for each in log.ranges(begin, end)]
+
+
+def read_rows(readers: Sequence[RankReader], rows: Sequence[int]) -> Iterator[StepBatch]:
+    """Yield one step of each rank (`rows`: its position in each); from object storage many are fetched at once."""
+    prefetched = 0
+    for number, (reader, row) in enumerate(zip(readers, rows, strict=True)):
+        if number == prefetched:
+            prefetched += prefetch(each.ranges([at]) for each, at in zip(readers[number:], rows[number:], strict=True))
+        yield reader.read_row(row)
+
+
+def last_common_step(ranks: Iterable[RankReader]) -> int | None:
+    """The lowest of the ranks' last steps (a rank may lack it); None where a rank has no step, or there is no rank."""
+    last = [rank.last_step for rank in ranks]
+    recorded = [step for step in last if step is not None]
+    return min(recorded) if recorded and len(recorded) == len(last) else None

@@ -1,1 +1,0 @@
-"""Runs that lie elsewhere: in object storage, or packed into one file."""

@@ -1,0 +1,818 @@
+"""What a run says of itself: its manifest, those of its ranks, its settings; and which of several directories it is.
+
+Of a run that several processes wrote, each rank says how it ended and what it saw, and the run is what all of them say.
+It is complete where every rank is, and a rank that was started and left nothing is told of, since silence would pass
+for agreement.
+
+A run is read while it is written or after, from oneself or from a stranger. The answer must be right or an error that
+says what is wrong, whatever the bytes. Nothing is followed out of the directory, nothing is read without a limit,
+nothing is believed before it is checked, and what is not whole does not exist.
+
+Its source files are texts by name. That a file changed is told by its digest; what changed in it only by its text, and
+by the time somebody asks, the file may be another one or gone. Secrets were taken out before: a text whose own digest
+is not that of its name is not all that the file held. A store may be a stranger's: names that lead out of a directory
+are left out.
+
+Who waits for a run that is written looks again and again (`poll`). Between two looks a writer may be about to replace a
+file, or all of the run. So a run may be unreadable some times in a row before that is an error; and who looks rests
+longer than a look took, so that training has the machine.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from introspect_cli.errors import StoreError, scarcity
+from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.files import (
+    ATTEMPT_NAME,
+    CHILDREN,
+    FORMAT,
+    LABEL,
+    LIMIT_DOCUMENT,
+    LONGEST_LABEL,
+    MANIFEST,
+    RANK_NAME,
+    SETTINGS,
+    TENSORS,
+    Closing,
+    DamageError,
+    Directory,
+    is_locked,
+    reason,
+)
+from introspect_cli.store.log import newer_format
+from introspect_cli.store.pack import from_anywhere, open_store
+from introspect_cli.store.reader import RankReader, Shared, last_common_step
+from introspect_cli.store.remote import is_remote
+from introspect_cli.store.sources import kept_in, read_from
+from introspect_cli.sums import source_digest
+from introspect_cli.texts import clean, count, rank_list
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+_NAME_OF_MANIFEST = MANIFEST.removesuffix(".yaml")
+SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
+_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
+_TYPES = {
+    **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
+    **dict.fromkeys(("alone", "narrowing", "options", "tool"), dict),
+}
+"""What readers of a manifest take for granted; what is of another type was written by no capture, and is left out."""
+
+
+class Settings(Mapping[str, Any]):
+    """The settings documents of a run by name, each read when first asked for."""
+
+    def __init__(self, path: str, names: Iterable[str], read: Callable[[str], bytes], run_id: object) -> None:
+        """Name the documents; none is read yet.
+
+        Args:
+            path: their directory, for messages.
+            names: of the documents, without `.yaml`.
+            read: gives the bytes of one; raises FileNotFoundError where it is gone.
+            run_id: of the run.
+        """
+        self._path, self._names, self._bytes, self._run_id = path, sorted(names), read, run_id
+        self._read: dict[str, Any] = {}
+
+    @classmethod
+    def in_folder(cls, folder: Directory, run_id: object) -> Settings:
+        """The settings documents in `folder`, files named `<name>.yaml`.
+
+        It must stay open, since each is read when asked for.
+        """
+        matches = [match[1] for match in map(SETTINGS_NAME.fullmatch, folder.names()) if match]
+        return cls(folder.path, matches, lambda name: folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT), run_id)
+
+    def __getitem__(self, name: str) -> Any:
+        """A document's plain data.
+
+        Raises:
+            KeyError: there is no such document.
+            StoreError: it is damaged.
+        """
+        if name not in self._read:
+            if name not in self._names:
+                raise KeyError(name)
+            path = f"{self._path}/{name}.yaml"
+            try:
+                data = self._bytes(name)
+            except FileNotFoundError:
+                raise KeyError(name) from None
+            documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
+            self._read[name] = documents.sanitized(documents.load(data, path))
+        return self._read[name]
+
+    def document(self, name: str) -> dict[str, Any]:
+        """The document `name` where it is a mapping; {} where it is missing or anything else.
+
+        StoreError where it is damaged.
+        """
+        found = self.get(name)
+        return found if isinstance(found, dict) else {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
+    """The manifest of each rank in its log, by rank; a rank killed before it wrote one is left out.
+
+    Raises:
+        StoreError: one is damaged, belongs to another run, or a newer version wrote it.
+    """
+    manifests = {}
+    for reader in readers:
+        if _NAME_OF_MANIFEST in reader.documents():
+            path = f"{reader.path}/{MANIFEST}"
+            manifests[reader.rank] = checked_manifest(reader.document(_NAME_OF_MANIFEST), path, reader.path)
+            if manifests[reader.rank].get("id") != run_id:
+                raise DamageError(reader.path, "it belongs to another run than the manifest")
+    return manifests
+
+
+def rank_settings(reader: RankReader, run_id: object) -> Settings:
+    """The settings documents in a rank's log, each read when asked for."""
+    names = [name for name in reader.documents() if name != _NAME_OF_MANIFEST]
+    return Settings(f"{reader.path}/{SETTINGS}", names, reader.document, run_id)
+
+
+def last_attempt(folder: Directory) -> Directory:
+    """The directory of the last `attemptN` that has a manifest, `folder` being closed.
+
+    `folder` itself where there is none.
+    """
+    attempts = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
+    for number in sorted(attempts, reverse=True):
+        attempt = folder.folder(f"attempt{number}")
+        if MANIFEST in attempt:
+            folder.close()
+            return attempt
+        attempt.close()
+    return folder
+
+
+def only_launch(folder: Directory) -> Directory | None:
+    """The one child of a run that is a launch, opened; None where there is none, or more than one."""
+    if CHILDREN not in folder:
+        return None
+    launches: list[Directory] = []
+    with folder.folder(CHILDREN) as children:
+        for name in children.names():
+            child = children.folder(name)
+            is_launch = MANIFEST in child and launch_of(read_manifest(child)) is not None
+            (launches.append if is_launch else Directory.close)(child)
+    if len(launches) == 1:
+        return launches[0]
+    for child in launches:
+        child.close()
+    return None
+
+
+def read_manifest(folder: Directory) -> dict[str, Any]:
+    """The manifest of the run in `folder`, checked and cleaned.
+
+    Raises:
+        DamageError: it is missing or was altered.
+        StoreError: a newer version wrote it.
+    """
+    path = f"{folder.path}/{MANIFEST}"
+    try:
+        data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
+    except FileNotFoundError:
+        raise DamageError(path, "it is missing") from None
+    return checked_manifest(data, path, folder.path)
+
+
+def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
+    """The plain data of a manifest, cleaned, without keys of unexpected types; `run` is the run's path, for messages.
+
+    Raises:
+        DamageError: it was altered, or names no format or an older one.
+        StoreError: a newer version wrote it.
+    """
+    manifest = documents.load(data, path)
+    number = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(number) is not int or number < FORMAT:
+        raise DamageError(path, "it does not say which format the run has")
+    if number > FORMAT:
+        tool = manifest.get("tool")
+        version = tool.get("version") if isinstance(tool, dict) else None
+        is_version = isinstance(version, str) and _VERSION.fullmatch(version)
+        raise newer_format(number, version if is_version else None, run)
+    documents.check(data, MANIFEST, manifest.get("id"), path)
+    plain = documents.sanitized(manifest)
+    return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}
+
+
+# --- the stages of a pipeline
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The pipeline stages that a rank ran, and the names of their modules in the whole model.
+
+    The stages of one process are modules of one class, so all but the first have a number in their names: `GPT#2`. They
+    are pieces of one model, whose layers have the names that they have in it.
+
+    Attributes:
+        last: number of one of them, which counts where a root is not known.
+        of: how many the pipeline has.
+        roots: numbers by the names of the stages' modules.
+    """
+
+    last: int
+    of: int
+    roots: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def _by_root(self) -> dict[str, int]:
+        return dict(self.roots)
+
+    def stage(self, root: str) -> int:
+        """The stage number of a root module; `last` for an unknown one."""
+        return self._by_root.get(root, self.last)
+
+    def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
+        """The name in the whole model of a rank's module, parameter or buffer: `GPT#2.h.0` is `GPT.h.0`.
+
+        A name whose root is not among `roots` is left as it is.
+
+        Args:
+            fqn: its name in the rank.
+            distinct: roots whose stages have different things under equal names; they keep theirs: `GPT[stage 1].h.0`.
+        """
+        root, dot, rest = fqn.partition(".")
+        base, roots = root.partition("#")[0], self._by_root
+        if root not in roots or (base != root and base not in roots):
+            return fqn
+        stage = f"[stage {roots[root]}]" if base in distinct and roots[root] else ""
+        return f"{base}{stage}{dot}{rest}"
+
+
+def stages_in(manifests: Mapping[int, Mapping[str, Any]]) -> dict[int, Stages]:
+    """The pipeline stages of each rank whose manifest names some, by rank."""
+    return {rank: stages for rank, manifest in manifests.items() if (stages := stages_of(manifest)) is not None}
+
+
+def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
+    """The pipeline stages that a rank's manifest names; None where there are none, or they are malformed."""
+    pipeline = manifest.get("pipeline")
+    if not isinstance(pipeline, dict):
+        return None
+    stage, of, roots = pipeline.get("stage"), pipeline.get("stages"), pipeline.get("roots", {})
+    if type(stage) is not int or type(of) is not int or not 0 <= stage < of or not isinstance(roots, dict):
+        return None
+    if not all(isinstance(root, str) and type(number) is int and 0 <= number < of for root, number in roots.items()):
+        return None
+    return Stages(stage, of, tuple(sorted(roots.items())))
+
+
+# --- what the ranks say together
+
+_LISTS = ("not_observed", "notes", "failures", "children")
+_MAX_WORLD = 65536
+
+
+def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `launch` mapping of a manifest; None for a run of one process."""
+    launch = manifest.get("launch")
+    return launch if isinstance(launch, Mapping) else None
+
+
+def world_size(manifest: Mapping[str, Any]) -> int:
+    """How many ranks were started; 0 where the manifest does not say, or says over `_MAX_WORLD`."""
+    launch = launch_of(manifest)
+    size = launch.get("world_size") if launch is not None else None
+    return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
+
+
+def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
+
+    What the launch's manifest says takes the place of what the rank's does; `rank`, `local_rank` and `host` are left
+    out. Exit code, exception, `how` and `raised_at` are those of the rank that failed first, by its end; without a
+    failure, the lowest rank's. `steps` is the smallest number. The status is the first other than `complete` that a
+    rank has; `interrupted` where a rank is missing, `running` without any; else `complete`.
+
+    Args:
+        launch_manifest: the run's own, which names the launch.
+        ranks: each rank's, by number.
+    """
+    if not ranks:
+        return {**launch_manifest, "status": "running"}
+    first = ranks[min(ranks)]
+    every = list(ranks.values())
+    out = {**first, **launch_manifest, "world_size": world_size(launch_manifest)}
+    for name in ("rank", "local_rank", "host"):
+        out.pop(name, None)
+    unfinished = [str(manifest.get("status")) for manifest in every if manifest.get("status") != "complete"]
+    missing = ["interrupted"] if len(ranks) < out["world_size"] else []
+    out["status"] = next(iter((*unfinished, *missing)), "complete")
+    for name in _LISTS:
+        if any(name in manifest for manifest in every):
+            out[name] = _listed(name, ranks)
+    steps = [manifest["steps"] for manifest in every if type(manifest.get("steps")) is int]
+    if steps:
+        out["steps"] = min(steps)
+    failing = [number for number, manifest in ranks.items() if manifest.get("exit_code") not in (None, 0)]
+    if failing:  # where one ends, the others lose their connection to it
+        failed = min(failing, key=lambda number: (str(ranks[number].get("ended") or "~"), number))
+        out |= {name: ranks[failed].get(name) for name in ("exit_code", "how", "exception", "raised_at")}
+    return out
+
+
+def _listed(name: str, ranks: Mapping[int, Mapping[str, Any]]) -> list[Any]:
+    """Entries listed by ranks under `name`, each once; a text listed only by some ends with `(ranks 0, 1)`."""
+    sayers: dict[str, list[int]] = {}
+    entries: dict[str, Any] = {}
+    for number, manifest in sorted(ranks.items()):
+        listed = manifest.get(name)
+        for entry in listed if isinstance(listed, list) else ():
+            sayers.setdefault(repr(entry), []).append(number)
+            entries[repr(entry)] = entry
+    return [
+        f"{entry} ({rank_list(sayers[key])})" if isinstance(entry, str) and len(sayers[key]) < len(ranks) else entry
+        for key, entry in entries.items()
+    ]
+
+
+def endings(
+    size: int, last: Mapping[int, int | None], ended: Mapping[int, bool], left_out: Collection[int] = ()
+) -> dict[str, int]:
+    """Sentences on ranks without a log, without a step, cut off at any step, or closed before the last step of others.
+
+    In that order, each with the first of the ranks that it is about.
+
+    Args:
+        size: how many ranks there are.
+        last: the last step of each rank that is there; None where it has no step.
+        ended: for each rank that is there, whether its writer closed its log.
+        left_out: those that were to record nothing.
+    """
+    out: dict[str, int] = {}
+
+    def say(ranks: list[int], what: str) -> None:
+        if ranks:
+            out[f"{rank_list(ranks)} of {size} {what}".replace("rank", "Rank", 1)] = ranks[0]
+
+    say([rank for rank in range(size) if rank not in last and rank not in left_out], "left nothing")
+    say([rank for rank, step in last.items() if step is None], "left no step")
+    latest = max((step for step in last.values() if step is not None), default=-1)
+    for step in sorted({step for step in last.values() if step is not None}):
+        ranks = [rank for rank, at in last.items() if at == step]
+        cut = [rank for rank in ranks if not ended[rank]]
+        say(cut, f"{'was' if len(cut) == 1 else 'were'} cut off after step {step}")
+        if step < latest:
+            others = f"{count(latest - step, 'step')} before the others"
+            say([rank for rank in ranks if ended[rank]], f"ended with step {step}, {others}")
+    return out
+
+
+# --- run
+
+
+_MAX_RANKS = 65536
+
+
+class RunState(str, Enum):
+    """How a run ended, if it did."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+
+
+class Run(Closing):
+    """A run opened for reading; a context manager that closes its files.
+
+    Attributes:
+        path: its directory, or the file or URL it was packed into, as it was named.
+        manifest: the manifest, with at least `format`; of a run that several processes wrote, what they say together.
+        manifests: what each rank says for itself, by number; empty where one process wrote the run.
+        ranks: numbers of its ranks, rising.
+        world_size: how many ranks were started, those included that left nothing.
+        left_out: ranks that were to record no step (`capture --ranks`).
+        recorded: the ranks that were to record steps; all ranks where all were left out.
+        last_step: the lowest last step of ranks not in `left_out` (a rank may lack it); None where one has no step.
+        steps: how many steps the rank with most steps has.
+        stages: pipeline stages by rank, of ranks whose manifests name some.
+        state: whether it is still being written, was closed properly, or ends where something stopped it.
+    """
+
+    def __init__(self, path: str | Path, folder: Directory, only: Collection[int] | None = None) -> None:
+        """Read the manifest and open the ranks' logs; names, records and settings are read when asked for.
+
+        Args:
+            path: the run as it was named.
+            folder: its directory, closed with the run.
+            only: the ranks to open; None for all.
+
+        Raises:
+            StoreError: it is damaged, or a newer version wrote it.
+        """
+        self.path = path
+        self._folder = folder
+        self._on_close: list[Callable[[], None]] = []
+        self.load_tensor: Callable[[int], NDArray[Any] | None] | None = None
+        """Gives whole tensors by their checksums that lie in no store."""
+        # Asked first: a run that ends while it is opened is called running, never interrupted.
+        locked = is_locked(folder)
+        self.manifest = read_manifest(folder)
+        self._ranks = self._open_ranks(only)
+        self.ranks = tuple(sorted(self._ranks))
+        self.manifests: dict[int, dict[str, Any]] = {}
+        self.world_size = world_size(self.manifest) or self.combined_ranks or len(self.ranks)
+        if launch_of(self.manifest) is not None:
+            self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
+            self.manifest = merge_manifests(self.manifest, self.manifests)
+        self.left_out = frozenset(rank for rank, one in self.manifests.items() if one.get("left_out") is True)
+        self.recorded = tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
+        self.last_step = last_common_step(self._ranks[rank] for rank in self.ranks if rank not in self.left_out)
+        self.steps = max(map(len, self._ranks.values()), default=0)
+        self.stages = stages_in(self.manifests)
+        self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
+
+    def spawned(self) -> Directory | None:
+        """The only launch among the children of a run without steps of its own (`mp.spawn`), opened; None otherwise."""
+        return None if any(map(len, self._ranks.values())) else only_launch(self._folder)
+
+    def _open_ranks(self, only: Collection[int] | None) -> dict[int, RankReader]:
+        """Open the readers of all ranks, or of those in `only`, by rank; sets `_all_ranks`.
+
+        Raises:
+            DamageError: a log is damaged, or belongs to another run.
+        """
+        matches = [match for match in map(RANK_NAME.fullmatch, self._folder.names()) if match]
+        self._all_ranks = sorted(int(match[1]) for match in matches)  # whoever of them is opened
+        matches = [match for match in matches if only is None or int(match[1]) in only]
+        if len(matches) > _MAX_RANKS:
+            raise DamageError(self._folder.path, "it has more ranks than a run can have")
+        readers = {}
+        shared = Shared()
+        self._folder.prefetch([match[0] for match in matches])
+        for match in matches:
+            rank = int(match[1])
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, rank_count=self.combined_ranks or 1)
+            if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
+                raise DamageError(reader.path, "it belongs to another run than the manifest")
+        return readers
+
+    def rank(self, rank: int) -> RankReader:
+        """The reader of one rank.
+
+        Raises:
+            KeyError: there is no such rank.
+        """
+        return self._ranks[rank]
+
+    def time(self, name: str) -> dt.datetime | None:
+        """When the run `started` or `ended` (`name`) by its manifest, UTC where no zone is given; None if unknown."""
+        try:
+            time = dt.datetime.fromisoformat(str(self.manifest.get(name)))
+        except ValueError:
+            return None
+        return time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)
+
+    @property
+    def combined_ranks(self) -> int:
+        """How many ranks were combined into this run's one rank (`merge --whole`); 0 for any other run."""
+        whole = self.manifest.get("whole")
+        size = whole.get("world_size") if isinstance(whole, dict) else None
+        return size if isinstance(size, int) and size > 0 else 0
+
+    @property
+    def address(self) -> str:
+        """The run's URL, or its absolute path."""
+        return from_anywhere(self.path)
+
+    @property
+    def lone_rank(self) -> str:
+        """`rank 1 of 8 alone` where one process of a larger job was captured by itself; "" otherwise."""
+        alone = self.manifest.get("alone", {})
+        rank, world = alone.get("rank"), alone.get("world_size")
+        return f"rank {rank} of {world} alone" if isinstance(rank, int) and isinstance(world, int) else ""
+
+    @property
+    def label(self) -> str:
+        """The user's label of the run (`introspect runs label`), cleaned and cut to LONGEST_LABEL; "" without one.
+
+        Read anew each time; StoreError for a file of over four bytes a character.
+        """
+        try:
+            data = self._folder.read_file(LABEL, 4 * LONGEST_LABEL)
+        except FileNotFoundError:
+            return ""
+        return clean(data.decode("utf-8", "replace").strip(), LONGEST_LABEL)
+
+    @cached_property
+    def endings(self) -> list[str]:
+        """Sentences on how the run ended: an incomplete upload, an earlier attempt of the launch, `lost_ranks`."""
+        said = []
+        unfinished = [reader.unfinished for reader in self._ranks.values() if reader.unfinished]
+        if unfinished:
+            then = dt.datetime.fromtimestamp(min(unfinished), dt.timezone.utc)
+            more = "more was to follow, and may lie where it was recorded"
+            said.append(f"What is there was sent by {then:%Y-%m-%d %H:%M:%S} UTC: {more}")
+        launch = launch_of(self.manifest) or {}
+        if launch.get("attempt") and self.world_size > 1 and self.state is not RunState.RUNNING:
+            said.append(f"This is attempt {launch['attempt']} of the launch: what the one before recorded is beside it")
+        return [*said, *self.lost_ranks]
+
+    @cached_property
+    def lost_ranks(self) -> dict[str, int]:
+        """Sentences on ranks without a log or a step, cut off, or closed before the others, each with its first rank.
+
+        See `endings`.
+
+        Empty while the run is being written, for a run of one rank, and for one put together from several.
+        """
+        if self.world_size < 2 or self.combined_ranks or self.state is RunState.RUNNING:
+            return {}
+        last = {rank: reader.last_step for rank, reader in sorted(self._ranks.items()) if rank not in self.left_out}
+        ended = {rank: reader.ended for rank, reader in self._ranks.items()}
+        return endings(self.world_size, last, ended, self.left_out)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings documents by name, read when asked for; the lowest rank's, where each has its own.
+
+        Empty where the run has none.
+        """
+        if self.manifests:
+            return self.settings_of(min(self.manifests))
+        try:
+            return Settings.in_folder(self._folder.folder(SETTINGS), self.manifest.get("id"))
+        except FileNotFoundError:
+            return Settings("", (), str.encode, None)
+
+    def settings_of(self, rank: int) -> Settings:
+        """The settings documents of one rank; the run's, where one process wrote it."""
+        return rank_settings(self._ranks[rank], self.manifest.get("id")) if rank in self.manifests else self.settings
+
+    def tensor(self, checksum: int) -> NDArray[Any] | None:
+        """A tensor that was stored in full, by its checksum; None where it was not.
+
+        bfloat16, fp8 and complex32 come as the float32 or complex64 of the same value; element types numpy does
+        not know as a flat uint8 array of their bytes. Where `load_tensor` is set, it alone is asked.
+        """
+        if self.load_tensor is not None:
+            return self.load_tensor(checksum)
+        places = self._places(self._with_tensors)
+        return next((tensor for place in places if (tensor := tensorfile.read(place, checksum)) is not None), None)
+
+    def source(self, digest: str) -> bytes | None:
+        """The bytes of a source file whose text is kept, by its digest; None where it is not.
+
+        Raises:
+            StoreError: its file is damaged.
+        """
+        return next((data for place in self._places() if (data := read_from(place, digest)) is not None), None)
+
+    @cached_property
+    def kept_sources(self) -> frozenset[str]:
+        """Digests of the source files whose text is kept.
+
+        Raises:
+            StoreError: their directory is damaged.
+        """
+        return frozenset(digest for place in self._places() for digest in kept_in(place))
+
+    @cached_property
+    def _with_tensors(self) -> list[int]:
+        """Ranks whose directories hold whole tensors."""
+        return [rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place]
+
+    def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
+        """Directories that may hold whole tensors and sources: of a run of one process the run's own.
+
+        Else those of `ranks` (None: all ranks), each closed when the next is asked for.
+        """
+        if not self.manifests:
+            yield self._folder
+            return
+        for rank in self._all_ranks if ranks is None else ranks:
+            place = self._folder.rank(rank)
+            try:
+                yield place
+            finally:
+                place.close()
+
+    @property
+    def remote_size(self) -> int:
+        """Bytes of its files in object storage; 0 where it is on disk."""
+        return self._folder.remote_size
+
+    def on_close(self, then: Callable[[], None]) -> None:
+        """Call `then` when the run is closed; the last added is called first."""
+        self._on_close.append(then)
+
+    def close(self) -> None:
+        """Close all files; what was read stays valid."""
+        for reader in self._ranks.values():
+            reader.close()
+        self._folder.close()
+        while self._on_close:
+            self._on_close.pop()()
+
+
+def run_state(
+    manifest: Mapping[str, Any],
+    manifests: Mapping[int, Mapping[str, Any]],
+    ranks: Iterable[RankReader],
+    *,
+    locked: bool,
+) -> RunState:
+    """RUNNING where a writer holds a lock; COMPLETE where the manifest says so and every rank ended; else INTERRUPTED.
+
+    A rank whose log has not begun (`began`) and whose manifest says 0 steps (the run's, where it has none) need not
+    have ended.
+
+    Args:
+        manifest: the run's.
+        manifests: each rank's, by number; empty where one process wrote the run.
+        ranks: the readers.
+        locked: whether a process holds the run.
+    """
+    ranks = list(ranks)
+    if locked or any(rank.running for rank in ranks):
+        return RunState.RUNNING
+    # A rank that says that it recorded no step has no records that could tell how it ended.
+    recorded = [rank for rank in ranks if rank.began or manifests.get(rank.rank, manifest).get("steps") != 0]
+    if manifest.get("status") == "complete" and all(rank.ended for rank in recorded):
+        return RunState.COMPLETE
+    return RunState.INTERRUPTED
+
+
+def open_run(path: str | Path, *, only: Collection[int] | None = None) -> Run:
+    """Open the run at `path`: of a launch its last attempt, of a run without steps the only launch among its children.
+
+    Args:
+        path: a directory, a pack or a URL, as `open_store` takes it.
+        only: the ranks to open, of a run of so many that a task looks at some; all where it is None.
+
+    Raises:
+        StoreError: there is none, it is not a run, it is damaged, or it is newer than this reader.
+    """
+    folder = open_store(path)
+    try:
+        shown = path if is_remote(path) else Path(path)
+        run = Run(shown, last_attempt(folder), only)
+        spawned = run.spawned()
+        if spawned is None:
+            return run
+        run.close()
+        return Run(shown, spawned, only)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
+
+
+# --- source texts
+
+
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source file of a run.
+
+    Attributes:
+        name: its path in the project, or that of its module where it lay elsewhere; `-c` and `<notebook>` for code that
+            no file held.
+        digest: of what it held when it was read.
+        data: what it held, without secrets.
+    """
+
+    name: str
+    digest: str
+    data: bytes
+
+    @property
+    def exact(self) -> bool:
+        """Whether this is all that the file held: no secret was taken out."""
+        return source_digest(self.data) == self.digest
+
+    @property
+    def text(self) -> str:
+        """The file as text, in the encoding that it declares; as UTF-8 with replacement characters where that fails."""
+        from importlib.util import decode_source
+
+        try:
+            return decode_source(self.data)
+        except (SyntaxError, UnicodeDecodeError):
+            return self.data.decode("utf-8", "replace")
+
+
+class Sources(Mapping[str, Source]):
+    """The source files of a run whose text it keeps, by name, each read when asked for."""
+
+    def __init__(self, run: Run) -> None:
+        """Read the names and digests of source files, and which texts are kept; names that lead outside are dropped.
+
+        Raises:
+            StoreError: the document or the directory of sources is damaged.
+        """
+        self._run = run
+        self.digests: dict[str, str] = {}
+        """Digest by name of all source files, whether their text is there or not."""
+        for name, digest in run.settings.document("sources").items():
+            if isinstance(name, str) and _DIGEST.fullmatch(str(digest)) and _stays_inside(name):
+                self.digests[name] = str(digest)
+        kept = run.kept_sources if self.digests else frozenset()
+        self._names = [name for name, digest in self.digests.items() if digest in kept]
+
+    def __getitem__(self, name: str) -> Source:
+        """The source file with a name, read from the store now.
+
+        Raises:
+            KeyError: its text is not there.
+            StoreError: it is damaged.
+        """
+        if name not in self._names:
+            raise KeyError(name)
+        digest = self.digests[name]
+        data = self._run.source(digest)
+        if data is None:
+            raise KeyError(name)
+        return Source(name, digest, data)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _stays_inside(name: str) -> bool:
+    """Whether `name`, as a path below a directory, stays in it: relative, without `..` and NUL."""
+    return bool(name) and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+
+
+# --- poll
+
+
+Seen = TypeVar("Seen")
+
+PATIENCE = 5
+"""How often in a row a run may be unreadable."""
+
+
+def poll(
+    path: str | Path,
+    look: Callable[[Run], Seen],
+    *,
+    opened: Callable[..., Run] = open_run,
+    pause: float = 1.0,
+    rest: float = 0.0,
+    wait: bool = True,
+    between: Callable[[], Any] = lambda: None,
+    unreadable: Callable[[], Any] = lambda: None,
+) -> Seen:
+    """Look at a run, opened anew each time, until it is no longer being written; returns what the last look gave.
+
+    Args:
+        path: the run.
+        look: called with the opened run; what it returns at last is returned.
+        opened: opens the run at a path.
+        pause: the least number of seconds between two looks.
+        rest: the pause is at least so many times as long as the look before it took.
+        wait: whether to wait for a run that is being written; else there is one look.
+        between: called after each look, also one that failed, with the run closed.
+        unreadable: called where a look failed and will be tried again.
+
+    Raises:
+        StoreError: the run could not be read `PATIENCE` times in a row and once more; without `wait` the first time.
+    """
+    failed = 0
+    while True:
+        began = time.monotonic()
+        try:
+            with opened(path) as run:
+                over = run.state is not RunState.RUNNING or not wait
+                seen = look(run)
+            failed = 0
+        except StoreError:
+            failed += 1
+            if failed > PATIENCE or not wait:
+                raise
+            over = False
+            unreadable()
+        between()
+        if over:
+            return seen
+        time.sleep(max(pause, rest * (time.monotonic() - began)))

@@ -1,0 +1,199 @@
+"""Full tensors as safetensors files, one tensor a file, named by the tensor's checksum.
+
+A tensor that did not change should be stored once, torch's newest element types are unknown to numpy and some to
+safetensors, and a header from a stranger may lie about every length. So this is the format's own layout (8 bytes of
+header length, JSON, raw little-endian data), written and read here with every number checked against the size of the
+file; element types the format does not know are stored as bytes with their name beside.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.store.files import TENSORS, DamageError, unreadable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from introspect_cli.store.files import Directory, Handle, Source
+
+
+NAME = "tensor"
+
+_LIMIT_HEADER = 1 << 16
+_LIMIT_DATA = 1 << 36
+_PIECE = 1 << 24
+_LIMIT_DIMS = 32  # numpy 1 has no more
+_WIDENED = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+_NUMBERS = ("float64", "float32", "float16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (64, 32, 16, 8)))
+CODES = {name: f"{name[0].upper()}{8 * np.dtype(name).itemsize}" for name in _NUMBERS} | _WIDENED | {"bool": "BOOL"}
+"""safetensors' name of each element type that it knows, by torch's."""
+NUMPY = {
+    **{name: np.dtype(name) for name in CODES if name not in _WIDENED},
+    "bfloat16": np.dtype("<u2"),
+    "float8_e4m3fn": np.dtype("u1"),
+    "float8_e5m2": np.dtype("u1"),
+    "complex64": np.dtype("<c8"),
+    "complex128": np.dtype("<c16"),
+    "complex32": np.dtype([("real", "<f2"), ("imag", "<f2")]),
+}
+"""What numpy reads each element type as."""
+
+
+class _Content(NamedTuple):
+    """The fields of a tensor file's header: checksum, dtype, shape, bytes of data, CRC-32 of header and data."""
+
+    checksum: int
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+    crc: int = 0
+
+    def begin_crc(self) -> int:
+        """CRC-32 of checksum, dtype and shape, which the data's CRC-32 continues."""
+        return zlib.crc32(f"{self.checksum:016x} {self.dtype} {list(self.shape)} ".encode())
+
+    def header(self) -> bytes:
+        """The safetensors header, padded to 8 bytes; a dtype that safetensors lacks is stored as flat U8."""
+        code = CODES.get(self.dtype)
+        shape = list(self.shape) if code else [self.length]
+        entry = {"dtype": code or "U8", "shape": shape, "data_offsets": [0, self.length]}
+        about = {
+            "checksum": f"{self.checksum:016x}",
+            "dtype": self.dtype,
+            "shape": json.dumps(list(self.shape)),
+            "crc32": f"{self.crc:08x}",
+        }
+        text = json.dumps({"__metadata__": about, NAME: entry}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
+
+
+def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a tensor file, which is written before `data` (raw bytes, row-major).
+
+    The format's metadata holds the tensor's checksum, torch's `dtype` name, the `shape`, and a CRC-32 of all these and
+    the data.
+    """
+    content = _Content(checksum, dtype, shape, len(data))
+    return content._replace(crc=zlib.crc32(data, content.begin_crc())).header()
+
+
+def check(handle: Source, checksum: int) -> tuple[_Content, int]:
+    """Check a tensor file's header and its data's CRC-32, a piece at a time.
+
+    Returns:
+        what the header says, and the byte where the data begins.
+
+    Raises:
+        DamageError: it is not what `encode` would have written for the tensor with this checksum.
+    """
+    content, offset = _content(handle, checksum)
+    crc = content.begin_crc()
+    for piece in handle.blocks(offset, offset + content.length, _PIECE):
+        crc = zlib.crc32(piece, crc)
+    if crc != content.crc:
+        raise DamageError(handle.path, "its data is not what it was written with")
+    return content, offset
+
+
+def decode(handle: Handle, checksum: int) -> Any:
+    """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly, unknown dtypes as flat uint8.
+
+    Where nothing is widened it is a read-only view of the mapped file, so that a large tensor takes no memory.
+
+    Raises:
+        DamageError: it is not what `encode` and the data would be for the tensor with this checksum.
+    """
+    content, offset = check(handle, checksum)
+    data = np.zeros(0, np.uint8)
+    if content.length:
+        data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=offset)
+    stored = NUMPY.get(content.dtype)
+    return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
+
+
+def _content(handle: Source, checksum: int) -> tuple[_Content, int]:
+    """The header's fields and the byte where the data begins.
+
+    Raises:
+        DamageError: the header is not exactly the one that `encode` writes.
+    """
+    size, head = handle.size(), handle.read(0, 8)
+    length = int.from_bytes(head, "little") if len(head) == 8 else 0
+    if not 2 <= length <= min(_LIMIT_HEADER, size - 8):
+        raise DamageError(handle.path, "its header claims more bytes than the file holds")
+    if size > _LIMIT_DATA:
+        raise DamageError(handle.path, "it is larger than any tensor")
+    written = handle.read(0, 8 + length)
+    try:
+        about = json.loads(written[8:])["__metadata__"]
+        shape = json.loads(about["shape"])
+        dtype, crc = str(about["dtype"]), int(about["crc32"], 16)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamageError(handle.path, "its header is not that of a stored tensor") from None
+    sizes_ok = isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+    if not sizes_ok or len(shape) > _LIMIT_DIMS:
+        raise DamageError(handle.path, "its shape is not one")
+    content = _Content(checksum, dtype, tuple(shape), size - 8 - length, crc)
+    if content.header() != written:
+        raise DamageError(handle.path, "its header is not the one this tensor is written with")
+    stored = NUMPY.get(dtype)
+    if stored is not None and math.prod(shape) * stored.itemsize != content.length:
+        raise DamageError(handle.path, "its shape and element type need another number of bytes")
+    return content, 8 + length
+
+
+def widened(array: Any, dtype: str) -> Any:
+    """The array with bfloat16 and fp8 as float32 and complex32 as complex64, exactly; of any other dtype itself.
+
+    Args:
+        array: what `NUMPY` reads `dtype` as, so of bfloat16 and fp8 the bits.
+        dtype: torch's name.
+    """
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "float8_e4m3fn":
+        return _fp8(4, 3, 7)[array]
+    if dtype == "float8_e5m2":
+        # The upper byte of a float16.
+        return (array.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+    if dtype == "complex32":
+        wide = np.empty(array.shape, np.complex64)
+        wide.real, wide.imag = array["real"], array["imag"]
+        return wide
+    return array
+
+
+def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, Any]:
+    """float32 values of the 256 codes of an fp8 type without infinities (OCP 8-bit floating point, 2023)."""
+    codes = np.arange(256)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = (codes & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    values = np.where(exponent > 0, (1 + mantissa) * 2.0 ** (exponent - bias), mantissa * 2.0 ** (1 - bias))
+    values = np.where((codes & 0x7F) == 0x7F, np.nan, values)
+    return np.where(codes & 0x80, -values, values).astype(np.float32)
+
+
+def read(place: Directory, checksum: int) -> NDArray[Any] | None:
+    """The tensor with `checksum` in `place`'s directory of tensors, as `decode` gives it; None where it is not stored.
+
+    Raises:
+        StoreError: it is damaged or cannot be read.
+    """
+    try:
+        name = f"{checksum:016x}.safetensors"
+        with place.folder(TENSORS) as folder, folder.file(name) as source, source.on_disk() as handle:
+            tensor: NDArray[Any] = decode(handle, checksum)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable(f"{place.path}/{TENSORS}", error) from None
+    return tensor

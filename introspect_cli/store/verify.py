@@ -1,0 +1,306 @@
+"""Checks a whole run against itself and says what is damaged and what is still sound.
+
+The reader checks only what it reads and stops at the first damage; somebody whose disk or transfer went wrong wants to
+know what is left. Everything is read once, every CRC, digest, key and chain is computed again, and each thing that is
+wrong becomes a finding instead of an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from introspect_cli.errors import StoreError
+from introspect_cli.store import documents, tensorfile
+from introspect_cli.store.files import (
+    ATTEMPT_NAME,
+    CHILDREN,
+    HEADS,
+    LABEL,
+    LIMIT_DOCUMENT,
+    LOCK,
+    MANIFEST,
+    RANK_NAME,
+    SETTINGS,
+    SOURCES,
+    TENSORS,
+    DamageError,
+    Directory,
+    is_locked,
+    outside_cause,
+    reason,
+)
+from introspect_cli.store.log import CACHE, step_digest
+from introspect_cli.store.pack import open_store
+from introspect_cli.store.reader import LARGEST_HEADS, RankReader, last_common_step
+from introspect_cli.store.run import (
+    SETTINGS_NAME,
+    RunState,
+    launch_of,
+    merge_manifests,
+    rank_settings,
+    read_manifest,
+    read_rank_manifests,
+    run_state,
+)
+from introspect_cli.store.sources import SOURCE_NAME, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import numpy as np
+
+
+_TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
+_TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
+_MAX_FINDINGS = 100
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Result of verifying a run.
+
+    Attributes:
+        path: the run's directory.
+        state: whether it is being written, was closed properly, or ends where something stopped it.
+        ranks: ranks whose log can be read.
+        counts: how many `steps` of all ranks, `records` in them, `documents` (the manifest and the settings) and
+            `tensors` are sound.
+        last_step: last step that every rank has whole; None where there is none.
+        findings: what is damaged, one sentence each.
+        omitted: findings beyond those listed.
+    """
+
+    path: str
+    state: RunState
+    ranks: int
+    counts: Mapping[str, int]
+    last_step: int | None
+    findings: tuple[str, ...]
+    omitted: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.findings
+
+
+def verify_run(path: str | Path) -> VerifyReport:
+    """Check all of the run at `path` and the runs of its children; further attempts inside it are not looked at.
+
+    Raises:
+        StoreError: there is none, it is not a run, it is newer than this reader, or the system is out of resources or
+            refuses permission. Damage is reported, not raised.
+    """
+    with open_store(path) as folder:
+        return _Check(folder).report()
+
+
+class _Check:
+    """Checks every part of a run and collects the findings.
+
+    Attributes:
+        findings: what is damaged, one sentence each; beyond `_MAX_FINDINGS` they are only counted in `omitted`.
+        sound: how many `steps`, `records`, `documents` and `tensors` are sound.
+    """
+
+    def __init__(self, folder: Directory, *, is_child: bool = False) -> None:
+        """Keep the directory; `report` checks it.
+
+        Args:
+            folder: the run's.
+            is_child: whether it is a run below `children`, which has no children itself.
+        """
+        self._is_child = is_child
+        self.findings: list[str] = []
+        self.omitted = 0
+        self.sound = Counter[str]()
+        self._folder = folder
+
+    def report(self) -> VerifyReport:
+        """Check the manifest, all ranks, documents, sources, tensors and child runs, once; damage becomes a finding.
+
+        Raises:
+            StoreError: the system is out of resources or refuses permission, or a newer version wrote the run.
+        """
+        locked = bool(self._try(is_locked, self._folder))
+        manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
+        self.sound["documents"] += bool(manifest)
+        run_id, numbers = manifest.get("id"), self._check_top_level()
+        ranks = [reader for number in numbers if (reader := self._check_rank(number, run_id)) is not None]
+        places = [self._folder]
+        manifests: dict[int, dict[str, Any]] = {}
+        if launch_of(manifest) is not None:
+            for reader in ranks:
+                own = self._try(read_rank_manifests, [reader], run_id) or {}
+                manifests |= own
+                settings = self._try(rank_settings, reader, run_id)
+                found = () if settings is None else [self._try(settings.__getitem__, name) for name in settings]
+                self.sound["documents"] += len(own) + sum(document is not None for document in found)
+            manifest = merge_manifests(manifest, manifests)
+            places = [self._folder.rank(number) for number in numbers]
+        state = run_state(manifest, manifests, ranks, locked=locked)
+        if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
+            self._add_finding(
+                f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
+            )
+        for place in places:
+            self._check_files("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
+            self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
+            self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
+        if not self._is_child:  # they have none themselves
+            self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
+        return VerifyReport(
+            self._folder.path,
+            state,
+            len(ranks),
+            self.sound,
+            last_common_step(ranks),
+            tuple(self.findings),
+            self.omitted,
+        )
+
+    def _check_child(self, folder: Directory, name: str) -> None:
+        """Check the run of a process that the script started, and take over its findings."""
+        with folder.folder(name) as child:
+            for finding in _Check(child, is_child=True).report().findings:
+                self._add_finding(finding)
+
+    def _add_finding(self, sentence: str) -> None:
+        """Add a finding; beyond `_MAX_FINDINGS` it is only counted."""
+        if len(self.findings) < _MAX_FINDINGS:
+            self.findings.append(sentence)
+        else:
+            self.omitted += 1
+
+    def _try(self, action: Callable[..., Result], *given: Any) -> Result | None:
+        """The result of `action(*given)`; None where it fails, with a finding unless a file is missing.
+
+        Raises:
+            StoreError: the system is out of resources or refuses permission, or a newer version wrote the run.
+        """
+        try:
+            return action(*given)
+        except DamageError as error:
+            self._add_finding(error.finding)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if outside_cause(error):
+                raise StoreError(f"cannot read {self._folder.path}: {outside_cause(error)}") from None
+            self._add_finding(f"{self._folder.path}: {reason(error)}")
+        return None
+
+    def _check_top_level(self) -> list[int]:
+        """Numbers of the ranks, sorted; any entry that is no part of a run, nor a temporary file, is a finding."""
+        names = self._folder.names()
+        numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
+        known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, *(f"rank{n}" for n in numbers)}
+        for name in names:
+            if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
+                self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
+        return numbers
+
+    def _check_rank(self, number: int, run_id: object) -> RankReader | None:
+        """Check one rank and count its sound steps and records.
+
+        Returns its reader, closed, or None where its log cannot be opened.
+        """
+        reader = self._try(lambda: RankReader(self._folder, number, damaged=True))
+        if reader is None:
+            return None
+        if reader.cut:
+            self._add_finding(f"{reader.frames.path}: {reader.cut}")
+        if reader.run_id and reader.run_id.hex() != run_id:
+            self._add_finding(f"{reader.path}: it belongs to another run than the manifest")
+        keys = self._try(_check_keys, reader)
+        for table in ("layouts", "modules", "labels", "totals"):
+            self._try(getattr, reader, table)
+        for row in range(len(reader)):
+            rows = self._try(_check_step, reader, row, keys)
+            if rows is not None:
+                self.sound.update(steps=1, records=rows)
+        self._try(reader.frames.check_chain)
+        self._try(_check_heads, self._folder, reader)
+        reader.close()
+        return reader
+
+    def _check_files(
+        self, what: str, place: Directory, name: str, pattern: re.Pattern[str], check: Callable[[Directory, str], Any]
+    ) -> None:
+        """Check the files of a directory; sound ones are counted in `sound[what]`.
+
+        Does nothing where there is no such directory.
+
+        Args:
+            what: what they are counted as.
+            place: where the directory is.
+            name: of the directory.
+            pattern: the names that its files have; another name is a finding.
+            check: called with the directory and a file's name; raises DamageError.
+        """
+        folder = self._try(place.folder, name)
+        if folder is None:
+            return
+        with folder:
+            for file in folder.names():
+                if pattern.fullmatch(file):
+                    self.sound[what] += self._try(lambda f=folder, n=file: (check(f, n), True)) is not None
+                elif not _TEMPORARY.fullmatch(file):
+                    self._add_finding(f"{folder.path}: {file!a} is not part of a run")
+
+
+def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
+    """The keys of all sites; DamageError where one differs from the key computed again."""
+    sites = reader.sites
+    for number in range(len(sites)):
+        if sites.key_of(number) != sites.key[number]:
+            raise DamageError(sites.path_of_file, f"site {number} is stored with the key of another site")
+    return sites.key
+
+
+def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
+    """Number of records in a step; DamageError where its digest differs from the one computed again.
+
+    Without `keys` (of all sites, by number) the digest is not checked.
+    """
+    batch = reader.read_row(row)
+    if keys is not None:
+        digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
+        if digest != reader.entry(row).digest:
+            step = int(reader.entries["step"][row])
+            raise DamageError(
+                reader.frames.path,
+                f"the records of step {step} do not add up to the digest that they were written with",
+            )
+    return len(batch)
+
+
+def _check_heads(run: Directory, reader: RankReader) -> None:
+    """Raise DamageError unless the file of heads equals one made from the log's first frames, as many as it has.
+
+    FileNotFoundError where there is no such file.
+    """
+    with run.rank(reader.rank) as folder:
+        data = folder.read_file(HEADS, LARGEST_HEADS)
+    count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0
+    if data != reader.frames.encoded(count):
+        raise DamageError(f"{reader.path}/{HEADS}", "it is not what the log has: remove it")
+
+
+def _check_document(run_id: object, folder: Directory, name: str) -> None:
+    """Raise DamageError unless a settings document is unaltered, of this run, and valid YAML."""
+    data = folder.read_file(name, LIMIT_DOCUMENT)
+    documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
+    documents.load(data, f"{folder.path}/{name}")
+
+
+def _check_tensor(folder: Directory, name: str) -> None:
+    with folder.file(name) as handle:
+        tensorfile.check(handle, int(name[:16], 16))

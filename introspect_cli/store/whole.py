@@ -1,0 +1,1443 @@
+"""All ranks of a run as if one process had recorded it: what a comparison of two layouts reads.
+
+Each rank numbers its sites, layouts and parts by itself. Here numbers mean the same on every rank, so that arrays can
+be compared where objects would have to be.
+
+What becomes of each site hardly changes from step to step, so it is planned once, from layouts and what was seen: which
+rows belong together, which of them hold parts, copies of the same part, or nothing.
+
+Counting the elements of parts does not tell whether they are the whole: a shard written at a wrong offset leaves a hole
+and overlaps its neighbour, and the numbers add up. So the parts are painted on a grid whose lines are the ends of their
+ranges: as many cells as there are parts, however large the tensor is.
+
+A step is put together site by site, without looking at one record after the other. Sixty-four ranks with two thousand
+sites each are 128,000 records a step, of which nearly all mean the same: one of equal copies, or parts that add up.
+What becomes of a site follows from its layouts and from what was seen of it, which hardly change from step to step:
+that is planned once. The values are then added up over the sorted columns of all ranks. Checksums are exact: the sums
+under them are integers modulo 2**64.
+
+Digests of steps do not depend on how tensors are shared out; see `totals`. A digest may say that two steps are equal
+only where putting all ranks together and comparing would find nothing. Which records belong together follows from
+layouts, which the totals do not say; but a step with the same forms on all ranks goes together in the same way, so one
+of them is read, planned as if it were compared, and looked at. Where anything in it is more than parts that fit, equal
+copies, and values that each rank has its own of, there is no such digest, and its steps are read.
+
+A parameter may be whole on every rank, or cut over some; a batch is some samples here and the others there; a layer may
+run on one rank alone. So records are put together by site. Equal records are copies and count once. Parts whose place
+is known add up: checksum, sketch and moments are sums over elements keyed by their index in the whole. Values that
+differ from rank to rank without a place (samples, activations, losses) are gathered: of these only what depends neither
+on order nor on layout is known, their extrema and means. What cannot be put together counts as not observed, and says
+why.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from introspect_cli.records import GRADIENT_OF, KIND_CODES, UNPLACED, Joined, Kind, Layout, ModuleInfo, Phase, Status
+from introspect_cli.store.batch import StepBatch, rows_of
+from introspect_cli.store.log import ENTRY
+from introspect_cli.store.rank_writer import encode_sites
+from introspect_cli.store.reader import RankReader, Reader, SiteTable, read_rows
+from introspect_cli.store.totals import FIRST, LEFT_OUT, MIXED, STATE, codes_that, kinds_that, part_hash, site_factors
+from introspect_cli.sums import header, mix, unmix
+from introspect_cli.texts import rank_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from introspect_cli.labels import Labels
+    from introspect_cli.records import Part, Site, SiteInfo
+    from introspect_cli.store.log import Entries
+    from introspect_cli.store.run import Stages
+    from introspect_cli.store.totals import Totals
+
+    Array = NDArray[Any]
+
+
+def whole_layout(layout: Layout) -> Layout:
+    """The layout without its part; itself where it has none."""
+    return layout if layout.part is None else replace(layout, part=None)
+
+
+def batched_layout(layouts: Sequence[Layout]) -> Layout:
+    """The layout of tensors put end to end: dimension 0 summed, others the largest, dtypes joined by " and ".
+
+    Device and strides are the first layout's, without a part; its shape, too, where it is 0-dimensional or another has
+    another number of dimensions. Further layouts without dimensions are ignored for the shape.
+    """
+    shape = layouts[0].shape
+    shapes = [layout.shape for layout in layouts if layout.shape]
+    if shape and all(len(other) == len(shape) for other in shapes):
+        widest = map(max, zip(*(other[1:] for other in shapes), strict=True))
+        shape = (sum(other[0] for other in shapes), *widest)
+    dtype = " and ".join(dict.fromkeys(layout.dtype for layout in layouts))  # a rank may compute in another
+    return replace(whole_layout(layouts[0]), shape=shape, dtype=dtype)
+
+
+class LayoutTables:
+    """The layouts of all ranks under common numbers, with their properties as arrays.
+
+    Attributes:
+        layouts: every layout that any rank has.
+        common_numbers: for each reader, the number of each of its layouts.
+        part: int64, a number for each different part, from 1; 0 where a rank holds all of it.
+        local_numel: int64, elements that the rank holds.
+        shape: int64, a number for each different shape of a whole.
+        unplaced: bool, whether a rank holds some of it, and where is not known.
+        unreduced: bool, whether it is a sum (or mean) that the ranks have not reduced yet.
+        header: uint64, `sums.header` of dtype and whole shape, which a checksum has beside its elements.
+    """
+
+    def __init__(self, readers: Sequence[RankReader]) -> None:
+        """Number the layouts of all readers, equal ones alike."""
+        numbers_of: dict[Layout, int] = {}
+        self.common_numbers = [
+            np.array([numbers_of.setdefault(layout, len(numbers_of)) for layout in reader.layouts], np.int64)
+            for reader in readers
+        ]
+        self.layouts = list(numbers_of)
+        parts: dict[Part | None, int] = {None: 0}
+        shapes: dict[tuple[int, ...], int] = {}
+        held = [(layout if layout.part is None else layout.part).numel for layout in self.layouts]
+        self.part = np.array([parts.setdefault(layout.part, len(parts)) for layout in self.layouts], np.int64)
+        self.local_numel = np.array([min(numel, (1 << 62) - 1) for numel in held], np.int64)
+        self.shape = np.array([shapes.setdefault(layout.shape, len(shapes)) for layout in self.layouts], np.int64)
+        self.unplaced = np.array([layout.strides == UNPLACED for layout in self.layouts], np.bool_)
+        self.unreduced = np.array(
+            [layout.part is not None and bool(layout.part.reduction) for layout in self.layouts], np.bool_
+        )
+        self.header = np.array([header(layout.dtype, layout.shape) for layout in self.layouts], np.uint64)
+
+
+class Rows:
+    """Site, rank, layout and status of each row of a step of all ranks; shared by steps with the same rows.
+
+    Attributes:
+        site: int64 (n,), common numbers.
+        rank: int64 (n,), positions of ranks.
+        layout: int64 (n,), common numbers.
+        status: uint8 (n,).
+    """
+
+    def __init__(self, batches: Sequence[StepBatch], sites: Sequence[Array], layouts: Sequence[Array]) -> None:
+        """Stack a batch of each rank.
+
+        Args:
+            batches: of each rank.
+            sites: for each rank, the common number of each of its sites.
+            layouts: for each rank, the common number of each of its layouts.
+        """
+        self._columns = [[np.array(column) for column in _identity(batch)] for batch in batches]
+        self.rank = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+        own = list(zip(*self._columns, strict=True))
+        self.site = np.concatenate([common[each] for common, each in zip(sites, own[0], strict=True)])
+        self.layout = np.concatenate([common[each] for common, each in zip(layouts, own[1], strict=True)])
+        self.status = np.concatenate(own[2])
+
+    def are_of(self, batches: Sequence[StepBatch]) -> bool:
+        """Whether each rank's batch has the same sites, layouts and statuses, in the same order."""
+        return len(batches) == len(self._columns) and all(
+            all(map(np.array_equal, columns, _identity(batch)))
+            for columns, batch in zip(self._columns, batches, strict=True)
+        )
+
+
+def _identity(batch: StepBatch) -> tuple[Array, Array, Array]:
+    """The columns by which the rows of two steps are the same: site, layout, status."""
+    return batch.site, batch.layout, batch.status
+
+
+class StackedStep:
+    """One step of all ranks as one block of records.
+
+    Attributes:
+        batches: of each rank.
+        rows: which rows they have.
+        block: all records, those of a rank after those of the one before.
+    """
+
+    def __init__(self, batches: list[StepBatch], ranks: Sequence[int], rows: Rows) -> None:
+        """Copy the ranks' batches into one block.
+
+        Args:
+            batches: of each rank.
+            ranks: their numbers.
+            rows: the rows of these batches.
+        """
+        self.batches, self.rows = batches, rows
+        self.block = rows_of(batches, [np.arange(len(batch)) for batch in batches])
+        self._ranks = np.array(ranks, np.int64)
+
+    def ranks_of(self, rows: Array) -> list[int]:
+        """For each of some rows (positions in the block) the number of the rank that recorded it."""
+        numbers: list[int] = self._ranks[self.rows.rank[rows]].tolist()
+        return numbers
+
+
+# --- plan
+
+
+_NOT_SEEN = int(Status.NOT_OBSERVED)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How each site of a step is combined, as far as layouts and statuses decide it. A group is one site's rows.
+
+    Attributes:
+        basis: the rows of the step.
+        rows: positions in `basis`, by site and then by rank, without rows that hold nothing others lack.
+        starts: positions in `rows` where each group begins.
+        group: for each of `rows`, its group's number.
+        kind: for each group, the code of its kind.
+        flows: bool (groups,), activations and their gradients.
+        unseen: groups that a rank could not observe, with the row that says why.
+        mixed: bool (groups,), some ranks hold parts and others values without a known place.
+        unreduced: bool (groups,), sums that ranks have not reduced yet.
+        parts: bool (groups,), to be assembled from parts.
+        partless: bool (groups,), without parts.
+        owner: for each of `rows`, the position in `rows` of the first rank with the same part.
+        misfits: groups whose parts leave some of the whole out or overlap, with the reason; None where it could not be
+            worked out where the parts lie.
+    """
+
+    basis: Rows
+    rows: Array
+    starts: Array
+    group: Array
+    kind: Array
+    flows: Array
+    unseen: dict[int, int]
+    mixed: Array
+    unreduced: Array
+    parts: Array
+    partless: Array
+    owner: Array
+    misfits: dict[int, str | None]
+
+    @cached_property
+    def copies(self) -> Array:
+        """Positions in `rows` of records whose part, or whole, an earlier row of the group has too."""
+        return np.flatnonzero(self.owner != np.arange(len(self.rows)))
+
+    @cached_property
+    def _of_rank(self) -> Array:
+        """Positions in `rows` where the records of one rank in one group begin."""
+        rank = self.basis.rank[self.rows]
+        new = np.ones(len(rank), np.bool_)
+        new[1:] = (rank[1:] != rank[:-1]) | (self.group[1:] != self.group[:-1])
+        return np.flatnonzero(new)
+
+    @cached_property
+    def ranks(self) -> Array:
+        """int64 (groups,), number of ranks with a record in each group."""
+        return np.bincount(self.group[self._of_rank], minlength=len(self.starts))
+
+    @cached_property
+    def members(self) -> Array:
+        """int64 (groups,), number of records in each group."""
+        return np.bincount(self.group, minlength=len(self.starts))
+
+    @cached_property
+    def calls(self) -> Array:
+        """int64 (groups,), the largest number of records (calls) that one rank has in each group."""
+        most = np.zeros(len(self.starts), np.int64)
+        np.maximum.at(most, self.group[self._of_rank], np.diff(self._of_rank, append=len(self.rows)))
+        return most
+
+    @cached_property
+    def site(self) -> Array:
+        """uint32, the site of each group."""
+        return self.basis.site[self.rows[self.starts]].astype(np.uint32)
+
+
+def starts_of(values: Array) -> Array:
+    """Positions in sorted `values`, none below 0, where a new value begins."""
+    return np.flatnonzero(np.diff(values, prepend=-1)) if len(values) else np.zeros(0, np.int64)
+
+
+def any_of(mask: Array, starts: Array) -> Array:
+    """Bool (groups,), whether `mask` is true for any row of each group; groups begin at `starts`."""
+    return np.logical_or.reduceat(mask, starts) if len(starts) else np.zeros(0, np.bool_)
+
+
+def group_of(starts: Array, size: int) -> Array:
+    """int64 (size,), the group number of each row; groups begin at `starts`."""
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
+
+
+def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> Plan:
+    """Plan how the sites of a step are combined.
+
+    Args:
+        step: of all ranks.
+        tables: the ranks' layouts.
+        kinds: code of each site's kind.
+        left_out: bool, rows that are ignored.
+    """
+    basis = step.rows
+    rows = np.flatnonzero(~left_out)
+    rows = rows[np.argsort(basis.site[rows], kind="stable")]
+    starts = starts_of(basis.site[rows])
+    unseen = basis.status[rows] == _NOT_SEEN
+    partly_unseen = any_of(unseen, starts)
+    number = basis.layout[rows]
+    whole = tables.part[number] == 0
+    holds = whole | (tables.local_numel[number] > 0)
+    placed = any_of(holds & ~whole, starts)
+    partless = any_of(holds, starts) & ~placed & ~partly_unseen
+    keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
+    rows = rows[keep]
+    starts = starts_of(basis.site[rows])
+    group = group_of(starts, len(rows))
+    number = basis.layout[rows]
+    part, shape = tables.part[number], tables.shape[number]
+    parts = ~partly_unseen & any_of(part > 0, starts)
+    mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
+    kind = kinds[basis.site[rows[starts]]]
+    flows = np.isin(kind, codes_that("flows"))  # samples beside one another may each be cut: only what fits is added up
+    samples = mixed & flows & ~any_of(part == 0, starts)
+    unreduced = parts & ~mixed & tables.unreduced[number[starts]]
+    mixed = mixed & ~samples
+    parts = parts & ~mixed & ~unreduced & ~samples
+    owner = np.arange(len(rows))
+    by_part = np.lexsort((owner, part, group))
+    new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
+    if len(rows):
+        owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
+    unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
+    return Plan(
+        basis=basis,
+        rows=rows,
+        starts=starts,
+        group=group,
+        kind=kind,
+        flows=flows,
+        unseen=dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True)),
+        mixed=mixed,
+        unreduced=unreduced,
+        parts=parts,
+        partless=~(partly_unseen | mixed | unreduced | parts),
+        owner=owner,
+        misfits=_misfits(step, tables, rows, starts, parts),
+    )
+
+
+def _misfits(
+    step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
+) -> dict[int, str | None]:
+    """Groups of `parts` whose parts are not exactly their whole, with the reason by `_misfit` (None: unknown).
+
+    Groups with equal lists of layouts have the reason of the first, with its ranks.
+
+    Args:
+        step: of all ranks.
+        tables: the ranks' layouts.
+        rows: positions in the step's rows, group after group.
+        starts: where in `rows` each group begins.
+        parts: bool (groups,), which groups are assembled from parts.
+    """
+    by_layouts: dict[bytes, str | None] = {}
+    out = {}
+    ends = np.append(starts[1:], len(rows)).tolist()
+    for group in np.flatnonzero(parts).tolist():
+        members = rows[starts[group] : ends[group]]
+        numbers = step.rows.layout[members]
+        key = numbers.tobytes()
+        if key not in by_layouts:
+            layouts = [tables.layouts[number] for number in numbers.tolist()]
+            by_layouts[key] = _misfit(layouts, step.ranks_of(members))
+        if by_layouts[key] != "":
+            out[group] = by_layouts[key]
+    return out
+
+
+def _misfit(layouts: Sequence[Layout], ranks: Sequence[int]) -> str | None:
+    """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are, None if unknown.
+
+    Equal parts count once. Of several faults, the first overlap is named, with the first rank that holds either part; a
+    gap only without one. The first layout says how large the whole is.
+    """
+    held = [(rank, layout.part) for rank, layout in zip(ranks, layouts, strict=True)]
+    holders = {part: rank for rank, part in reversed(held) if part is not None}
+    parts = [part for part in dict.fromkeys(part for _, part in held) if part is not None]
+    covered = covering(parts)
+    if covered is None:
+        return None
+    if covered.first is not None:
+        return f"parts of it overlap: those of {rank_list(sorted(holders[parts[place]] for place in covered.first))}"
+    whole = layouts[0].numel
+    if covered.covered == whole:
+        return ""
+    return f"the parts of it on record cover {share(covered.covered, whole)}{same_parts(held)}"
+
+
+# --- how much of a whole its parts cover
+
+_MOST_CELLS = 1 << 24
+_SIMPLE = 64
+
+
+class Covering(NamedTuple):
+    """How many elements of a whole its parts cover.
+
+    Attributes:
+        covered: elements in at least one part.
+        doubled: elements in more than one part.
+        first: positions of two parts that overlap; None where none do.
+    """
+
+    covered: int
+    doubled: int
+    first: tuple[int, int] | None = None
+
+
+def covering(parts: Sequence[Part]) -> Covering | None:
+    """How many elements of a tensor its distinct parts cover, and whether they overlap; empty parts are ignored.
+
+    None where the parts differ in their number of dimensions, or cut the tensor into more than `_MOST_CELLS` cells.
+    """
+    filled = [number for number, part in enumerate(parts) if part.numel]
+    if not filled:
+        return Covering(0, 0)
+    dims = {len(parts[number].ranges) for number in filled}
+    if len(dims) != 1:
+        return None
+    lines = []
+    for dim in range(dims.pop()):
+        ends = {end for n in filled for start, size in parts[n].ranges[dim] for end in (start, start + size)}
+        lines.append(np.array(sorted(ends), np.int64))
+    cells = tuple(len(ends_of_cells) - 1 for ends_of_cells in lines)
+    if float(np.prod(cells, dtype=np.float64)) > _MOST_CELLS:
+        return None
+    painted = np.zeros(cells, np.int32)
+    holder = np.full(cells, -1, np.int32)
+    first = None
+    for number in filled:
+        inside = np.ix_(*starmap(_cells, zip(lines, parts[number].ranges, strict=True)))
+        if first is None and (painted[inside] > 0).any():
+            first = int(holder[inside].max()), number
+        painted[inside] += 1
+        holder[inside] = number
+    sizes = np.ones((), np.float64)
+    for ends_of_cells in lines:
+        sizes = np.multiply.outer(sizes, np.diff(ends_of_cells))
+    return Covering(int(sizes[painted > 0].sum()), int(sizes[painted > 1].sum()), first)
+
+
+def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the cells that `ranges` cover; cell i goes from lines[i] to lines[i + 1].
+
+    Args:
+        lines: ascending; both ends of every range are among them.
+        ranges: (start, size) of each; cells of ranges that overlap are given twice.
+    """
+    return [
+        cell
+        for start, size in ranges
+        for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
+    ]
+
+
+def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
+    """`: ranks 0, 1 hold the same part` for (rank, part) pairs; "" where no two ranks hold the same non-empty part."""
+    holders_of: dict[Part, list[int]] = {}
+    for rank, part in holders:
+        if part is not None and part.numel:
+            holders_of.setdefault(part, []).append(rank)
+    sentences = [f"{rank_list(ranks)} hold the same part" for ranks in holders_of.values() if len(ranks) > 1]
+    return f": {' and '.join(sentences)}" if sentences else ""
+
+
+def share(of: int, whole: int) -> str:
+    """How many elements of a whole, in words: `3/4 of it`, or `1,234 of its 5,678 elements`.
+
+    The fraction is reduced, and written where its denominator is at most `_SIMPLE`; `0/1 of it` for an empty whole.
+
+    Args:
+        of: number of elements.
+        whole: number of elements of the whole.
+    """
+    common = math.gcd(of, whole) or 1
+    if whole // common <= _SIMPLE:
+        return f"{of // common}/{whole // common or 1} of it"
+    return f"{of:,} of its {whole:,} elements"
+
+
+# --- combine
+
+
+_COPIED, _STATE, _FIRSTS, _OWN = map(codes_that, ("copied", "state", "first", "own"))
+_NONFINITE = ("nans", "posinfs", "neginfs")
+_EXTREMA = {"min": np.fmin, "max": np.fmax, "absmin": np.fmin}
+
+_ROUNDING = 1e-4
+"""Copies whose sketches are further apart than this share of them are different."""
+
+
+class CombinedStep:
+    """One row for each group of a plan, filled in while the ranks' records of a step are combined.
+
+    A row begins as the first record of its site. What stands for something else (parts of a whole, copies, different
+    values) is set, with what is then known of it; other rows stay as they were recorded. `at` are positions in the
+    plan's rows, `starts` where groups begin among them.
+    """
+
+    def __init__(self, reader: WholeReader, step: StackedStep, plan: Plan, layout: Array) -> None:
+        """Make each group's row of its first record; `combined` does the rest.
+
+        Args:
+            reader: whose tables count.
+            step: the records of all ranks.
+            plan: of that step.
+            layout: uint32 (groups,), the number of each group's layout; changed here.
+        """
+        self.reader, self.tables = reader, reader.tables
+        self.block, self.ranks_of, self.basis, self.plan = step.block, step.ranks_of, step.rows, plan
+        self.row = plan.rows[plan.starts]
+        self.checksums = self.block.checksum[plan.rows]
+        size, firsts = len(self.row), rows_of([self.block], [self.row])
+        floats = {name: column.astype(np.float64) for name, column in firsts.floats.items()}
+        self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, calls=plan.calls)
+        self.text = [*firsts.text]
+        self.how, self.ranks = np.full(size, Joined.AS_RECORDED, np.uint8), np.zeros(size, np.uint32)
+        self.elements = np.full(size, -1, np.int64)
+
+    def combined(self) -> StepBatch:
+        """The batch of all groups, to be given to `join_slices`; changes the rows, so call it once."""
+        plan = self.plan
+        groups, rows = np.array(list(plan.unseen), np.int64), np.array(list(plan.unseen.values()), np.int64)
+        self._set_unseen(groups, [self.block.text[row] for row in rows.tolist()])
+        self.row[groups] = rows
+        self.out.layout[groups] = [self.reader.whole_number(number) for number in self.basis.layout[rows].tolist()]
+        self._set_unseen(plan.mixed, "some ranks hold parts of it and others what has no known place")
+        samples = self._add_parts()
+        self._add_unreduced()
+        self._combine_partless(plan.partless | samples)
+        self._mark_alike()
+        made: dict[str, Any] = {"text": self.text, "how": self.how, "ranks": self.ranks, "elements": self.elements}
+        return replace(self.out, sequence=self.block.sequence[self.row], **made)
+
+    # --- rows
+
+    def _reset_groups(self, groups: Array, how: int, status: int, text: str | Sequence[str]) -> None:
+        """Set `how`, `status` and text of groups, and clear their statistics and sketches; checksums stay.
+
+        Args:
+            groups: int64, numbers of groups.
+            how: a value of `Joined`.
+            status: a value of `Status`.
+            text: one for all, or one for each of them.
+        """
+        self.how[groups], self.out.status[groups] = how, status
+        for column in (*self.out.counts.values(), *self.out.floats.values()):
+            column[groups] = -1 if column.dtype.kind == "i" else np.nan
+        if self.out.sketch is not None:
+            self.out.sketch[groups] = np.nan
+        texts = [text] * len(groups) if isinstance(text, str) else text
+        for group, each in zip(groups.tolist(), texts, strict=True):
+            self.text[group] = each
+
+    def _set_unseen(self, groups: Array, why: str | Sequence[str]) -> None:
+        """Make groups NOT_OBSERVED, with the checksum 0.
+
+        Args:
+            groups: int64 numbers of groups, or a bool mask over all groups.
+            why: their text: one for all, or one for each of them.
+        """
+        groups = np.flatnonzero(groups) if groups.dtype == np.bool_ else groups
+        self._reset_groups(groups, Joined.GATHERED, int(Status.NOT_OBSERVED), why)
+        self.out.checksum[groups] = 0
+
+    def _hash_checksums(self, groups: Array, at: Array, starts: Array, *, ordered: bool) -> None:
+        """Set the checksum of each group to a hash of its members' checksums.
+
+        Args:
+            groups: int64, numbers of groups.
+            at: int64, positions of their members in the plan's rows, group after group.
+            starts: int64, where in `at` each group begins.
+            ordered: whether the hash depends on the members' order.
+        """
+        for group, members in zip(groups.tolist(), np.split(self.checksums[at], starts[1:]), strict=True):
+            data = (members if ordered else np.sort(members)).tobytes()
+            self.out.checksum[group] = int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+    def _set_moments(self, groups: Array, rows: Array, starts: Array, sizes: Array) -> None:
+        """Fill in counts, extrema, means and variances over all elements of several rows; other statistics stay.
+
+        A count that any row of a group lacks is -1; extrema and moments are over the rows with a finite element.
+
+        Args:
+            groups: the groups to fill in.
+            rows: their rows, group after group.
+            starts: where in `rows` each group begins.
+            sizes: elements of each row.
+        """
+        block, group = self.block, group_of(starts, len(rows))
+        finite = sizes.astype(np.float64)
+        for name, column in block.counts.items():
+            values = column[rows]
+            counted = np.minimum.reduceat(values, starts) >= 0
+            self.out.counts[name][groups] = np.where(counted, np.add.reduceat(values, starts), -1)
+            if name in _NONFINITE:
+                finite -= np.maximum(values, 0)
+        used = finite > 0
+        total = np.add.reduceat(np.where(used, finite, 0.0), starts)
+
+        def values_of(name: str, unused: float = 0.0) -> Array:
+            """A statistic of the rows, `unused` for those without a finite element."""
+            return np.where(used, block.floats[name][rows].astype(np.float64), unused)
+
+        def mean(values: Array) -> Array:
+            """Mean over each group, weighted by finite elements; NaN where a group has none."""
+            sums = np.add.reduceat(finite * values, starts)
+            of_all: Array = np.divide(sums, total, out=np.full(len(starts), np.nan), where=total > 0)
+            return of_all
+
+        for name in block.floats:
+            if name in _EXTREMA:
+                self.out.floats[name][groups] = _EXTREMA[name].reduceat(values_of(name, np.nan), starts)
+            elif name in ("mean", "amean"):
+                self.out.floats[name][groups] = mean(values_of(name))
+            elif name == "var" and "mean" in block.floats:
+                means = values_of("mean")
+                self.out.floats[name][groups] = mean(values_of(name) + (means - mean(means)[group]) ** 2)
+
+    def _sketches(self, at: Array) -> Array:
+        """float64 (members, 16), the sketches of the members at positions `at` in the plan's rows.
+
+        The batch must have sketches.
+        """
+        assert self.block.sketch is not None
+        return self.block.sketch[self.plan.rows[at]].astype(np.float64)
+
+    def _members(self, groups: Array) -> tuple[Array, Array, Array]:
+        """All members of some groups (numbers), group after group in rising order.
+
+        Returns:
+            their positions in the plan's rows, where among them each group begins, and for each member how many of the
+            groups come before its own.
+        """
+        wanted = np.zeros(len(self.row), np.bool_)
+        wanted[groups] = True
+        at = np.flatnonzero(wanted[self.plan.group])
+        starts = starts_of(self.plan.group[at])
+        return at, starts, group_of(starts, len(at))
+
+    def _distinct_members(self, groups: Array) -> tuple[Array, Array]:
+        """Members of some groups (numbers), each value as often as the rank that has it most.
+
+        So equal values of one rank's calls all count, and copies of them on other ranks do not.
+
+        Returns:
+            their positions in the plan's rows, and where among them each group begins.
+        """
+        at, _, group = self._members(groups)
+        sums, rank = self.checksums[at], self.basis.rank[self.plan.rows[at]]
+        order = np.lexsort((np.arange(len(at)), rank, sums, group))
+        first = _is_new_value(group[order], sums[order], rank[order])  # of its group, checksum and rank
+        starts = np.flatnonzero(first)
+        time = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
+        again = np.lexsort((rank[order], time, sums[order], group[order]))
+        order, time = order[again], time[again]
+        kept = np.sort(order[_is_new_value(group[order], sums[order], time)])
+        return at[kept], starts_of(group[kept])
+
+    def _is_equal(self) -> Array:
+        """Bool (groups,), whether all members of each group have one checksum."""
+        return ~any_of(self.checksums != self.checksums[self.plan.starts][self.plan.group], self.plan.starts)
+
+    def _holders(self, group: int) -> str:
+        """Who has a record in a group, in words: `3 ranks`, or `2 calls` where one rank has all records."""
+        ranks = int(self.plan.ranks[group])
+        return f"{ranks} ranks" if ranks > 1 else f"{int(self.plan.members[group])} calls"
+
+    # --- parts
+
+    def _add_parts(self) -> Array:
+        """Assemble wholes from their parts, each part counted once however many ranks hold a copy.
+
+        Parts that do not fit together make a group INCOMPLETE, with a hash of their checksums, where all ranks were
+        recorded and it is state of the training; else it is not observed. Nor is one of which ranks have the same part
+        with different values.
+
+        Returns:
+            bool (groups,), activations and their gradients that differ between ranks with the same part: other samples.
+        """
+        plan = self.plan
+        unlike = plan.copies[self.checksums[plan.copies] != self.checksums[plan.owner[plan.copies]]]
+        doubled = np.zeros(len(self.row), np.bool_)
+        doubled[plan.group[unlike]] = True
+        misfits = np.array(list(plan.misfits), np.int64)
+        doubled &= plan.parts
+        doubled[misfits] = False
+        for group, text in plan.misfits.items():
+            one = np.array([group])
+            if text is None:
+                self._set_unseen(one, "where the parts of it lie could not be worked out")
+            elif self.reader.complete and plan.kind[group] in _STATE:
+                at, starts, _ = self._members(one)
+                self._reset_groups(one, Joined.INCOMPLETE, Status.OBSERVED, f"parts are not the whole: {text}")
+                self._hash_checksums(one, at, starts, ordered=True)
+            else:
+                self._set_unseen(one, text)
+        for group in np.flatnonzero(doubled & ~plan.flows).tolist():
+            where = int(unlike[plan.group[unlike] == group][0])
+            ranks = rank_list(self.ranks_of(plan.rows[[plan.owner[where], where]]))
+            self._set_unseen(np.array([group]), f"{ranks} hold the same part of it with different values")
+        fitting = plan.parts & ~doubled
+        fitting[misfits] = False
+        groups = np.flatnonzero(fitting)
+        if len(groups):
+            at = np.flatnonzero(fitting[plan.group] & (plan.owner == np.arange(len(plan.rows))))
+            starts, number = starts_of(plan.group[at]), self.basis.layout[plan.rows[at]]
+            headers = self.tables.header[number]
+            self._reset_groups(groups, Joined.PARTS, Status.OBSERVED, "")
+            added = np.add.reduceat(unmix(self.checksums[at]) - headers, starts)
+            self.out.checksum[groups] = mix(added + headers[starts])
+            if self.out.sketch is not None:
+                self.out.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
+            self._set_moments(groups, plan.rows[at], starts, self.tables.local_numel[number])
+        return doubled & plan.flows
+
+    def _add_unreduced(self) -> None:
+        """Add up the sketches of sums and means that ranks have not reduced yet, and count their NaN and infinities.
+
+        A mean is the sum divided by the number of ranks; where fewer ranks have a record, the sum is scaled up to all.
+        Other statistics stay unknown, the checksum is a hash of the members' checksums. Groups that cannot be added (a
+        maximum, more values than ranks, no sketch) are not observed.
+        """
+        plan, groups = self.plan, np.flatnonzero(self.plan.unreduced)
+        every, starts, _ = self._members(groups)
+        distinct, begins = self._distinct_members(groups)
+        values = np.diff(begins, append=len(distinct)).tolist()
+        for group, at, number in zip(groups.tolist(), np.split(every, starts[1:]), values, strict=False):
+            one = np.array([group])
+            part = self.tables.layouts[int(self.basis.layout[self.row[group]])].part
+            assert part is not None  # so it was planned
+            if part.reduction not in ("sum", "avg") or number > part.reduced_over or self.out.sketch is None:
+                self._set_unseen(one, f"a {part.reduction} over {part.reduced_over} ranks is still owed")
+                continue
+            total = self._sketches(at).sum(axis=0) * (part.reduced_over / len(at))
+            self._reset_groups(
+                one, Joined.OWED, Status.PARTIAL, f"{part.reduction} over {part.reduced_over} ranks, still owed"
+            )
+            self.out.sketch[group] = total / part.reduced_over if part.reduction == "avg" else total
+            for name in _NONFINITE:
+                if name in self.out.counts:
+                    self.out.counts[name][group] = self.block.counts[name][plan.rows[at]].sum()
+            self._hash_checksums(one, at, np.zeros(1, np.int64), ordered=True)
+
+    # --- values without parts
+
+    def _combine_partless(self, partless: Array) -> None:
+        """Combine groups without parts.
+
+        Equal copies stay as recorded, and of kinds in `_FIRSTS` the first rank's record. Other unequal copies are
+        compared (`_compare_copies`), each rank's own values put together (`_gather`). Not observed are (1) groups with
+        a value without a known place, (2) values of each rank's own where `lacking` says why some are missing, (3)
+        random states that differ, and buffers that differ at the start.
+
+        Args:
+            partless: bool (groups,), which they are; changed in place: groups of (1) and (2) are taken out, those of
+                (3) stay.
+        """
+        plan, tables = self.plan, self.tables
+        if not partless.any():
+            return
+        number = self.basis.layout[plan.rows]
+        at = np.flatnonzero(tables.unplaced[number] & partless[plan.group])
+        groups, first = np.unique(plan.group[at], return_index=True)
+        self._set_unseen(groups, [self.block.text[row] for row in plan.rows[at[first]].tolist()])
+        partless[groups] = False
+        if self.reader.lacking:
+            own = partless & np.isin(plan.kind, _OWN)
+            self._set_unseen(own, self.reader.lacking)
+            partless &= ~own
+        cut = any_of(tables.part[number] > 0, plan.starts)
+        differ = partless & (cut | ~self._is_equal())
+        self._set_unseen(differ & self.reader.buffers_at_first[plan.site], "another one on each rank")
+        differ &= ~np.isin(plan.kind, _FIRSTS)
+        random = differ & (plan.kind == KIND_CODES[Kind.RNG])
+        self._set_unseen(random, "each rank has its own")
+        copied = differ & np.isin(plan.kind, _COPIED)
+        self._compare_copies(np.flatnonzero(copied))
+        self._gather(np.flatnonzero(differ & ~copied & ~random))
+
+    def _compare_copies(self, groups: Array) -> None:
+        """Decide about groups (numbers) of unequal copies.
+
+        Where all sketches are within `_ROUNDING` of the first rank's, its record stays. Of other groups only a hash of
+        all checksums is kept, with a text that names the ranks that differ.
+        """
+        if not len(groups):
+            return
+        at, starts, group_of_member = self._members(groups)
+        near = np.zeros(len(groups), np.bool_)
+        if self.out.sketch is not None:
+            kept = self._sketches(at)
+            distance = np.maximum.reduceat(np.linalg.norm(kept - kept[starts][group_of_member], axis=1), starts)
+            near = distance <= _ROUNDING * np.maximum.reduceat(np.linalg.norm(kept, axis=1), starts)
+        every = np.split(at, starts[1:])
+        for place in np.flatnonzero(~near).tolist():
+            one, members = groups[place : place + 1], every[place]
+            others = members[self.checksums[members] != self.checksums[members[0]]]
+            [first, *ranks] = self.ranks_of(self.plan.rows[[members[0], *others]])
+            text = f"copies differ: {rank_list(ranks)} from rank {first}"
+            self._reset_groups(one, Joined.COPIES, int(self.out.status[one[0]]), text)
+            self._hash_checksums(one, members, np.zeros(1, np.int64), ordered=True)
+
+    def _gather(self, groups: Array) -> None:
+        """Combine groups whose values differ between ranks or calls: not observed where they are plain values.
+
+        Of tensors the sum where `_are_summed`, else extrema and moments over all elements of the different values, a
+        hash of their checksums, and the layout of all end to end.
+        """
+        if not len(groups):
+            return
+        plan, layouts = self.plan, self.basis.layout
+        at, starts, _ = self._members(groups)
+        plain = any_of(self.block.status[plan.rows[at]] == int(Status.VALUE), starts)
+        self._set_unseen(groups[plain], "a plain value, another on each rank")
+        groups = groups[~plain]
+        summed = self._are_summed(groups)
+        self._add_gradients(groups[summed])
+        groups = groups[~summed]
+        if not len(groups):
+            return
+        at, starts = self._distinct_members(groups)
+        rows = plan.rows[at]
+        held = self.tables.local_numel[layouts[rows]]
+        texts = [f"values of {self._holders(group)} together" for group in groups.tolist()]
+        self._reset_groups(groups, Joined.GATHERED, Status.OBSERVED, texts)
+        self._hash_checksums(groups, at, starts, ordered=False)
+        self.elements[groups] = np.add.reduceat(held, starts)
+        self._set_moments(groups, rows, starts, held)
+        for group, members in zip(groups.tolist(), np.split(layouts[rows], starts[1:]), strict=True):
+            parts = self.tables.part[members]
+            self.out.layout[group] = self.reader.batched_number(members[parts == parts[0]])
+
+    def _are_summed(self, groups: Array) -> Array:
+        """Bool for each of `groups` (numbers), whether it is the gradient of a value that is equal on all ranks.
+
+        Then the ranks' gradients add up. A value counts as equal only where no output of the same layout differs
+        between ranks; of a gradient that has parts also a value that its parts add up to.
+        """
+        plan, equals = self.plan, self._is_equal()
+        here, layouts = self.basis.site[self.row], self.basis.layout[self.row]
+        equals &= ~np.isin(layouts, layouts[~equals & (plan.kind == KIND_CODES[Kind.OUTPUT])])
+        whole = self.how == Joined.PARTS
+        values = self.reader.value_of[here[groups]]
+        # of parts, the copies of each are equal where they add up to the whole
+        return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
+
+    def _add_gradients(self, groups: Array) -> None:
+        """Add up the sketches of the ranks' gradients of `groups` (numbers).
+
+        Not observed where no sketches were kept.
+        """
+        if self.out.sketch is None:
+            self._set_unseen(groups, "each rank's share of a sum")
+        elif len(groups):
+            at, starts = self._distinct_members(groups)
+            self._reset_groups(groups, Joined.OWED, Status.PARTIAL, "gradients of several ranks, added up")
+            self.out.sketch[groups] = np.add.reduceat(self._sketches(at), starts)
+            self._hash_checksums(groups, at, starts, ordered=False)
+
+    def _mark_alike(self) -> None:
+        """Mark as `ALIKE` values that may differ from rank to rank or call to call and are equal on all.
+
+        Its text says how many ranks or calls that are. A group with a text is left as it is.
+        """
+        plan = self.plan
+        several = plan.flows | np.isin(plan.kind, _OWN)
+        alike = (self.how == Joined.AS_RECORDED) & (plan.flows & (plan.ranks > 1) | several & (plan.calls > 1))
+        for group in np.flatnonzero(alike).tolist():
+            if not self.text[group]:
+                self.how[group], self.ranks[group] = Joined.ALIKE, plan.members[group]
+                self.text[group] = f"equal {'on' if plan.ranks[group] > 1 else 'in'} {self._holders(group)}"
+
+
+def _is_new_value(*columns: Array) -> Array:
+    """Bool (n,), whether any of some columns has another value than in the row before; True for the first row."""
+    out = np.ones(len(columns[0]), np.bool_)
+    out[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return out
+
+
+def join_slices(slices: Sequence[StepBatch]) -> StepBatch:
+    """Join a step's slices into one batch, sorted by site, with `sequence` renumbered from 0 without gaps."""
+    batch = slices[0]
+    if len(slices) > 1:
+        order = np.argsort(np.concatenate([each.site for each in slices]), kind="stable")
+        batch = rows_of(slices, [np.arange(len(each)) for each in slices], order)
+    return replace(batch, sequence=np.argsort(np.argsort(batch.sequence, kind="stable")).astype(np.uint32))
+
+
+# --- digests
+
+
+_MOST_FORMS = 16
+"""How many forms a run's steps may have; each costs reading a step."""
+
+
+def layout_free_digests(
+    totals: Sequence[Totals],
+    keys: Array,
+    kinds: Array,
+    tables: LayoutTables,
+    rows: Array,
+    plans_of: Callable[[int], Sequence[Plan]],
+) -> tuple[list[bytes | None], NDArray[np.int64]]:
+    """Digests of steps that are equal for equal values in any layout.
+
+    A form is the list of shares of a rank's step: rows of one kind and part, which are added up.
+
+    Args:
+        totals: of each rank.
+        keys: uint64, of all sites by common number.
+        kinds: int64, codes of their kinds.
+        tables: the ranks' layouts.
+        rows: (ranks, steps), position of each common step among each rank's entries.
+        plans_of: gives the plans of all slices of the step at a position.
+
+    Returns:
+        the digest of each step, None where the ranks' totals do not determine it (a rank has none, copies differ,
+        parts do not fit together), nor for any but the `_MOST_FORMS` commonest combinations of the ranks' forms; and
+        int64 (steps,), the number of each step's combination, -1 where a rank has no totals.
+    """
+    out: list[bytes | None] = [None] * rows.shape[1]
+    groups = np.full(rows.shape[1], -1, np.int64)
+    form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
+    there = np.flatnonzero((form >= 0).all(axis=0))
+    if not len(there):
+        return out, groups
+    every, group, number = np.unique(form[:, there], axis=1, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    groups[there] = group
+    for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
+        steps = there[group == which]
+        shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
+        every_slice = [_constant_parts(keys, kinds, tables, plan, shares) for plan in plans_of(int(steps[0]))]
+        slices = [each for each in every_slice if each is not None]
+        if len(slices) < len(every_slice):
+            continue
+        unseen = np.sort(np.concatenate([keys for keys, _ in slices]))
+        headers = sum(lanes for _, lanes in slices)
+        values = [
+            each.totals[of][each.position[of_rank[steps]]]
+            for each, of_rank, of in zip(totals, rows, every[:, which].tolist(), strict=True)
+        ]
+        added, whole = _totals_of_all(shares, values)
+        for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
+            if is_whole:
+                out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
+    return out, groups
+
+
+def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+    """Totals over all ranks, uint64 (steps, 4), and bool (steps,), whether all copies are equal.
+
+    The first two numbers add up shares of state and parts, each share that several ranks have once, by the first rank's
+    total; the other two add up what each rank has its own of. Copies of whole values of kinds in FIRST may differ.
+
+    Args:
+        shares: of each rank.
+        values: of each rank, uint64 (steps, shares, 2).
+    """
+    steps = len(values[0])
+    lanes, whole = np.zeros((steps, 4), np.uint64), np.ones(steps, np.bool_)
+    first: dict[bytes, Array] = {}
+    for of_rank, totals in zip(shares, values, strict=True):
+        for number, (share, kind, place) in enumerate(
+            zip(of_rank, of_rank["kind"].tolist(), of_rank["part"].tolist(), strict=True)
+        ):
+            total = totals[:, number]
+            if kind == MIXED:
+                lanes[:, 2:] += total
+                continue
+            before = first.setdefault(share.tobytes(), total)
+            if before is total:
+                lanes[:, :2] += total
+            elif kind not in FIRST or place:
+                whole &= (total == before).all(axis=1)
+    return lanes, whole
+
+
+def _constant_parts(
+    site_keys: Array, kinds: Array, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
+) -> tuple[Array, Array] | None:
+    """The constant parts of the digests of all steps with one plan, for a slice of their sites.
+
+    Returns:
+        keys of the sites with a row that was not observed, and a sum of the wholes' headers, each times its site's
+        factors, uint64 (4,), 0 in the last two; None where totals do not determine the digests.
+    """
+    basis = plan.basis
+    if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
+        return None
+    kind = kinds[basis.site]
+    counts = ~np.isin(kind, LEFT_OUT)
+    rows = plan.rows[counts[plan.rows]]
+    group = plan.group[counts[plan.rows]]
+    number = basis.layout[rows]
+    cut = ((tables.part[number] > 0) & (tables.local_numel[number] > 0)) | (basis.status[rows] == int(Status.PARTIAL))
+    if (cut & ~plan.parts[group]).any():
+        return None
+    headers = tables.header[number]
+    if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
+        return None
+    if not _is_separate(group, tables.part[number], _share_of(kinds, tables, basis, rows, shares)):
+        return None
+    groups = np.unique(group[plan.parts[group]])
+    keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
+    head = tables.header[basis.layout[plan.rows[plan.starts[groups]]]]
+    lanes = np.zeros(4, np.uint64)
+    lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
+    unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
+    return site_keys[basis.site[unseen]], lanes
+
+
+def _share_of(kinds: Array, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
+    """For each row the number of its share, equal for shares of ranks that hold copies of the same rows.
+
+    -1 is for values that each rank has its own of, -2 where the rank's totals do not have such a share.
+    """
+    kind, rank = kinds[basis.site[rows]], basis.rank[rows]
+    place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
+    adds_up = np.isin(kind, STATE) | (place > 0)
+    numbers: dict[bytes, int] = {}
+    by_rank = [
+        {
+            (int(kind), int(place)): numbers.setdefault(share.tobytes(), len(numbers))
+            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["part"], strict=True)
+        }
+        for of_rank in shares
+    ]
+    out = np.full(len(rows), -1, np.int64)
+    placed = np.flatnonzero(adds_up)
+    every = np.stack([rank[placed].astype(np.uint64), kind[placed].astype(np.uint64), place[placed]])
+    different, which = np.unique(every, axis=1, return_inverse=True)
+    named = [by_rank[r].get((k, p), -2) for r, k, p in different.T.tolist()]
+    out[placed] = np.array(named, np.int64)[which.reshape(-1)]
+    return out
+
+
+def _is_separate(group: Array, part: Array, share: Array) -> bool:
+    """Whether all holders of one part of a site have one share, so that the total of one copy stands for all.
+
+    False also where a row's share is not on record (-2), and where one copy counts as its rank's own (-1) and another
+    not.
+
+    Args:
+        group: of each row, the number of its site's group.
+        part: of each row, the number of the part that it holds.
+        share: of each row, the number from `_share_of`.
+    """
+    order = np.lexsort((part, group))
+    group, part, share = group[order], part[order], share[order]
+    adjacent = (np.diff(group) == 0) & ((np.diff(part) == 0) | (share[1:] < 0) | (share[:-1] < 0))
+    return bool((share > -2).all()) and not bool((adjacent & (np.diff(share) != 0)).any())
+
+
+# --- whole reader
+
+
+MOST_ROWS = 1_000_000
+"""Records of ranks that are put together at once: of all that is recorded, some 300 MB."""
+
+_BY_CALL = kinds_that("by_call")
+
+_GOING_IN = [Kind.INPUT.value, Kind.GRAD_INPUT.value]
+_COMING_OUT = [Kind.OUTPUT.value, Kind.GRAD_OUTPUT.value]
+_VALUE_OF = {gradient.value: value.value for value, gradient in GRADIENT_OF.items()}
+
+_STATES = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
+
+
+class WholeReader(Reader):
+    """All ranks of a run, read as one rank.
+
+    Ranks number their sites by themselves, and stages of a pipeline have roots of the same name: here they have common
+    numbers, and names as in the whole model.
+
+    Attributes:
+        rank: the lowest of them.
+        readers: the ranks' own readers.
+        stages: of ranks that run stages of a pipeline, these.
+        lacking: why values that each rank has its own of are not all there; "" where they are.
+        complete: whether all ranks were recorded, so that a missing part of the model is an error.
+    """
+
+    is_whole = True
+    readers: list[RankReader]
+
+    def __init__(
+        self,
+        path: str,
+        readers: Sequence[RankReader],
+        fold: Mapping[tuple[bool, str], int] | None = None,
+        stages: Mapping[int, Stages] | None = None,
+        *,
+        lacking: str = "",
+        complete: bool = False,
+    ) -> None:
+        """Combine what the ranks' readers know by now; records and names are read when asked for.
+
+        Args:
+            path: the run, for messages.
+            readers: of the ranks, at least one, by rank.
+            fold: how many calls of a name belong to one microbatch, of what is called more often than in the other run:
+                by whether it is in evaluation, and its name. Calls are put together modulo that.
+            stages: of ranks that run stages of a pipeline, these.
+            lacking: why values that each rank has its own of are not all there; "" where they are.
+            complete: whether these are all ranks of the run.
+        """
+        self.path, self.readers = path, list(readers)
+        self._fold, self.stages = fold or {}, stages or {}
+        self.rank_count = len(self.readers)
+        self.rank = self.readers[0].rank
+        self.running = any(reader.running for reader in self.readers)
+        self.ended = all(reader.ended for reader in self.readers)
+        self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
+        self.lacking, self.complete = lacking, complete
+        self._sizes: dict[tuple[int, int], int] = {}
+        self._forms = np.full(len(self.common_steps), -1, np.int64)
+        self._last_plan: tuple[tuple[int, int], Plan, Array] | None = None
+        self._batched: dict[bytes, int] = {}
+        self._read = lru_cache(maxsize=3)(self._combined_row)
+
+    @cached_property
+    def common_steps(self) -> NDArray[np.int64]:
+        """int64, the numbers of the steps that every rank has, rising."""
+        common = self.readers[0].entries["step"]
+        for reader in self.readers[1:]:
+            if not np.array_equal(common, reader.entries["step"]):
+                common = np.intersect1d(common, reader.entries["step"])
+        return np.asarray(common, np.int64)
+
+    @cached_property
+    def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
+        """Entries of the steps that every rank has; only step, digest and chain are set (see `rows_in` for `rows`).
+
+        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests.
+        """
+        out = np.zeros(len(self.common_steps), ENTRY)
+        out["step"] = self.common_steps
+        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._positions, strict=True)]
+        every = np.stack(of_each, axis=1) if len(out) else ()
+        chain, step_digests, chains = bytes(16), [], []
+        for digest, ranks in zip(self._layout_free_digests(), every, strict=True):
+            step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
+            chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
+            chains.append(chain)
+        out["digest"] = np.frombuffer(b"".join(step_digests), out["digest"].dtype)
+        out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
+        return out
+
+    def _layout_free_digests(self) -> list[bytes | None]:
+        """For each step a digest that is equal in any layout; None where the ranks' totals do not determine it.
+
+        None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded. Else
+        sets `_forms` to the number of each step's combination of forms, for `rows_in`.
+        """
+        if self._fold or self.stages or self.lacking or len(self.readers) == 1:
+            return [None] * len(self.common_steps)
+        totals, tables = [reader.totals for reader in self.readers], self.tables
+        keys = np.asarray(self.sites.key, np.uint64)
+        step_digests, self._forms = layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
+        return step_digests
+
+    def _plans(self, row: int) -> list[Plan]:
+        """The plan of each slice of the step at a position; sets its number of records, for `rows_in`."""
+        of = self._slices_of(row)
+        plans = [self._planned(self._stacked(row, which, of), (which, of))[0] for which in range(of)]
+        self._sizes[self._size_key(row)] = sum(len(plan.starts) for plan in plans)
+        return plans
+
+    @property
+    def layout_mark(self) -> str:
+        """16 hex digits over each rank's parts and names of parameters and optimizer state: equal if sharded alike."""
+        digest = blake2b(digest_size=8)
+        for reader in self.readers:
+            parts = sorted({str((layout.shape, layout.part)) for layout in reader.layouts if layout.part is not None})
+            held = sorted({row for row in zip(reader.sites.fqn, reader.sites.kind, strict=True) if row[1] in _STATES})
+            digest.update(repr((reader.rank, parts, held)).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def labels(self) -> dict[int, Labels]:
+        """Labels by step, of each step all from the first rank that has some."""
+        labels: dict[int, Labels] = {}
+        for reader in reversed(self.readers):
+            labels |= reader.labels
+        return labels
+
+    def rows_in(self, rows: Array) -> int:
+        """Number of combined records in some steps (positions among the entries).
+
+        No index says that: a step is planned for it, unless one with the same forms of totals was planned or read.
+        """
+        every = np.arange(len(self))[rows].tolist()
+        for row in every:
+            if self._size_key(row) not in self._sizes:
+                self._plans(row)
+        return sum(self._sizes[self._size_key(row)] for row in every)
+
+    def _size_key(self, row: int) -> tuple[int, int]:
+        """A key that is equal only for steps with as many combined records: the forms, else the position."""
+        form = int(self._forms[row])
+        return (form, -1) if form >= 0 else (-1, row)
+
+    # --- names
+
+    @cached_property
+    def distinct_roots(self) -> frozenset[str]:
+        """Root modules whose pipeline stages have parameters of equal name and part that start with different values.
+
+        A parameter that several stages share begins with equal values on all of them. Each rank's first step on record
+        is read for it.
+        """
+        seen: dict[tuple[str, Part | None], tuple[int, object]] = {}
+        roots = set()
+        for reader in self.readers:
+            stages = self.stages.get(reader.rank)
+            if stages is None or not len(reader):
+                continue
+            sites, batch = reader.sites, reader.read_row(0)
+            for site, layout, checksum in zip(
+                np.asarray(batch.site).tolist(), np.asarray(batch.layout).tolist(), batch.checksum.tolist(), strict=True
+            ):
+                if sites.kind[site] != Kind.PARAM.value or sites.phase[site] != Phase.START.value:
+                    continue
+                recorded, fqn = reader.layouts[layout], sites.fqn[site]
+                stage, name = stages.stage(fqn.partition(".")[0]), stages.name(fqn)
+                mark = recorded.shape, recorded.dtype, checksum
+                other = seen.setdefault((name, recorded.part), (stage, mark))
+                if other[0] != stage and other[1] != mark:
+                    roots.add(name.partition(".")[0])
+        return frozenset(roots)
+
+    @property
+    def sites(self) -> SiteTable:
+        """All sites of all ranks, by common number: the first rank's, then further ones of the others."""
+        return self._numbered[0]
+
+    @property
+    def site_numbers(self) -> list[Array]:
+        """For each reader, int64, the common number of each of its sites."""
+        return self._numbered[1]
+
+    @cached_property
+    def _numbered(self) -> tuple[SiteTable, list[Array]]:
+        """The common site table and, for each reader, the common number of each site.
+
+        Sites are one where they are equal under their names in the whole model, with folded calls.
+        """
+        numbers: list[Array] = []
+        number_of: dict[int, int] = {}
+        by_site: dict[Site, int] = {}
+        rows: list[tuple[Site, SiteInfo]] = []
+        last: tuple[Array, Stages | None] | None = None
+        for reader in self.readers:
+            stages = self.stages.get(reader.rank)
+            if last is not None and last[1] == stages and np.array_equal(last[0], reader.sites.key):
+                numbers.append(numbers[-1])
+                continue
+            if last is not None and last[1] != stages:
+                number_of.clear()  # the same name may be another's
+            last = reader.sites.key, stages
+            keys = last[0].tolist()
+            for number, key in enumerate(keys):
+                if key not in number_of:
+                    site, info = reader.sites[number]
+                    named = site.fqn if stages is None else stages.name(site.fqn)
+                    each = self._fold.get((site.evaluates, named), 0) if site.kind in _BY_CALL else 0
+                    if stages is not None:
+                        site = replace(site, fqn=stages.name(site.fqn, self.distinct_roots))
+                    if each:
+                        site = replace(site, call=site.call % each)
+                    number_of[key] = by_site.setdefault(site, len(rows))
+                    if number_of[key] == len(rows):
+                        rows.append((site, info))
+            numbers.append(np.array([number_of[key] for key in keys], np.int64))
+        return SiteTable(dict(encode_sites(rows)), f"{self.path}: its ranks"), numbers
+
+    @cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """The modules of all ranks, one per name: the lowest rank's, then further ones of the others."""
+        every = (module for reader in reversed(self.readers) for module in self._named(reader, reader.modules))
+        return list({module.fqn: module for module in every}.values())
+
+    @cached_property
+    def module_rows(self) -> list[ModuleInfo]:
+        """All distinct rows of modules of all ranks, in order of rank."""
+        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
+
+    def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
+        """A rank's modules under their names in the whole model; `modules` itself for a rank without stages."""
+        stages = self.stages.get(reader.rank)
+        return (
+            modules
+            if stages is None
+            else [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
+        )
+
+    @cached_property
+    def kinds(self) -> Array:
+        """int64 (sites,), the code of each site's kind."""
+        return np.array([KIND_CODES[kind] for kind in self.sites.kind], np.int64)
+
+    @cached_property
+    def buffers_at_first(self) -> Array:
+        """Bool (sites,), True for the value of a buffer at the start of a run (START, call 0)."""
+        begins = zip(self.sites.kind, self.sites.phase, self.sites.call.tolist(), strict=True)
+        first = Kind.BUFFER.value, Phase.START.value, 0
+        return np.array([site == first for site in begins], np.bool_)
+
+    @cached_property
+    def value_of(self) -> Array:
+        """int64 (sites,), for the gradient of an activation the site of that activation; -1 for all others."""
+        sites = self.sites
+        rows = list(zip(sites.kind, sites.fqn, sites.path, sites.call.tolist(), strict=True))
+        values = {row: number for number, row in enumerate(rows) if row[0] in _VALUE_OF.values()}
+        return np.array([values.get((_VALUE_OF.get(row[0], ""), *row[1:]), -1) for row in rows], np.int64)
+
+    def left_out(self, step: StackedStep) -> Array:
+        """Bool (rows,), rows that are ignored: collectives, and what one pipeline stage passes to another.
+
+        Every stage of a pipeline has a root of the same name: what goes into the model goes into that of the first,
+        what comes out of it out of that of the last.
+        """
+        out: Array = (self.kinds == KIND_CODES[Kind.COLLECTIVE])[step.rows.site]
+        if self.stages:
+            passed = [
+                np.asarray(is_passed[batch.site]) for is_passed, batch in zip(self._passed, step.batches, strict=True)
+            ]
+            out = out | np.concatenate(passed)
+        return out
+
+    @cached_property
+    def _passed(self) -> list[Array]:
+        """For each rank, bool (sites,), True for a stage's root input or output that is not the whole model's."""
+        out = []
+        for reader in self.readers:
+            stages, sites = self.stages.get(reader.rank), reader.sites
+            is_passed = np.zeros(len(sites), np.bool_)
+            for number, (fqn, kind) in enumerate(zip(sites.fqn, sites.kind, strict=True) if stages is not None else ()):
+                if "." not in fqn and stages is not None:
+                    is_passed[number] = (kind in _GOING_IN and stages.stage(fqn) != 0) or (
+                        kind in _COMING_OUT and stages.stage(fqn) != stages.of - 1
+                    )
+            out.append(is_passed)
+        return out
+
+    @cached_property
+    def layouts(self) -> list[Layout]:
+        """Layouts of wholes, by number; `layout_number` may append."""
+        return list(dict.fromkeys(whole_layout(layout) for reader in self.readers for layout in reader.layouts))
+
+    @cached_property
+    def _layout_numbers(self) -> dict[Layout, int]:
+        return {layout: number for number, layout in enumerate(self.layouts)}
+
+    def layout_number(self, layout: Layout) -> int:
+        """The number of a layout of wholes; an unknown one is appended."""
+        number = self._layout_numbers.setdefault(layout, len(self.layouts))
+        if number == len(self.layouts):
+            self.layouts.append(layout)
+        return number
+
+    def whole_number(self, part: int) -> int:
+        """The number of the whole tensor's layout, given the number of a part's among `tables.layouts`.
+
+        A layout that is new gets the next number.
+        """
+        return self.layout_number(whole_layout(self.tables.layouts[part]))
+
+    def batched_number(self, numbers: Array) -> int:
+        """The number of the layout of tensors concatenated along dimension 0.
+
+        A layout that is new gets the next number.
+
+        Args:
+            numbers: int64, the numbers of the tensors' layouts among `tables.layouts`.
+        """
+        key = numbers.tobytes()
+        if key not in self._batched:
+            layouts = [self.tables.layouts[number] for number in numbers.tolist()]
+            self._batched[key] = self.layout_number(batched_layout(layouts))
+        return self._batched[key]
+
+    # --- putting together
+
+    def read_row(self, row: int) -> StepBatch:
+        """The combined records of the `row`-th step; the last 3 are cached."""
+        return self._read(row)
+
+    def _combined_row(self, row: int) -> StepBatch:
+        """Combine the `row`-th step, and set the number of its records for `rows_in`."""
+        of, slices = self._slices_of(row), []
+        for which in range(of):
+            step = self._stacked(row, which, of)
+            plan, layouts = self._planned(step, (which, of))
+            slices.append(CombinedStep(self, step, plan, layouts.copy()).combined())
+        batch = join_slices(slices)
+        self._sizes[self._size_key(row)] = len(batch)
+        return batch
+
+    def _slices_of(self, row: int) -> int:
+        """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
+        rows = sum(
+            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._positions[:, row], strict=True)
+        )
+        return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
+
+    def _stacked(self, row: int, which: int, of: int) -> StackedStep:
+        """The records of slice `which` of `of` of the `row`-th step of all ranks.
+
+        A site is in the slice of its number modulo `of`; a gradient in that of its value.
+        """
+        batches, read = [], read_rows(self.readers, self._positions[:, row].tolist())
+        wanted = np.where(self.value_of < 0, np.arange(len(self.sites)), self.value_of) % of == which
+        for batch, numbers in zip(read, self.site_numbers, strict=True):
+            rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
+            batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
+        last = self._last_plan[1].basis if self._last_plan is not None and self._last_plan[0] == (which, of) else None
+        alike = last is not None and last.are_of(batches)
+        rows = last if last and alike else Rows(batches, self.site_numbers, self.tables.common_numbers)
+        return StackedStep(batches, [reader.rank for reader in self.readers], rows)
+
+    def _planned(self, step: StackedStep, of: tuple[int, int]) -> tuple[Plan, Array]:
+        """The plan of a step, and the layout of each group's whole: those of the step before, where the rows are its.
+
+        Args:
+            step: the records.
+            of: which slice of how many.
+        """
+        if self._last_plan is None or self._last_plan[1].basis is not step.rows:
+            plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
+            different, which = np.unique(step.rows.layout[plan.rows[plan.starts]], return_inverse=True)
+            wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
+            self._last_plan = of, plan, wholes[which.reshape(-1)]
+        return self._last_plan[1:]
+
+    @cached_property
+    def _positions(self) -> Array:
+        """int64 (ranks, steps), position of each common step among each rank's entries."""
+        return np.stack([np.searchsorted(reader.entries["step"], self.common_steps) for reader in self.readers])
+
+    @cached_property
+    def tables(self) -> LayoutTables:
+        """The ranks' layouts."""
+        return LayoutTables(self.readers)

@@ -1,1 +1,0 @@
-"""Runs open for writing."""
