@@ -38,7 +38,7 @@ import workloads
 from kernel_values import expected_row
 from measuring import Row, bounded
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors import rows as r
@@ -387,7 +387,7 @@ WORKER = """
 import sys, tempfile, pathlib, torch
 sys.path.insert(0, sys.argv[1])
 from torch import nn
-from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions
 from measuring import captured
 with tempfile.TemporaryDirectory() as scratch, captured(CaptureOptions(), pathlib.Path(scratch) / "run"):
     device = torch.device(sys.argv[2])

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def quickest(call: Callable[[], object], within: float, wait: Callable[[], objec
 @contextmanager
 def captured(options: CaptureOptions, directory: Path) -> Iterator[None]:
     """A capture of what is trained meanwhile in this process, into a directory."""
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.session import Session
     from introspect_cli.script.ending import Ending
 

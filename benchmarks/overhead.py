@@ -25,8 +25,7 @@ import measuring
 import torch
 from workloads import WORKLOADS
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.option import DEFAULT_STATS
+from introspect_cli.capture.options import DEFAULT_STATS, CaptureOptions
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.run import open_run

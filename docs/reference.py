@@ -26,7 +26,7 @@ from schema import DOCUMENTS, schema  # noqa: E402 - the file beside this one, w
 
 import introspect_cli  # noqa: E402 - as above
 from introspect_cli import cli  # noqa: E402 - as above
-from introspect_cli.capture.options.option import HEADINGS  # noqa: E402 - as above
+from introspect_cli.capture.options import HEADINGS  # noqa: E402 - as above
 from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
 from introspect_cli.compare.reasons.rows import reasons  # noqa: E402 - as above
 from introspect_cli.health.check import choose  # noqa: E402 - as above

@@ -77,7 +77,7 @@ def capturing(
         UsageError: an option is unknown or one of those excepted, or a capture is already running.
         StoreError: the directory exists and `force` is not given, or cannot be made.
     """
-    from introspect_cli.capture.options.parse import options_of
+    from introspect_cli.capture.options import options_of
     from introspect_cli.capture.session import Session
     from introspect_cli.inspect.runs import chosen
     from introspect_cli.script.ending import Ending, raised_ending
@@ -179,7 +179,7 @@ def compare_transformed(
     for what in (model, transformed):
         if not callable(what):
             raise UsageError(f"a {type(what).__name__} cannot be called: give a module or a function")
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.run_once import run_once
     from introspect_cli.compare.diff import compare_runs
     from introspect_cli.compare.result import DiffOptions

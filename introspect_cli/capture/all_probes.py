@@ -9,26 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.context import Context
 from introspect_cli.capture.frames import pass_by
-from introspect_cli.capture.naming.contents import modules_in, wrapped
-from introspect_cli.capture.naming.names import NameFilter, Names
-from introspect_cli.capture.options.parse import parse_pairs
-from introspect_cli.capture.probes.attributes import AttributeProbe
-from introspect_cli.capture.probes.beginning import BeginningProbe
-from introspect_cli.capture.probes.built import BuiltProbe
+from introspect_cli.capture.naming import NameFilter, Names, modules_in, wrapped
+from introspect_cli.capture.options import parse_pairs
 from introspect_cli.capture.probes.children import ChildrenProbe
-from introspect_cli.capture.probes.copies import CopiesProbe
 from introspect_cli.capture.probes.data import DataProbe
 from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.loss import LossProbe
 from introspect_cli.capture.probes.modules import ModuleProbe
+from introspect_cli.capture.probes.objects import AttributeProbe, BuiltProbe
 from introspect_cli.capture.probes.optimizers import OptimizerProbe
 from introspect_cli.capture.probes.perturb import PerturbProbe
-from introspect_cli.capture.probes.rng import RngProbe
-from introspect_cli.capture.probes.script_values import ProductProbe, ScriptCallsProbe
-from introspect_cli.capture.probes.seedings import SeedingProbe
+from introspect_cli.capture.probes.products import CopiesProbe, ProductProbe, ScriptCallsProbe
+from introspect_cli.capture.probes.randomness import BeginningProbe, RngProbe, SeedingProbe
 from introspect_cli.capture.probes.state import StateProbe
+from introspect_cli.capture.recording.keeping import StepPolicy
 from introspect_cli.capture.recording.recorder import Recorder
-from introspect_cli.capture.recording.step_policy import StepPolicy
 from introspect_cli.capture.regions.probe import TapProbe
 from introspect_cli.records import Kind
 from introspect_cli.tensors.summarizer import Summarizer
@@ -39,9 +34,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.probes.base import GuardedProbe
-    from introspect_cli.capture.recording.black_box import BlackBox
+    from introspect_cli.capture.recording.keeping import BlackBox
     from introspect_cli.capture.regions.compile import CompileProbe
     from introspect_cli.errors import StoreError
     from introspect_cli.store.run_writer import Launch, StoreWriter
@@ -137,7 +132,7 @@ class Probes:
             pairs = parse_pairs(options.vjp, options.jacobian_norm)
             self._probes.append(VjpProbe(self.context, modules, pairs, options.probes))
         if options.level == "op":
-            from introspect_cli.capture.ops.probe import OpProbe
+            from introspect_cli.capture.ops import OpProbe
 
             ops = OpProbe(
                 self.context,

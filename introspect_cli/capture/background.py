@@ -1,33 +1,43 @@
-"""Processes of introspect beside the script's: one that only answers, and those that publish the run.
-
-The script sees nothing of them. Such a process is no child of the script's (which may wait for its children), has one
-descriptor to answer by, and stays when the script is interrupted. What it does costs training a processor at most:
-nothing waits for it before the end.
-
-A logger's client imports hundreds of modules, draws from python's random generator, talks to servers that hang. A
-thread that did so would share all that with training. So `introspect publish` reads the run as it is written, from
-outside, in such a process.
-"""
+"""Processes of introspect beside the script's: those that publish the run, and the one that compares it."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import shlex
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.processes import VARIABLE
-from introspect_cli.store.files import Handle
+from introspect_cli.errors import StoreError
+from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.store.files import DIVERGENCE, Handle
 from introspect_cli.store.remote import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.options import CaptureOptions
+    from introspect_cli.capture.recording.recorder import Recorder
+    from introspect_cli.store.run_writer import Launch
 
+
+# ---
+# Processes of introspect beside the script's: one that only answers, and those that publish the run.
+#
+# The script sees nothing of them. Such a process is no child of the script's (which may wait for its children), has
+# one descriptor to answer by, and stays when the script is interrupted. What it does costs training a processor at
+# most: nothing waits for it before the end.
+#
+# A logger's client imports hundreds of modules, draws from python's random generator, talks to servers that hang. A
+# thread that did so would share all that with training. So `introspect publish` reads the run as it is written, from
+# outside, in such a process.
 
 MAX_OUTPUT = 1 << 16
 _SHELL = "/bin/sh"
@@ -167,3 +177,262 @@ def _outcome_sentences(places: Sequence[str], said: bytes, ended: bool) -> list[
     lines = [line.removeprefix("introspect: ") for line in said.decode("utf-8", "replace").splitlines()]
     results = [line for line in lines if line.startswith("published ") or UNPUBLISHED in line]
     return results or [f"nothing was published: {lines[-1]}" if lines else "nothing was published"]
+
+
+# ---
+# A run that is compared with another while it is written: what the script's process has of it, on each rank.
+#
+# That is one descriptor, which is looked at when a step ends. The comparison is another process's: a reference that
+# cannot be read, or takes long to read, costs its answer and nothing else.
+#
+# The ranks of a launch hear that the run diverges by a file of the first rank's, which the others open at each step:
+# one rank alone has the comparison. Ranks that end at different steps wait for each other in a collective, so it says
+# after which step all of them end: the one that it is about to begin. Whoever takes part in a collective of that step
+# does so after the file was written, and looks at it when the step is over. The file is there from the beginning,
+# since a file system over a network answers for a while that what was not there is not there.
+
+_CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
+
+
+class Against(BackgroundProcess):
+    """A process that compares a run with a reference.
+
+    Attributes:
+        reference: as messages call it.
+        first: the step at which the runs diverge, None where it is not one step's; None while they do not.
+        agreed: the last step up to which they were seen not to diverge, -1 before there is one.
+        code: the exit status of `diff`, once it is known.
+    """
+
+    def __init__(self, run: Path, options: CaptureOptions) -> None:
+        """Start the process that compares `run`, which is being written, with `options.against`; nothing waits for it.
+
+        `options.diff` has the options of that comparison.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        assert options.against is not None
+        near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
+        self.reference = options.against if near.startswith(os.pardir) else near
+        self.first: tuple[int | None] | None = None
+        self.agreed = -1
+        self.code: int | None = None
+        self._place: list[Any] | None = None
+        self._ended = -1
+        self._rest = b""
+        question = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
+        module = "introspect_cli.commands.live"
+        super().__init__(module, [json.dumps(question)], "what compares", errors=False)
+
+    def poll(self, ended: int) -> list[str]:
+        """Sentences from at most 64 KiB of what the process has sent since the last call, without waiting; [] for none.
+
+        Also sets `first`, `agreed` and `code`.
+
+        Args:
+            ended: number of the step that has just ended; `finish` says how far behind it the comparison was.
+        """
+        self._ended = ended
+        data = self.read()
+        return self._complete_sentences(data) if data else []
+
+    def finish(self) -> list[str]:
+        """Wait at most 30 seconds for the process to end, and close its descriptor; sets `first`, `agreed` and `code`.
+
+        Returns the sentences that it has sent since the last `poll`, and one more, with the reason, where it sent no
+        verdict.
+        """
+        data, ended = self.rest(self.patience)
+        said = self._complete_sentences(data)
+        if self.code is None:
+            why = "what compares has ended early" if ended else f"it took more than {self.patience:.0f} seconds"
+            until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
+            said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
+        return said
+
+    def _complete_sentences(self, data: bytes) -> list[str]:
+        """Sentences for each complete line of JSON received.
+
+        Bytes after the last line end are kept, and put before the data of the next call.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
+
+    def _sentences(self, facts: dict[str, Any]) -> list[str]:
+        """Sentences for one message of the process, none for `agreed`; sets `code`, `agreed` or `first` by what it has.
+
+        A verdict with the place of the divergence that was reported before only confirms that one.
+
+        Args:
+            facts: one of `{"failed": why}`, `{"agreed": last step}`, `{"first": step, "place", "said"}`, or, at the
+                end, `{"verdict", "place", "said"}`.
+        """
+        if "failed" in facts:
+            self.code = UNDECIDED
+            return [f"not compared with {self.reference} any further: {facts['failed']}"]
+        if "agreed" in facts:
+            self.agreed = facts["agreed"]
+            return []
+        said = str(facts["said"])
+        if "first" in facts:
+            self.first, self._place = (facts["first"],), facts["place"]
+            return [f"against {self.reference}: {said}"]
+        self.code = _CODES[facts["verdict"]]
+        if self._place is not None and facts["place"] == self._place:
+            said = "the whole run confirms that divergence"
+        return [f"against {self.reference}, at the end: {said}"]
+
+
+class Reference:
+    """The run named by `--against`, as a session uses it; does nothing without one."""
+
+    def __init__(
+        self,
+        run: Path,
+        store: Path,
+        options: CaptureOptions,
+        launch: Launch | None,
+        guarded: AbstractContextManager[None],
+    ) -> None:
+        """Start the comparison, on rank 0 alone; without `options.against` nothing happens.
+
+        Where all ranks have to learn of a divergence (`--stop`, `--keep-around`), also choose the file that says it.
+
+        Args:
+            run: directory of the whole run, which the comparison reads.
+            store: directory of this rank's part in it.
+            options: of the capture.
+            launch: this process's part in a distributed run; None for a run of one process.
+            guarded: catches failures of the comparison.
+        """
+        self._options, self._guarded = options, guarded
+        self._rank = launch.rank if launch is not None else 0
+        self._against: Against | None = None
+        self._notice: Path | None = None
+        """File by which the first rank tells all ranks of a divergence; None where they need not know."""
+        self._told: tuple[int | None, int] | None = None
+        self._has_ended_the_script = False
+        if options.against is not None:
+            with guarded:
+                if launch is not None and launch.world_size > 1 and (options.stop or options.keep_around):
+                    self._notice = store.parent / "rank0" / DIVERGENCE
+                if not self._rank:
+                    self._against = Against(run, options)
+
+    def digests(self) -> dict[int, bytes] | None:
+        """Digest of each step of the reference on this rank, by step.
+
+        {} where the reference is remote, cannot be read, or lacks this rank; None without a reference.
+        """
+        if self._options.against is None:
+            return None
+        digests: dict[int, bytes] = {}
+        with self._guarded:
+            digests |= _digests(self._options.against, self._rank)
+        return digests
+
+    def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
+        """Say what the comparison has reported since the last step, without waiting, and pass a divergence on.
+
+        The recorder's black box is also told how far the runs agree. Where ranks share a file, rank 0 writes the
+        divergence there and the others read it.
+
+        Args:
+            recorder: whose step has just ended.
+            say: is given each sentence.
+
+        Returns:
+            With `--stop`, True once: at the first step that ends after the divergence is reported (on several ranks,
+            the step that the file names). Else False.
+        """
+        if self._against is None and self._notice is None:
+            return False
+        ended, after = recorder.step - 1, None
+        with self._guarded:
+            first = None
+            if self._against is not None:
+                for sentence in self._against.poll(ended):
+                    say(sentence)
+                first = self._against.first
+                after = None if first is None else ended
+            if self._notice is not None and (told := self._share(self._notice, first, ended + 1)) is not None:
+                first, after = (told[0],), told[1]
+            recorder.tell_comparison(-1 if self._against is None else self._against.agreed, first)
+        if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
+            return False
+        self._has_ended_the_script = True
+        if not self._rank:
+            say(f"the script is ended after step {ended} (--stop)")
+        return True
+
+    def _share(self, notice: Path, first: tuple[int | None] | None, after: int) -> tuple[int | None, int] | None:
+        """Write a divergence to the file that all ranks share, or read it there; the first one written or read is kept.
+
+        Once a divergence is known here, the file is neither written nor read again. A file that cannot be written or
+        read is ignored.
+
+        Args:
+            notice: the file.
+            first: in a tuple, the step at which the runs diverge, None where it is not one step's; None in place of the
+                tuple where this process knows of no divergence, so that the file is read.
+            after: the step after which all ranks end, written with it.
+
+        Returns:
+            The step of the divergence, and the step after which all ranks end; None where there is none yet, or the
+            file is half written.
+        """
+        if self._told is None:
+            with suppress(OSError, ValueError):
+                if first is not None:
+                    self._told = first[0], after
+                    notice.write_text(json.dumps(self._told), encoding="utf-8")
+                else:
+                    step, end = json.loads(notice.read_text(encoding="utf-8"))
+                    self._told = step, end
+        return self._told
+
+    @property
+    def status(self) -> int | None:
+        """With `--stop`, the exit status that `diff` would have: UNDECIDED as long as there is no verdict.
+
+        None without `--stop`, on ranks other than 0, and where no comparison was started.
+        """
+        if self._against is None or not self._options.stop:
+            return None
+        return UNDECIDED if self._against.code is None else self._against.code
+
+    def finish(self, recorder: Recorder | None) -> list[str]:
+        """Wait at most 30 seconds for the verdict and pass it to the black box of `recorder`, unless that is None.
+
+        Returns sentences on it; [] without a comparison.
+        """
+        said: list[str] = []
+        with self._guarded:
+            if self._against is not None:
+                said = self._against.finish()
+                if recorder is not None:
+                    recorder.tell_comparison(self._against.agreed, self._against.first)
+        return said
+
+    def abandon(self) -> None:
+        """Forget the comparison in a forked child: close the descriptor here; process and file stay the parent's."""
+        if self._against is not None:
+            self._against.abandon()
+        self._against = self._notice = None
+
+
+def _digests(reference: str, rank: int) -> dict[int, bytes]:
+    """Digest of each step of a run on one rank, by step.
+
+    {} where the run is remote, cannot be read, or lacks the rank.
+    """
+    from introspect_cli.store.remote import is_remote
+    from introspect_cli.store.run import open_run
+
+    if is_remote(reference):
+        return {}
+    path = Path(reference)
+    with suppress(StoreError), open_run(path) as run:
+        return run.rank(rank).digests() if rank in run.ranks else {}
+    return {}

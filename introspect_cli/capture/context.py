@@ -11,15 +11,14 @@ from introspect_cli.capture.draws import Draws
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
-from introspect_cli.capture.steps.clock import StepClock
+from introspect_cli.capture.steps import StepClock
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.naming.names import Names
-    from introspect_cli.capture.naming.states import ModuleState, Named
+    from introspect_cli.capture.naming import ModuleState, Named, Names
     from introspect_cli.capture.recording.recorder import Recorder
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.environment import redact, sources
-from introspect_cli.capture.environment.source_files import SourceFiles
+from introspect_cli.capture.environment.sources import SourceFiles
 from introspect_cli.capture.ranks.launchers import rank_and_size
 from introspect_cli.capture.read_files import ReadFiles
 from introspect_cli.errors import DocumentTooLargeError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.ending import Ending
     from introspect_cli.script.target import Target
     from introspect_cli.store.run_writer import Launch, StoreWriter

@@ -31,7 +31,7 @@ from introspect_cli.script.run import run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.target import Target
 
 

@@ -21,7 +21,7 @@ from introspect_cli.tensors.flatten import flatten
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Site
 
 

@@ -14,8 +14,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture.against import Reference
-from introspect_cli.capture.background import UNPUBLISHED, Publishers
+from introspect_cli.capture.background import UNPUBLISHED, Publishers, Reference
 from introspect_cli.capture.guard import Guard
 from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.all_probes import Probes
     from introspect_cli.capture.guard import Guarded
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.store.run_writer import Launch
 
@@ -181,7 +180,7 @@ class Session:
 
             box = None
             if self.options.keep_around is not None:
-                from introspect_cli.capture.recording.black_box import BlackBox
+                from introspect_cli.capture.recording.keeping import BlackBox
 
                 digests = self.reference.digests()
                 box = BlackBox(self.options, self.launch, self._store, digests, self._tell, self._guard.note)

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.capture.options.capture_options import CaptureOptions, described
-from introspect_cli.capture.options.option import AGAIN, HEADINGS, HOW, SHORT, WHEN
-from introspect_cli.capture.options.parse import options_of
+from introspect_cli.capture.options import AGAIN, HEADINGS, HOW, SHORT, WHEN, CaptureOptions, described, options_of
 from introspect_cli.capture.processes import command_of
 from introspect_cli.commands.shared import GroupedOption, compared_as, declare
 from introspect_cli.errors import UsageError

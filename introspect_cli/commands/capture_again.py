@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.target import Target
 
 

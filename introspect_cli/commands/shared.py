@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.capture.options.option import Option
+from introspect_cli.capture.options import Option
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
 
 if TYPE_CHECKING:

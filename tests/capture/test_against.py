@@ -22,7 +22,7 @@ from interpreter import PYTHON
 from sweeps import sliced
 
 from introspect_cli.api import recording
-from introspect_cli.capture.against import Against
+from introspect_cli.capture.background import Against
 from introspect_cli.store.run import open_run
 from introspect_cli.store.verify import verify_run
 

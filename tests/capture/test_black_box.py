@@ -10,7 +10,7 @@ from neutrality import assert_neutral
 from torch import nn
 
 from introspect_cli.api import recording
-from introspect_cli.capture.recording import black_box
+from introspect_cli.capture.recording import keeping
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
@@ -129,7 +129,7 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd,
             loss.backward()
             optimizer.step()
 
-    monkeypatch.setattr(black_box, "free_memory", lambda: 1_200_000)
+    monkeypatch.setattr(keeping, "free_memory", lambda: 1_200_000)
     options = {"keep_around": 1, "quiet": False}
     run = captured(tmp_path / "run", work, options, width=30_000)
     said = capfd.readouterr().err

@@ -10,7 +10,7 @@ from opcapture import captured, compared
 from torch import nn
 from torch.utils.data import DataLoader
 
-from introspect_cli.capture.options.capture_options import CaptureOptions, described
+from introspect_cli.capture.options import CaptureOptions, described
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule, parse_rule

@@ -19,8 +19,7 @@ from synthetic import batch
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.parse import options_of
+from introspect_cli.capture.options import CaptureOptions, options_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import ALWAYS, Schedule, parse_rule
 from introspect_cli.store.log import DROP, STEP

@@ -11,8 +11,8 @@ import zipfile
 import pytest
 from projects import MODEL, TRAIN
 
-from introspect_cli.capture.environment import redact, source_files
-from introspect_cli.capture.environment.source_files import SourceFiles
+from introspect_cli.capture.environment import redact, sources
+from introspect_cli.capture.environment.sources import SourceFiles
 from introspect_cli.errors import StoreError
 from introspect_cli.store.run import Sources, open_run
 from introspect_cli.store.verify import verify_run
@@ -68,9 +68,9 @@ def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-c", "x = 1"])
-    assert list(source_files._main_without_file()) == [("-c", "x = 1")]
+    assert list(sources._main_without_file()) == [("-c", "x = 1")]
     main.In, main.get_ipython = ["", "a = 1\n", "b = 2"], print
-    assert list(source_files._main_without_file()) == [("<notebook>", "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n")]
+    assert list(sources._main_without_file()) == [("<notebook>", "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n")]
 
 
 def test_a_module_that_was_written_over_since_is_reported(project):
@@ -167,7 +167,7 @@ def prepared_again(home):
 
 
 def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
-    monkeypatch.setattr(source_files, "LIMIT_RUN", 100)
+    monkeypatch.setattr(sources, "LIMIT_RUN", 100)
     kept = {}
     files = SourceFiles(kept.__setitem__, (), 0.0)
     files.add("first.py", b"a = 1\n" * 10)

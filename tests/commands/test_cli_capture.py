@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
-from introspect_cli.capture.options.option import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS
+from introspect_cli.capture.options import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS, CaptureOptions
 from introspect_cli.commands.capture import capture
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Record, Status
 from introspect_cli.script.ending import Ending

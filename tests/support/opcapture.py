@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from introspect_cli.capture.options.capture_options import CaptureOptions
+from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions

@@ -24,7 +24,7 @@ from introspect_cli.store.run_writer import refuse_or_remove
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.script.target import Target
 
 

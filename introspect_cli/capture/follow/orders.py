@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Order:
 
     def text(self) -> str:
         """The order as JSON, for `parse`."""
-        from introspect_cli.capture.options.capture_options import plain
+        from introspect_cli.capture.options import plain
 
         options = {item.name: plain(getattr(self.options, item.name)) for item in fields(self.options)}
         return json.dumps({**vars(self), "options": options}, default=str)
@@ -93,7 +93,7 @@ class Order:
 
 def _options_from(packed: dict[str, Any]) -> CaptureOptions:
     """Capture options from the plain values that `Order.text` made of them."""
-    from introspect_cli.capture.options.capture_options import CaptureOptions
+    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.records import Kind
     from introspect_cli.schedule.rules import parse_rule
 

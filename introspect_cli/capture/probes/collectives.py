@@ -1,19 +1,4 @@
-"""Collectives and messages between ranks: which, over whom, in what order, with what going in and coming out.
-
-DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's operators `c10d::*`; functions of
-`torch.distributed` see only the last of them. So a kernel of introspect's is put before those operators, at the key
-where autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing.
-Functional collectives, which DTensor uses, come to those operators below that key; so their functions are replaced.
-
-A result is there only when somebody has waited for it. So it is looked at after the wait for that very handle. Where
-the script waits itself and something had been written there before, the script or the collective may have done so, and
-the result counts as not observed. What nobody waits for in python is not recorded. A handle keeps its tensors, and
-`swap_tensors` refuses one that has a weak reference. So neither is kept: a group's methods, which give python its
-handles, are replaced to learn of them; handles are referred to weakly, and results kept as aliases until those go.
-
-A rank that hangs never ends its step, so nothing of that step is in the store. Each collective that begins is
-therefore noted in a file of its own at once, which is emptied when the step ends.
-"""
+"""Collectives and messages between ranks: which operators they are, and the probe that records them."""
 
 from __future__ import annotations
 
@@ -33,7 +18,6 @@ from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.events import RAISED, Event
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.ranks.collectives import FACTS, FUNCTIONAL, METHODS, Facts
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.store.run_writer import IN_FLIGHT
 from introspect_cli.tensors.views import unobserved
@@ -45,6 +29,79 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
+
+
+# ---
+# What torch's collectives and messages between ranks are called: its operators, its functions, its groups' methods.
+
+
+class Facts(NamedTuple):
+    """One operator: its common name, and the positions of its arguments; -1 for none.
+
+    Attributes:
+        word: its name.
+        given: position of what goes in.
+        gives: position of what comes out.
+        group: position of the group.
+        reduces: position of the reduction.
+        peer: position of the other rank, or of the root.
+    """
+
+    word: str
+    given: int
+    gives: int
+    group: int
+    reduces: int = -1
+    peer: int = -1
+
+
+FACTS = {
+    "allreduce_": Facts("all_reduce", 0, 0, 1, 2),
+    "allreduce_coalesced_": Facts("all_reduce", 0, 0, 1, 2),
+    "allgather_": Facts("all_gather", 1, 0, 2),
+    "_allgather_base_": Facts("all_gather", 1, 0, 2),
+    "allgather_coalesced_": Facts("all_gather", 1, 0, 2),
+    "allgather_into_tensor_coalesced_": Facts("all_gather", 1, 0, 2),
+    "reduce_scatter_": Facts("reduce_scatter", 1, 0, 2, 3),
+    "_reduce_scatter_base_": Facts("reduce_scatter", 1, 0, 2, 3),
+    "reduce_scatter_tensor_coalesced_": Facts("reduce_scatter", 1, 0, 2, 3),
+    "reduce_": Facts("reduce", 0, 0, 1, 2, 3),
+    "broadcast_": Facts("broadcast", 0, 0, 1, -1, 2),
+    "gather_": Facts("gather", 1, 0, 2, -1, 3),
+    "scatter_": Facts("scatter", 1, 0, 2, -1, 3),
+    "alltoall_": Facts("all_to_all", 1, 0, 2),
+    "alltoall_base_": Facts("all_to_all", 1, 0, 2),
+    "send": Facts("send", 0, -1, 1, -1, 2),
+    "recv_": Facts("recv", -1, 0, 1, -1, 2),
+    "barrier": Facts("barrier", -1, -1, 1),
+}
+"""Operators by name; others (checks of memory, waits) move nothing."""
+
+FUNCTIONAL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""Prefixes of torch's functional collectives, whose endings differ between versions."""
+
+
+METHODS = ("all", "_allgather", "broadcast", "gather", "recv", "reduce", "_reduce_scatter", "scatter")
+"""Prefixes of a group's methods that give a handle of results; each version of torch has others."""
+
+
+# ---
+# Collectives and messages between ranks: which, over whom, in what order, with what going in and coming out.
+#
+# DDP's reducer, FSDP, pipelines and a script's own calls all end in torch's operators `c10d::*`; functions of
+# `torch.distributed` see only the last of them. So a kernel of introspect's is put before those operators, at the key
+# where autograd would be, for as long as a capture that asked for it lasts. It hands all on, and sends nothing.
+# Functional collectives, which DTensor uses, come to those operators below that key; so their functions are replaced.
+#
+# A result is there only when somebody has waited for it. So it is looked at after the wait for that very handle.
+# Where the script waits itself and something had been written there before, the script or the collective may have
+# done so, and the result counts as not observed. What nobody waits for in python is not recorded. A handle keeps its
+# tensors, and `swap_tensors` refuses one that has a weak reference. So neither is kept: a group's methods, which give
+# python its handles, are replaced to learn of them; handles are referred to weakly, and results kept as aliases until
+# those go.
+#
+# A rank that hangs never ends its step, so nothing of that step is in the store. Each collective that begins is
+# therefore noted in a file of its own at once, which is emptied when the step ends.
 
 _FUNCTIONAL = "functional collectives"
 """Group of the functions that end in operators, inside of which these are not recorded again."""

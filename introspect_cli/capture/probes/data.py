@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.naming.identity import ById, FreeNames
+from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.probes.built import BuiltProbe
-    from introspect_cli.capture.recording.sites import Row
+    from introspect_cli.capture.probes.objects import BuiltProbe
+    from introspect_cli.capture.recording.rows import Row
 
 
 @dataclass(eq=False)

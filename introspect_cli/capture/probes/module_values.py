@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.states import ModuleState
+    from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
     from introspect_cli.capture.torch_distributed import Style
     from introspect_cli.tensors.places import Placed

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.guard import uncounted
-from introspect_cli.capture.naming.contents import (
+from introspect_cli.capture.naming import (
     has_own_call,
     hides,
     how_hidden,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from introspect_cli.capture.context import Context, Stack
-    from introspect_cli.capture.naming.states import ModuleState
+    from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from introspect_cli.capture.naming.contents import parameters_of
+from introspect_cli.capture.naming import parameters_of
 from introspect_cli.records import Kind, Phase
 from introspect_cli.tensors import parallel
 from introspect_cli.tensors.kernels import KERNELS, numbers_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.states import ParameterName
+    from introspect_cli.capture.naming import ParameterName
     from introspect_cli.capture.ranks.flat import Turn
     from introspect_cli.capture.recording.recorder import Recorder
 

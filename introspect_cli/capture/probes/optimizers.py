@@ -15,9 +15,7 @@ import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming.contents import parameters_of
-from introspect_cli.capture.naming.identity import ById, FreeNames
-from introspect_cli.capture.naming.states import Holder
+from introspect_cli.capture.naming import ById, FreeNames, Holder, parameters_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.optimizer_values import (
     OTHER,
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.naming.states import ParameterName
+    from introspect_cli.capture.naming import ParameterName
     from introspect_cli.capture.probes.state import StateProbe
 
 

@@ -28,7 +28,7 @@ from introspect_cli.capture import private_api
 from introspect_cli.capture.environment.sources import file_of, has_forward_call
 from introspect_cli.capture.frames import is_introspects, outward
 from introspect_cli.capture.guard import uncounted
-from introspect_cli.capture.naming.contents import has_own_call
+from introspect_cli.capture.naming import has_own_call
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
 from introspect_cli.tensors.flatten import flatten

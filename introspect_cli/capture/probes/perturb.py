@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from introspect_cli.capture.naming.contents import parameters_in
-from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.naming import ById, parameters_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.tensors.views import cut, unobserved
 

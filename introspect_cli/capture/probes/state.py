@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming.contents import Contents, holders_in, modules_in, parameters_of, tensors_in
-from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.naming import ById, Contents, holders_in, modules_in, parameters_of, tensors_in
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.capture.probes.script_values import tensors_in_module
-from introspect_cli.capture.ranks import zero
+from introspect_cli.capture.probes.products import tensors_in_module
+from introspect_cli.capture.ranks import flat
 from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.tensors.kernels import numbers_of
 from introspect_cli.tensors.special import is_wrapped
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.naming.states import ParameterName
+    from introspect_cli.capture.naming import ParameterName
     from introspect_cli.capture.probes.optimizer_values import Stepping
 
 _PARAMETERS, _BUFFERS = frozenset({Kind.PARAM}), frozenset({Kind.BUFFER})
@@ -288,7 +287,7 @@ class StateProbe(GuardedProbe):
         changes = self._context.names.parameters.changes
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
-            may_move = zero.is_loaded() or self._cutting.get(root)
+            may_move = flat.is_loaded() or self._cutting.get(root)
             self._record_after(root, None if may_move else (contents[2], changes), contents)
 
     def parameters_after(self, stepping: Stepping) -> None:
@@ -400,7 +399,7 @@ class StateProbe(GuardedProbe):
         """
         parts = self._context.parts
         if is_lazy(tensor) or (
-            zero.is_loaded() and zero.is_emptied(tensor) and not (parts.is_active and parts.shard_of(tensor))
+            flat.is_loaded() and flat.is_emptied(tensor) and not (parts.is_active and parts.shard_of(tensor))
         ):
             return None
         name = self._context.names.parameters.name_of(tensor)

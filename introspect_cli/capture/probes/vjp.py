@@ -19,8 +19,8 @@ from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.states import ModuleState
-    from introspect_cli.capture.options.parse import Pair
+    from introspect_cli.capture.naming import ModuleState
+    from introspect_cli.capture.options import Pair
     from introspect_cli.capture.probes.modules import ModuleProbe
 
 _SEED = 20260

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming.contents import modules_in, unwrap
-from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.naming import ById, modules_in, unwrap
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from introspect_cli.capture.naming.names import Names
+    from introspect_cli.capture.naming import Names
 
 
 class DataParallel:

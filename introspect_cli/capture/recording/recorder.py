@@ -19,9 +19,8 @@ import numpy as np
 import torch
 
 from introspect_cli.capture.environment.redact import plain
-from introspect_cli.capture.recording.sites import Row, Sites
-from introspect_cli.capture.recording.step_block import EndedStep, SavedTensor, StepBlock, save_tensor
-from introspect_cli.capture.recording.step_policy import Records
+from introspect_cli.capture.recording.keeping import Records
+from introspect_cli.capture.recording.rows import EndedStep, Row, SavedTensor, Sites, StepBlock, save_tensor
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import ALWAYS, NEVER
 from introspect_cli.tensors.kernels import KERNELS, new_lock, new_numbers
@@ -31,7 +30,7 @@ from introspect_cli.tensors.views import in_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.capture.recording.step_policy import StepPolicy
+    from introspect_cli.capture.recording.keeping import StepPolicy
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given, Site
     from introspect_cli.store.rank_writer import RankWriter

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from introspect_cli.capture.naming.contents import modules_in
+from introspect_cli.capture.naming import modules_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.tap_op import NOTHING, ORDER
 from introspect_cli.capture.regions.taps import PLAIN, WANTED, text_of

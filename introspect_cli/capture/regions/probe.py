@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.naming.identity import ById
+from introspect_cli.capture.naming import ById
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.regions.taps import GRADIENT, NUMBERED, PLAIN, WANTED, CallCount, Sink, Tapped, parsed
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.capture.naming.states import ModuleState
+    from introspect_cli.capture.naming import ModuleState
 
 _UNSEEN_GRADIENT = "inside a compiled region gradients are not seen"
 

@@ -1,33 +1,25 @@
-"""What seeds random generators and what draws from them before the first step: initialisation, mostly.
-
-A run whose initialisation was changed differs from the first number on, and the random state when the first step begins
-says no more than that. So until then each seeding is noted with its value and line; each of torch's initialisers and
-methods of tensors that draws, with its arguments, the parameter it fills, its line, and the generator's state before
-it; and, at the moments between (a parameter is registered, a generator is seeded, the first step begins), that
-something else has drawn since the last of them: a module that was called, or a loader. Nothing is replaced any more
-when the first step begins.
-
-An event is noted before the model is named, and must keep no tensor alive: what finds its name later is kept. The files
-that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
-"""
+"""States of random generators as steps begin, and what draws from them or sets them before and in between."""
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
-from introspect_cli.capture.draws import generator_words, script_generators, state_of
+from introspect_cli.capture.draws import UNTOUCHED, generator_words, script_generators, state_of, state_word
 from introspect_cli.capture.environment.sources import is_users, relative
 from introspect_cli.capture.events import DRAWS
 from introspect_cli.capture.frames import Places
 from introspect_cli.capture.probes.base import GuardedProbe
-from introspect_cli.records import Kind
+from introspect_cli.capture.start import PYTHON, numpy_state, python_state
+from introspect_cli.records import Kind, Phase, Site
 from introspect_cli.tensors.generators import Generators
 from introspect_cli.tensors.views import address_of, unobserved
 from introspect_cli.texts import clean
@@ -38,7 +30,115 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.naming.names import Names
+    from introspect_cli.capture.naming import Names
+
+
+# ---
+# States of the random generators, at the start of every step; `draws` sees to those within.
+#
+# A generator that nobody seeded starts from the operating system's entropy, so its state differs between any two
+# processes without anything depending on it. As long as nothing has been drawn from it, it is recorded as untouched.
+
+
+class RngProbe(GuardedProbe):
+    """Records generator states as a step begins; patches nothing."""
+
+    name = "rng"
+    lost = "states of random generators are"
+    kind = Kind.RNG
+
+    def __init__(self, context: Context, began: dict[str, bytes | None]) -> None:
+        """Look at no generator before a step begins.
+
+        Args:
+            context: shared by all probes.
+            began: bytes of the states of python's and numpy's generators when the process began, by library.
+        """
+        super().__init__(context, then=self.remove)
+        self._began = began
+        self._python: tuple[tuple[int | None, object], bytes] = (None, None), b""
+        """What tells python's state when it was last asked for, and the state."""
+        self._made: dict[str, Any] | None = None
+        self._site = functools.cache(self._new_site)
+        self._backends = _backends()
+
+    def remove(self) -> None:
+        """Stop listening; draws within steps are not looked for either."""
+        super().remove()
+        self._context.draws.stop()
+
+    def on_begin(self) -> None:
+        """Record each generator's state as a step begins: defaults, accelerators' and the script's own.
+
+        Of the script's own, those that exist at the first call. A default one of python or numpy whose state is that in
+        `began` is recorded as untouched. Those of numpy and of accelerators that are not in use are skipped.
+        """
+        draws, devices = self._context.draws, [pair for pairs in self._backends for pair in pairs()]
+        draws.begin(devices)
+        for name, state in (("python", self._python_state()), ("numpy", numpy_state())):
+            if state is None:  # the library is not loaded
+                continue
+            if state == self._began.get(name):
+                draws.untouched.add(name)
+                self._recorder.emit(self._site(name), UNTOUCHED)
+            else:
+                self._recorder.emit(self._site(name), torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        self._recorder.emit(self._site("torch"), torch.default_generator.get_state())
+        for device, generator in devices:
+            self._recorder.emit(self._site(device), generator.get_state())
+        if self._made is None:  # what the script makes later is not looked for: that would take long in each step
+            self._made = script_generators()
+        for name, generator in self._made.items():
+            self._recorder.emit(self._site(name), state_word(generator))
+
+    def _python_state(self) -> bytes:
+        """State of python's generator, which takes long to ask for; the last answer where nothing has changed."""
+        draws = self._context.draws
+        mark = draws.state("python"), getattr(PYTHON, "gauss_next", None)
+        if mark[0] is None or mark != self._python[0]:
+            state = python_state()
+            # else another thread draws, and nobody knows before or after
+            self._python = (mark if not draws.moved() else (None, None)), state
+        return self._python[1]
+
+    def _new_site(self, name: str) -> int:
+        """Number of the site of a generator's state at the start of a step; `_site` caches it."""
+        return self._recorder.site(Site(Phase.START, Kind.RNG, name))
+
+
+def _backends() -> list[Callable[[], list[tuple[str, torch.Generator]]]]:
+    """For each kind of accelerator that torch is built for, a function that lists its generators.
+
+    Neither the list nor the functions initialise a device.
+    """
+    there = {"cuda": torch.backends.cuda.is_built(), "xpu": hasattr(torch, "xpu"), "mps": torch.backends.mps.is_built()}
+    return [functools.partial(_generators_of, name) for name, is_built in there.items() if is_built]
+
+
+def _generators_of(name: str) -> list[tuple[str, torch.Generator]]:
+    """Name and generator of each device of a backend, such as `cuda:0`; [] until the backend is initialised.
+
+    Of `mps` the one generator, named `mps`, wherever it is available.
+    """
+    if name == "mps":  # there is no public way to its generator
+        return [("mps", torch.mps._get_default_mps_generator())] if torch.backends.mps.is_available() else []  # noqa: SLF001 - see above
+    backend: Any = getattr(torch, name)
+    generators = backend.default_generators if backend.is_initialized() else ()
+    return [(f"{name}:{number}", generator) for number, generator in enumerate(generators)]
+
+
+# ---
+# What seeds random generators and what draws from them before the first step: initialisation, mostly.
+#
+# A run whose initialisation was changed differs from the first number on, and the random state when the first step
+# begins says no more than that. So until then each seeding is noted with its value and line; each of torch's
+# initialisers and methods of tensors that draws, with its arguments, the parameter it fills, its line, and the
+# generator's state before it; and, at the moments between (a parameter is registered, a generator is seeded, the
+# first step begins), that something else has drawn since the last of them: a module that was called, or a loader.
+# Nothing is replaced any more when the first step begins.
+#
+# An event is noted before the model is named, and must keep no tensor alive: what finds its name later is kept. The
+# files that `torch.load` reads until then are noted too: they tell a run that goes on from a checkpoint.
 
 MAX_FILES = 100
 """Files that are kept by name: a sharded checkpoint has many."""
@@ -318,3 +418,108 @@ def _file_name(source: object) -> str:
         return clean("/".join(Path(os.fsdecode(source)).parts[-2:]), 200)
     named = getattr(source, "name", None)
     return _file_name(named) if isinstance(named, str) else type(source).__name__
+
+
+# ---
+# What sets the state of a default generator, in any step: it is seeded, or gets back a state that was kept.
+#
+# A state that was set looks like one that was drawn from. So each function of a module that sets one is watched for
+# as long as a capture lasts. Until the first step, what happens goes among what seeds and draws there; after that it
+# is counted, by function and line. What checkpointing keeps and gives back is passed over: it leaves no trace.
+
+MAX_PLACES = 200
+_CHECKPOINTING, _BETWEEN = "torch.utils.checkpoint", 4
+
+
+class _Where(NamedTuple):
+    """Place where a state is set: `in` a step or `before` it, function, line of the script (`-` for none)."""
+
+    stage: str
+    by: str
+    line: str
+
+
+class SeedingProbe(GuardedProbe):
+    """Records calls that seed a default generator or set its state."""
+
+    name = "seedings"
+    lost = "what sets random states is"
+    kind = Kind.RNG
+
+    def __init__(self, context: Context, beginning: BeginningProbe) -> None:
+        """Watch nothing before `install`; `beginning` takes what happens before the first step."""
+        super().__init__(context, then=self.remove)
+        self._beginning = beginning
+        self._places = Places()
+        self._times: dict[_Where, list[Any]] = {}
+
+    def document(self) -> dict[str, object]:
+        """The document `settings/seedings`, a line for each place: `in 3 9 4 torch.manual_seed 17 train.py:12`.
+
+        That is: within or before a step, the first and last such step, number of calls, the function, the seed or a
+        digest of the state at the first call, and the line. Places are in the order of their first calls.
+        """
+        return {"set": [f"{w.stage} {a} {b} {n} {w.by} {of} {w.line}" for w, (a, b, n, of) in self._times.items()]}
+
+    def _watch_setting(self, call: Call) -> Callable[[object], None]:
+        """Called before a generator is seeded or set: notes draws so far; returns what notes the call afterwards.
+
+        Before the first step the call is an event of `BeginningProbe`; later it is counted by place, unless
+        `torch.utils.checkpoint` makes it.
+        """
+        is_early = self._beginning.note_draws_before_seeding(call.frame)
+
+        def was_set(_: object) -> None:
+            """Note the call as an early event, or count it; nothing for one of checkpointing in a step."""
+            label, line = call.function, self._places.line(call.frame) or "-"
+            if is_early:
+                self._beginning.note_seeding(label, _seed_or_digest(label, call.first), line)
+            elif not _is_checkpointing(call.frame):
+                self._count(label, call.first, line)
+
+        return was_set
+
+    def _count(self, label: str, value: object, line: str) -> None:
+        """Count a call at its place, and have the document written where the count is a power of 2.
+
+        Once there are 200 places, calls at others are not counted.
+
+        Args:
+            label: the function.
+            value: the seed or state that it was given.
+            line: of the script; `-` for none.
+        """
+        step = self._recorder.step
+        where = _Where("in" if self._context.clock.begun else "before", label, line)
+        times = self._times.get(where)
+        if times is not None:
+            times[1:3] = step, times[2] + 1
+        elif len(self._times) < MAX_PLACES:
+            times = self._times[where] = [step, step, 1, _seed_or_digest(label, value)]
+        # written again where it is new, and where the number has doubled
+        if times is not None and times[2] & (times[2] - 1) == 0:
+            self._context.facts["seedings"] = self.document
+
+
+def _is_checkpointing(frame: FrameType) -> bool:
+    """Whether a frame or any of its 3 nearest callers runs `torch.utils.checkpoint`."""
+    there: FrameType | None = frame
+    for _ in range(_BETWEEN):  # its function, or `fork_rng` and what leaves that
+        if there is None:
+            return False
+        if there.f_globals.get("__name__") == _CHECKPOINTING:
+            return True
+        there = there.f_back
+    return False
+
+
+def _seed_or_digest(label: str, value: object) -> object:
+    """`seed_word` of a value if `label` ends with `seed` or `seed_all`; else `#` and 16 hex digits of its digest."""
+    if label.endswith(("seed", "seed_all")):
+        return seed_word(value)
+    if isinstance(value, torch.Tensor):
+        with unobserved():
+            data = value.cpu().numpy().tobytes()
+    else:
+        data = repr(value).encode()
+    return f"#{blake2b(data, digest_size=8).hexdigest()}"

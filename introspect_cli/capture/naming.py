@@ -1,0 +1,974 @@
+"""What modules, parameters and buffers are called, for how long, and what a module holds."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from introspect_cli.capture import private_api, torch_distributed
+from introspect_cli.capture.environment.sources import class_source
+from introspect_cli.capture.frames import script_frames, variable_names
+from introspect_cli.records import Kind, ModuleInfo
+from introspect_cli.selection import near_module, selects
+from introspect_cli.texts import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from introspect_cli.capture.torch_distributed import Style, Unsharded
+    from introspect_cli.records import Phase
+
+
+# ---
+# Facts about the script's objects, kept no longer than the objects are.
+#
+# Modules, loaders and optimizers are told apart by identity (a script may give them any `__eq__` and `__hash__`), and
+# an identity is free for another object once its owner is gone. So every entry holds a weak reference, answers only
+# for the very object it was made for, and goes when that object goes. It is not for tensors:
+# `torch.utils.swap_tensors` refuses a tensor that has weak references.
+
+Thing = TypeVar("Thing")
+Value = TypeVar("Value")
+
+
+class Keyed(weakref.ref[Thing]):
+    """A weak reference that carries its key in a dictionary."""
+
+    __slots__ = ("key",)
+
+    key: int
+
+
+def keyed(thing: Thing, forget: Callable[[Keyed[Thing]], None]) -> Keyed[Thing]:
+    """A weak reference to a thing with `key` set to its `id`; `forget(reference)` is called when the thing goes."""
+    reference = Keyed(thing, cast("Callable[[weakref.ref[Thing]], None]", forget))
+    reference.key = id(thing)
+    return reference
+
+
+class ById(Generic[Value]):
+    """A dictionary keyed by the identity of live objects."""
+
+    def __init__(self) -> None:
+        """Start with no object."""
+        self.entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+        """Reference and value by `id`; the dict object stays the same."""
+        entries = self.entries
+
+        def forget(reference: Keyed[Any]) -> None:
+            entry = entries.get(reference.key)
+            if entry is not None and entry[0] is reference:
+                del entries[reference.key]
+
+        self._forget = forget  # one for all: thousands of functions are work for the garbage collector
+
+    def get(self, thing: object) -> Value | None:
+        """The object's value; None where it has none."""
+        entry = self.entries.get(id(thing))
+        return entry[1] if entry is not None and entry[0]() is thing else None
+
+    def set(self, thing: object, value: Value) -> None:
+        """Set the object's value; it is forgotten when the object goes."""
+        self.entries[id(thing)] = (keyed(thing, self._forget), value)
+
+    def made(self, thing: object, make: Callable[[], Value]) -> Value:
+        """The object's value; where it has none or None, `make()` gives it, which is set."""
+        value = self.get(thing)
+        if value is None:
+            value = make()
+            self.set(thing, value)
+        return value
+
+    def discard(self, thing: object) -> None:
+        """Forget the object; nothing where it has no value."""
+        if self.get(thing) is not None:
+            del self.entries[id(thing)]
+
+    def objects(self) -> list[Any]:
+        """Live objects that have a value, in the order in which they first got one."""
+        return [thing for reference, _ in list(self.entries.values()) if (thing := reference()) is not None]
+
+    def clear(self) -> None:
+        """Forget all objects."""
+        self.entries.clear()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class FreeNames:
+    """Names by class and number: `Adam`, `Adam#2`; the number of an object that is gone is free again.
+
+    A name may have to rest: two models of one class that live one after the other within a step are two, and their
+    values are not to be told apart by the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        """Start with all names free."""
+        self._fresh: set[str] = set()
+        self._taken: dict[str, weakref.ref[Any]] = {}
+        self._names: ById[str] = ById()
+
+    def find(self, thing: object) -> str | None:
+        """The name given to this object, None if it has none."""
+        return self._names.get(thing)
+
+    def release(self, thing: object) -> None:
+        """Free the object's name; nothing where it has none."""
+        name = self.find(thing)
+        if name is not None:
+            self._names.discard(thing)
+            del self._taken[name]
+
+    def free_resting(self) -> None:
+        """Free the names given by `name(rests=True)` whose objects are gone; the caller does so as a step ends."""
+        self._fresh.clear()
+
+    def name(self, thing: object, base: str, *, rests: bool = False) -> str:
+        """The object's name: the one it has, else the first free one of `base`, `base#2`, `base#3`, ...
+
+        Args:
+            thing: the object.
+            base: its class.
+            rests: True if the name is not free before `free_resting`, even if the object goes.
+        """
+        existing = self.find(thing)
+        if existing is not None:
+            return existing
+        number, name = 1, base
+        while (taken := self._taken.get(name)) is not None and (name in self._fresh or taken() is not None):
+            number += 1
+            name = f"{base}#{number}"
+        if rests:
+            self._fresh.add(name)
+        self._names.set(thing, name)
+        self._taken[name] = weakref.ref(thing)
+        return name
+
+
+# ---
+# What a module holds, and what kind of module it is, without asking the module.
+#
+# `modules()`, `parameters()` and their like may be overridden by the script: they may have effects, count calls, or
+# leave things out. What torch itself keeps in each module is walked instead.
+#
+# Some calls of modules are more than a call, or none: traced for their shapes, compiled, scripted, fused, wrapped.
+# What runs inside such a call is not seen, or is recorded elsewhere: who records calls has to know them.
+
+WRAPPED_BY = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+}
+"""Classes that only wrap another module, and the attribute that holds it."""
+
+
+def modules_in(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all below it, each once: depth first, parents before children."""
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        children = module._modules  # noqa: SLF001 - the public view may be the script's
+        if children:  # most have none, and this is asked of all of them in each step
+            pending += [child for child in reversed(list(children.values())) if child is not None]
+
+
+def holders_in(root: nn.Module) -> list[nn.Module]:
+    """Modules of a tree that have parameters or buffers of their own, each once, parents before children."""
+    return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
+
+
+Contents = tuple[list[Kind], list[torch.Tensor], list[object]]
+"""Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
+what is another where another module holds one of them, or under another name."""
+
+
+def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
+    """Modules' own parameters and buffers: the kind of each, the tensors, each once, in the order met, and a key.
+
+    Those of submodules are not among them. The key is another one where a module, a name or a tensor is another, or
+    stands elsewhere.
+
+    Args:
+        holders: the modules, each looked at by itself (see `holders_in`); one that is gone is passed over.
+        kinds: PARAM, BUFFER or both.
+    """
+    tensors: dict[int, torch.Tensor] = {}
+    of: list[Kind] = []
+    places: list[object] = []
+    for module in (module for reference in holders if (module := reference()) is not None):
+        for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
+            if group and kind in kinds:
+                places.append(id(module))
+                places += group.keys()  # a scripted module's is no mapping, and cannot be walked
+                for tensor in group.values():
+                    if tensor is not None and id(tensor) not in tensors:
+                        tensors[id(tensor)] = tensor
+                        of.append(kind)
+    return of, list(tensors.values()), [*places, *tensors]
+
+
+def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters of a module and all below it; one that several modules share comes several times."""
+    for module in modules_in(root):
+        yield from (parameter for parameter in module._parameters.values() if parameter is not None)  # noqa: SLF001 - as above
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Parameters of all groups in order; of a single group the optimizer's own list, which must not be changed."""
+    groups = optimizer.param_groups
+    if len(groups) == 1:  # as it is: a copy is memory that the allocator has to tidy up for
+        return list(groups[0]["params"]) if type(groups[0]["params"]) is not list else groups[0]["params"]
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def wrapped(module: nn.Module) -> nn.Module | None:
+    """The module that a wrapper holds; None for a module whose class's name is not in `WRAPPED_BY`."""
+    attribute = WRAPPED_BY.get(type(module).__name__)
+    inner = module._modules.get(attribute) if attribute else None  # noqa: SLF001 - `__getattr__` may be the wrapper's
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside all wrappers; the module itself where it is no wrapper."""
+    while (inner := wrapped(module)) is not None:
+        module = inner
+    return module
+
+
+def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether any argument itself (not nested) is a fake tensor, so that the call computes nothing (export, shapes)."""
+    fake = private_api.FAKE_TENSOR
+    for value in args:  # no generators: this runs for every call of every module
+        if issubclass(type(value), fake):
+            return True
+    return bool(kwargs) and any(issubclass(type(value), fake) for value in kwargs.values())
+
+
+def hides(module: nn.Module) -> bool:
+    """Whether what runs inside a module's calls is not seen: it is scripted, or compiled by `torch.compile`."""
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or type(module).__name__ == "OptimizedModule"
+        or module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is not None
+    )
+
+
+def is_unfinished(module: nn.Module) -> bool:
+    """Whether `nn.Module.__init__` was not called, which torch reports when the module is called."""
+    return "_forward_hooks" not in module.__dict__
+
+
+def has_own_call(cls: type[nn.Module]) -> bool:
+    """Whether a class, or a base of it that comes before `nn.Module`, defines `__call__`."""
+    return next(base for base in cls.__mro__ if "__call__" in vars(base)) is not nn.Module
+
+
+def is_plain_call(module: nn.Module) -> bool:
+    """Whether a call of a module is only that: no own `__call__`, wrapper, graph, script or compiled region.
+
+    False for a `TransformerEncoderLayer`, which torch may fuse, and for the list of a parametrization.
+    """
+    if has_own_call(type(module)):
+        return False
+    special = (torch.jit.ScriptModule, nn.TransformerEncoderLayer, torch.fx.GraphModule, ParametrizationList)
+    return not isinstance(module, special) and wrapped(module) is None and not hides(module)
+
+
+def how_hidden(module: nn.Module) -> str:
+    """How a module hides what runs inside it: `fused` for a `TransformerEncoderLayer`, `scripted`, else `compiled`."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "fused"
+    return "scripted" if isinstance(module, torch.jit.ScriptModule) else "compiled"
+
+
+# ---
+# What has a name: a module with its calls, a parameter or buffer as long as somebody holds the tensor.
+#
+# A tensor of the script must go when the script drops it, and another may come to its address. So none is referred
+# to: who holds it is known, weakly, and is asked whether it is still there. A tensor has the name of the place where
+# a module keeps it. An optimizer may be given one that no module is known to hold: that one is named by its place in
+# the optimizer, until a module turns up that holds it.
+
+
+class Named:
+    """A module, parameter or buffer with a name: whether it is recorded, and its sites."""
+
+    __slots__ = ("fqn", "module_class", "sites", "watched")
+
+    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Set the name; no site yet.
+
+        Args:
+            fqn: the name.
+            module_class: class of the module, or of the module that owns the parameter.
+            watched: whether it is recorded.
+        """
+        self.fqn = fqn
+        self.module_class = module_class
+        self.watched = watched
+        self.sites: dict[tuple[Phase, Kind, str, int], int] = {}
+
+
+class ModuleState(Named):
+    """A module's name, and its count of calls in the current step."""
+
+    def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start with no call counted; `reference` is to the module."""
+        super().__init__(fqn, module_class, watched=watched)
+        self.reference = reference
+        self.plain: type[nn.Module] | None = None
+        """The module's class, once it is known that a call of it is nothing but a call."""
+        self.inner: ModuleState | None = None
+        self.compiled = False
+        self.step = -1
+        self.styles: list[Style] | None = None
+        """Tensor parallel styles of the inputs; None before the first call."""
+        self.gives: list[Style] = []
+        """Tensor parallel styles of the outputs."""
+        self.tagged = False
+        """Whether what goes in or comes out may be one rank's share of a DTensor."""
+        self.calls: dict[Phase, int] = {}
+
+    def next_call(self, step: int, phase: Phase) -> int:
+        """Number of the call that begins, from 0 in each step and phase; counts it."""
+        self._enter_step(step)
+        number = self.calls.get(phase, 0)
+        self.calls[phase] = number + 1
+        return number
+
+    def calls_so_far(self, step: int, phase: Phase) -> int:
+        """Number of calls counted in that step and phase; 0 where the last call was in another step."""
+        return self.calls.get(phase, 0) if self.step == step else 0
+
+    def include_call(self, step: int, phase: Phase, call: int) -> None:
+        """Have the next call in this step and phase get a number above `call`, which was counted elsewhere."""
+        self._enter_step(step)
+        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
+
+    def count_from(self, step: int, phase: Phase, number: int) -> None:
+        """Have the next call of a step and phase get this number."""
+        self._enter_step(step)
+        self.calls[phase] = number
+
+    def _enter_step(self, step: int) -> None:
+        """Drop the counts of calls if they are of another step than this."""
+        if self.step != step:
+            self.step = step
+            self.calls.clear()
+
+    def called(self, step: int) -> bool:
+        """Whether the last step in which calls were counted is this one, and has any."""
+        return self.step == step and bool(self.calls)
+
+
+class ParameterName(Named):
+    """A parameter's or buffer's name and the class of the module that owns it."""
+
+    __slots__ = ("_holders", "makeshift")
+
+    def __init__(self, fqn: str, module_class: str, *, watched: bool, makeshift: bool = False) -> None:
+        """Set the name; nothing holds the tensor yet, so call `add_holder` next.
+
+        Args:
+            fqn: the name.
+            module_class: class of the module that owns it, or of the optimizer.
+            watched: whether it is recorded.
+            makeshift: whether no module is known to hold the tensor.
+        """
+        super().__init__(fqn, module_class, watched=watched)
+        self.makeshift = makeshift
+        """Whether no module was known to hold the tensor when it got its name: once one is, it gives a better one."""
+        self._holders: list[Holder] = []
+
+    def add_holder(self, holder: Holder) -> None:
+        """Add a holder of the tensor; an earlier one of the same owner, and those whose owner is gone, are dropped."""
+        self._holders = [other for other in self._holders if other.is_alive and not other.same_owner(holder)]
+        self._holders.append(holder)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether any holder has this very tensor at its place now."""
+        for holder in self._holders:  # noqa: SIM110 - asked eight times of each parameter, and a generator takes longer
+            if holder.holds(tensor):
+                return True
+        return False
+
+    def place_of(self, tensor: torch.Tensor) -> tuple[weakref.ref[Any], str] | None:
+        """A weak reference to the first module that holds the tensor now, and the attribute; None without one."""
+        return next((place for holder in self._holders if holder.holds(tensor) and (place := holder.place)), None)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether any holder's owner is alive."""
+        return any(holder.is_alive for holder in self._holders)
+
+
+class Holder:
+    """Where a tensor of the script is kept: by a module under an attribute, or by an optimizer at a place in a group.
+
+    It tells a tensor from another that has come to its address without any reference to the tensor.
+    """
+
+    __slots__ = ("_owner", "_place")
+
+    def __init__(self, owner: nn.Module | torch.optim.Optimizer, place: str | tuple[int, int]) -> None:
+        """Refer to the owner weakly.
+
+        Args:
+            owner: a module or an optimizer.
+            place: a module's attribute, or group and position of an optimizer's parameter.
+        """
+        self._owner = weakref.ref(owner)
+        self._place = place
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the owner is alive."""
+        return self._owner() is not None
+
+    @property
+    def place(self) -> tuple[weakref.ref[Any], str] | None:
+        """A weak reference to the module, and the attribute; None where the owner is an optimizer."""
+        return (self._owner, self._place) if isinstance(self._place, str) else None
+
+    def same_owner(self, other: Holder) -> bool:
+        """Whether both have the same owner."""
+        return self._owner() is other._owner()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the owner has this very tensor at the place; False once the owner is gone.
+
+        The place is a module's parameter or buffer, or a position in an optimizer's group.
+        """
+        owner: Any = self._owner()
+        if owner is None:
+            return False
+        place = self._place
+        if isinstance(place, str):
+            # The public views build strings; a scripted module's own have no get().
+            kept = owner._parameters  # noqa: SLF001 - see above
+            if place in kept and kept[place] is tensor:
+                return True
+            kept = owner._buffers  # noqa: SLF001 - as above
+            return place in kept and kept[place] is tensor
+        group, position = place
+        groups = owner.param_groups
+        return (
+            group < len(groups)
+            and position < len(groups[group]["params"])
+            and groups[group]["params"][position] is tensor
+        )
+
+
+class Keeper(Holder):
+    """Holder of a rank's shard while the module has the gathered parameter."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any) -> None:
+        """Refer weakly to what keeps the shard, `owner.sharded_param`."""
+        super().__init__(owner, "sharded_param")
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the shard that is kept is this very tensor."""
+        return getattr(self._owner(), "sharded_param", None) is tensor
+
+
+class ParameterNames(dict[int, ParameterName]):
+    """Names by the tensor's identity.
+
+    Attributes:
+        changes: how often a name was set or deleted.
+        replaced: how many tensors that no module was known to hold have got a name from one since.
+    """
+
+    def __init__(self, wanted: Callable[[str], bool]) -> None:
+        """Start empty; `wanted(fqn)` says whether a name is to be recorded."""
+        super().__init__()
+        self.changes = 0
+        self.replaced = 0
+        self._wanted = wanted
+        self._room = 100
+
+    def __setitem__(self, tensor: int, name: ParameterName) -> None:
+        self.changes += 1
+        super().__setitem__(tensor, name)
+
+    def __delitem__(self, tensor: int) -> None:
+        self.changes += 1
+        super().__delitem__(tensor)
+
+    def name_of(self, tensor: torch.Tensor) -> ParameterName | None:
+        """The name of a parameter or buffer; None where it has none, or its holders no longer hold it."""
+        name = self.get(id(tensor))
+        return name if name is not None and name.is_of(tensor) else None
+
+    def name_alone(self, tensor: torch.Tensor, fqn: str, module_class: str) -> ParameterName:
+        """Give a makeshift name to a tensor that no module holds; the caller adds a holder to what is returned."""
+        name = ParameterName(fqn, module_class, watched=self._wanted(fqn), makeshift=True)
+        self[id(tensor)] = name
+        return name
+
+    def name_in(self, module: nn.Module, state: ModuleState) -> None:
+        """Name a module's own parameters and buffers `<fqn>.<attribute>`, but those already named by a module."""
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - the public views build strings
+            for name, tensor in group.items():
+                if tensor is not None and self._is_free(tensor):
+                    self._name(tensor, state, name, Holder(module, name))
+
+    def name_shards(self, gathered: Iterable[Unsharded], find: Callable[[nn.Module], ModuleState | None]) -> None:
+        """Name this rank's shards of gathered parameters as their modules name these: the optimizer has the shards.
+
+        Shards that have a name from a module, and those of modules without a name, are passed over.
+
+        Args:
+            gathered: the parameters.
+            find: the state of a module; None for one without a name.
+        """
+        for holder, name, _, keeper in gathered:
+            shard, state = keeper.sharded_param, find(holder)
+            if state is not None and self._is_free(shard):
+                self._name(shard, state, name, Keeper(keeper), Holder(holder, name))  # the last: once it is there again
+
+    def _is_free(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has no name yet, or only a makeshift one."""
+        name = self.name_of(tensor)
+        return name is None or name.makeshift
+
+    def _name(self, tensor: torch.Tensor, state: ModuleState, attribute: str, *holders: Holder) -> None:
+        """Name a tensor `<fqn of state>.<attribute>`, in place of any earlier name, which counts in `replaced`.
+
+        Args:
+            tensor: to name.
+            state: of the module.
+            attribute: of the module.
+            holders: who holds the tensor.
+        """
+        self.replaced += self.name_of(tensor) is not None
+        name = ParameterName(f"{state.fqn}.{attribute}", state.module_class, watched=state.watched)
+        for holder in holders:
+            name.add_holder(holder)
+        self[id(tensor)] = name
+
+    def take_back(self, module: nn.Module, fqn: str) -> None:
+        """Drop the names `<fqn>.<attribute>` of a module's own tensors; other names of them stay."""
+        for group in (module._parameters, module._buffers):  # noqa: SLF001 - as above
+            for attribute, tensor in group.items():
+                name = None if tensor is None else self.name_of(tensor)
+                if name is not None and name.fqn == f"{fqn}.{attribute}":
+                    del self[id(tensor)]
+
+    def aliases(self, module: nn.Module, fqn: str) -> list[str]:
+        """`attribute=name` for each of a module's own parameters that is named otherwise than `<fqn>.<attribute>`.
+
+        Parameters without a name, or with a makeshift one, are left out.
+        """
+        aliases = []
+        for attribute, tensor in module._parameters.items():  # noqa: SLF001 - as above
+            name = None if tensor is None else self.name_of(tensor)
+            if name is not None and not name.makeshift and name.fqn != f"{fqn}.{attribute}":
+                aliases.append(f"{attribute}={name.fqn}")
+        return aliases
+
+    def drop_gone(self) -> None:
+        """Drop the names of tensors whose holders are gone; looks only where there are many more names than before.
+
+        That is, over 100 more than twice as many as it left the last time. No weak reference to a tensor tells when it
+        goes: with one, torch could not swap it for another.
+        """
+        if len(self) > self._room:
+            for tensor in [tensor for tensor, name in self.items() if not name.is_alive]:
+                del self[tensor]
+            self._room = 2 * len(self) + 100
+
+
+# ---
+# Names for modules and parameters that two runs of a script agree on.
+#
+# A script never says what its model is called. A module gets its name when it is first called: the topmost module
+# that holds it is the root, named by its class, and everything below is named by attribute path, as in `state_dict`.
+# Wrappers (DDP, compile, checkpoint) are transparent: what they wrap has the name it would have without. A name that
+# belonged to a module that is gone is free again, so a loss module built anew each step keeps one name instead of
+# getting a thousand.
+
+_LONGEST_VARIABLE = 80
+
+_PASSING_PARENTS = ("torch.export", "torch._export", "torch._dynamo")
+"""Modules with classes that hold a model temporarily and are not part of it."""
+
+
+def class_name(module: nn.Module) -> str:
+    """Name of the class as its author wrote it, also for a scripted, traced or `fully_shard`ed module."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return str(module.original_name)
+    cls = type(module)
+    # fully_shard gives a module a class of its own, made of torch's and the author's.
+    if cls.__name__.startswith("FSDP") and len(cls.__bases__) == 2 and cls.__bases__[0].__name__ == "FSDPModule":
+        cls = cls.__bases__[1]
+    return cls.__name__
+
+
+class NameFilter:
+    """Predicate over FQNs: matches an include glob, if any, no exclude glob, and has at most `max_depth` dots."""
+
+    def __init__(self, include: tuple[str, ...], exclude: tuple[str, ...], max_depth: int | None) -> None:
+        """Keep the options; names are matched when the filter is called.
+
+        Args:
+            include: globs, of which a name has to match any; () for every name.
+            exclude: globs, of which a name must match none.
+            max_depth: how many dots a name may have at most; None for any number.
+        """
+        self._include = include
+        self._exclude = exclude
+        self._max_depth = max_depth
+        self._asked: set[str] = set()
+
+    def __call__(self, fqn: str) -> bool:
+        """Whether the module of that name is to be recorded; with globs, the name is kept for `unmatched`."""
+        if self._include or self._exclude:
+            self._asked.add(fqn)
+        if self._max_depth is not None and fqn.count(".") > self._max_depth:
+            return False
+        if self._include and not selects(fqn, self._include):
+            return False
+        return not selects(fqn, self._exclude)
+
+    def unmatched(self) -> list[str]:
+        """A sentence for each glob that matched no name the filter was called with; [] where it was never called."""
+        names = sorted(self._asked)
+        unmatched = [
+            glob for glob in (*self._include, *self._exclude) if not any(selects(name, (glob,)) for name in names)
+        ]
+        return [f"no module that ran matches {glob}{near_module(glob, names)}" for glob in unmatched] if names else []
+
+
+class Names:
+    """Gives every module and parameter its name, once."""
+
+    def __init__(self, wanted: NameFilter) -> None:
+        """Start without names; `wanted` says of a name whether it is to be recorded."""
+        self.wanted = wanted
+        """Says whether what has a name is to be recorded."""
+        self.states: dict[int, ModuleState] = {}
+        """States by `id` of the module; the dict object stays the same."""
+        self._parents: ById[weakref.ref[nn.Module]] = ById()
+        self._holders: ById[bool] = ById()
+        self._free = FreeNames()
+        self.parameters = ParameterNames(wanted)
+        """Names of parameters and buffers."""
+        self._roots: list[weakref.ref[nn.Module]] = []
+        self._trees: list[ModuleInfo] = []
+        self._variables: dict[str, str] = {}
+        self._made: dict[str, ModuleState] = {}
+        self._lock = threading.RLock()
+        self.settled = False
+        self.any_module = False
+        """Whether any module was ever named, or called."""
+        self._module_gone = self._new_forgetter()
+        self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
+        """Told of a module that no other one holds, when it is named in the forward that calls it."""
+
+    def clear(self) -> None:
+        """Drop modules' states and tensors' names, so that all is freed when python ends as without a capture."""
+        with self._lock:
+            self.states.clear()
+            self._made.clear()
+            self.parameters.clear()
+
+    def note_child(self, parent: nn.Module, _name: str, child: nn.Module | None) -> None:
+        """Note that a module was put into another; torch calls it (registration hook).
+
+        Before training, a root that is put into another loses its name, and all below it theirs. Nothing for None, for
+        a parent of torch's compiler or export, and for an FX graph that is given a module which another one holds.
+        """
+        if child is None or type(parent).__module__.startswith(_PASSING_PARENTS):
+            return
+        if isinstance(parent, torch.fx.GraphModule) and self._topmost(child) is not child:
+            return  # a graph of what belongs to a model
+        self._parents.set(child, weakref.ref(parent))
+        if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
+            with self._lock:
+                self._unname_tree(child)
+
+    def note_parameter(self, module: nn.Module, _name: str, _parameter: nn.Parameter | None) -> None:
+        """Note that a module was given a parameter, so that it may be a model by itself; nothing once `settled`.
+
+        Torch calls it (registration hook).
+        """
+        if not self.settled and self._holders.get(module) is None:
+            self._holders.set(module, True)
+
+    def find(self, module: nn.Module) -> ModuleState | None:
+        """The state of a module that has a name; None without one."""
+        state = self.states.get(id(module))
+        return state if state is not None and state.reference() is module else None
+
+    def ensure_named(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
+        """The state of a module that is being called; names it now if it has no name, and with it all of its root.
+
+        A module that no other one holds, called in another's forward, is named below its caller, `GPT.Linear`, goes on
+        with the count of calls of the last module of that name, and is given to `made_on_the_fly`.
+
+        Args:
+            module: the module called.
+            caller: state of the module in whose forward it is called; None for an outermost call.
+            suffix: what the name of a new root gets after its class.
+        """
+        state = self.find(module)
+        if state is not None:
+            return state
+        with self._lock:
+            self.any_module = True
+            top = self._topmost(module)
+            if top is module and caller is not None:
+                # Held in a plain list or built on the fly: no path leads to it but the call.
+                self._name_tree(module, f"{caller.fqn}.{class_name(unwrap(module))}")
+                self._continue_count(module)
+                self.made_on_the_fly(module)
+            else:
+                self._name_tree(top, class_name(unwrap(top)) + suffix)
+                if self.find(module) is None:
+                    self._name_tree(module, class_name(unwrap(module)))
+            named = self.find(module)
+            assert named is not None
+            return named
+
+    def _continue_count(self, module: nn.Module) -> None:
+        """Go on counting a module's calls where the last module of its name stopped: each call may make a new one."""
+        named = self.find(module)
+        assert named is not None
+        last = self._made.get(named.fqn)
+        if last is not None:
+            named.step, named.calls = last.step, last.calls
+        self._made[named.fqn] = named
+
+    def name_root(self, module: nn.Module, name: str) -> None:
+        """Name a module `name`, and all below it by path, before its first call.
+
+        It becomes `name#2` if another has that name; a module that has a name keeps it.
+        """
+        with self._lock:
+            self.any_module = True
+            self._name_tree(module, name)
+
+    def renumber(self, kept: int | None) -> None:
+        """Change the step of all counts of calls, as steps start from 0 again.
+
+        Args:
+            kept: the step that becomes step 0; counts of others are dropped. None drops all.
+        """
+        for state in self.states.values():
+            state.step = 0 if state.step == kept else -1
+
+    def roots(self) -> list[nn.Module]:
+        """The live roots, in the order in which they were first named."""
+        return [root for reference in self._roots if (root := reference()) is not None]
+
+    def root_of(self, module: nn.Module) -> nn.Module:
+        """The root of a named module.
+
+        The module itself where it is a root, or has a name that is not below its root's.
+        """
+        state = self.find(module)
+        top = self._topmost(module)
+        named = self.find(top)
+        return top if state is not None and named is not None and state.fqn.startswith(f"{named.fqn}.") else module
+
+    def name_holders_of(self, tensors: list[torch.Tensor]) -> None:
+        """Name the models that hold any of these tensors as parameters, among all modules that were seen being built.
+
+        All below them is named, too. Graphs of compilers and exports are passed over.
+
+        A script that resumes from a checkpoint may step its optimizer before it calls the model, to make its state. And
+        `functional_call` calls a model while it holds other tensors.
+        """
+        with self._lock:
+            heard = [*self._holders.objects(), *self._parents.objects()]  # in the order of building, wrapped or not
+            tops = {id(top): top for top in map(self._topmost, heard)}
+            for top in tops.values():
+                if type(top).__module__.startswith(_PASSING_PARENTS) or isinstance(top, torch.fx.GraphModule):
+                    continue
+                held = set(map(id, parameters_in(top)))
+                if any(id(tensor) in held for tensor in tensors):
+                    self._name_tree(top, class_name(unwrap(top)))
+
+    def new_modules(self) -> list[ModuleInfo]:
+        """Rows of modules that were named since the last call; a second call returns []."""
+        with self._lock:
+            trees, self._trees = self._trees, []
+            return trees
+
+    def refresh(self, root: nn.Module) -> None:
+        """Name modules and tensors that were put below a named root since (adapters, lazy parameters).
+
+        Nothing for a root without a name.
+        """
+        state = self.find(root)
+        if state is not None:
+            with self._lock:
+                self._name_below(root, state.fqn)
+
+    def free_gone_names(self) -> None:
+        """As a step ends, free the names of models and tensors that are gone."""
+        self._free.free_resting()
+        self.parameters.drop_gone()
+
+    def _topmost(self, module: nn.Module) -> nn.Module:
+        """The outermost module that holds a module, directly or not; the module itself where none does."""
+        top = module
+        for holder in self.holders_of(module):
+            top = holder
+        return top
+
+    def holders_of(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Modules that hold a module, the nearest first; those that no longer hold it end the chain."""
+        seen = {id(module)}
+        while (entry := self._parents.get(module)) is not None:
+            parent = entry()
+            if parent is None or id(parent) in seen or all(held is not module for held in parent._modules.values()):  # noqa: SLF001 - the public view copies
+                return
+            yield parent
+            module = parent
+            seen.add(id(module))
+
+    def _name_tree(self, root: nn.Module, base: str) -> None:
+        """Make a module a root, and name all below it; of a new one with parameters the script's variable is noted.
+
+        Args:
+            root: keeps its name if it, or what it wraps, has one.
+            base: else the first free name of `base`, `base#2`, ...
+        """
+        state = self.find(root) or self.find(unwrap(root))
+        if state is not None:
+            fqn = state.fqn
+        else:
+            trains = next(parameters_in(root), None) is not None
+            fqn = self._free.name(root, base, rests=trains)
+            if trains and fqn not in self._variables:
+                self._variables[fqn] = _variable_name(root)
+        if not any(reference() is root for reference in self._roots):
+            self._roots = [reference for reference in self._roots if reference() is not None]
+            self._roots.append(weakref.ref(root))
+        self._name_below(root, fqn)
+
+    def _unname_tree(self, root: nn.Module) -> None:
+        """Drop the names of a former root, which is now part of another module, and of all below it.
+
+        Their rows that were not taken yet are dropped, too.
+        """
+        self._roots = [reference for reference in self._roots if reference() is not root]
+        self._free.release(root)
+        gone = set()
+        for module, fqn, _ in _tree(root, self.states[id(root)].fqn):
+            gone.add(fqn)
+            self.states.pop(id(module), None)
+            self.parameters.take_back(module, fqn)
+        self._trees = [info for info in self._trees if info.fqn not in gone]
+
+    def _name_below(self, root: nn.Module, fqn: str) -> None:
+        """Name each module, parameter and buffer of a tree that has no name; new modules get a row, but wrappers none.
+
+        Of parameters that `fully_shard` has gathered, this rank's shards are named as well. Wrappers' states are given
+        the state of what they wrap as `inner`.
+
+        Args:
+            root: of the tree.
+            fqn: its name.
+        """
+        wrappers = []
+        gathered: list[torch_distributed.Unsharded] = []
+        for module, name, inner in _tree(root, fqn):
+            state = self.find(module)
+            if state is None:
+                state = self._new_state(module, name)
+                if inner is None:
+                    self._trees.append(self.describe(module, state))
+            self.parameters.name_in(module, state)
+            gathered += torch_distributed.unsharded_of(module)
+            if inner is not None:
+                wrappers.append((state, inner))
+        self.parameters.name_shards(gathered, self.find)
+        for state, inner in wrappers:
+            state.inner = self.find(inner)
+
+    def _new_state(self, module: nn.Module, name: str) -> ModuleState:
+        """Make the state of a module, which is kept until the module goes."""
+        forget = self._module_gone
+        reference = keyed(module, forget)
+        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
+        self.states[id(module)] = state
+        return state
+
+    def _new_forgetter(self) -> Callable[[Keyed[nn.Module]], None]:
+        """A callback for weak references to modules: drops a module's state."""
+        states = self.states
+
+        def forget(reference: Keyed[nn.Module]) -> None:
+            """Drop the state of a module that is gone, unless another module has its `id` by now."""
+            state = states.get(reference.key)
+            if state is not None and state.reference is reference:
+                del states[reference.key]
+
+        return forget
+
+    def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
+        """A module's row of the tree, without attributes; it is not written here."""
+        return ModuleInfo(
+            fqn=state.fqn,
+            module_class=state.module_class,
+            source=class_source(type(module)),
+            parameters=tuple(name for name, value in module._parameters.items() if value is not None),  # noqa: SLF001
+            buffers=tuple(name for name, value in module._buffers.items() if value is not None),  # noqa: SLF001
+            aliases=tuple(self.parameters.aliases(module, state.fqn)),
+            variable=self._variables.get(state.fqn, ""),
+        )
+
+
+def _variable_name(root: nn.Module) -> str:
+    """Name by which the script's outermost frame holds a model or what it wraps: `net`, `cfg['net']`; "" for none.
+
+    Frames further in are asked after it. Cut to 80 characters.
+    """
+    inner = unwrap(root)
+    names = variable_names({id(root), id(inner)}, nn.Module, reversed(list(script_frames())), plain_first=True)
+    return bounded(names.get(id(root)) or names.get(id(inner), ""), _LONGEST_VARIABLE)
+
+
+def _tree(root: nn.Module, fqn: str) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
+    """Each module of a tree once, depth first: the module, its FQN, and the module that it wraps, None for none.
+
+    A wrapped module has the FQN of its wrapper.
+
+    Args:
+        root: of the tree.
+        fqn: its name.
+    """
+    seen: set[int] = set()
+    waiting = [(root, fqn)]
+    while waiting:
+        module, name = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        inner = wrapped(module)
+        yield module, name, inner
+        if inner is not None:
+            waiting.append((inner, name))
+            continue
+        held = module._modules.items()  # noqa: SLF001 - `named_children` hides repeated ones
+        waiting += reversed([(child, f"{name}.{attribute}") for attribute, child in held if child is not None])

@@ -1,1 +1,0 @@
-"""Names for modules and tensors that two runs of a script agree on."""

@@ -1,1 +1,0 @@
-"""Single operators: which ran, where, and what they gave."""

@@ -1,1 +1,0 @@
-"""What a capture is asked to do."""

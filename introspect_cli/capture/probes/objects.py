@@ -1,0 +1,644 @@
+"""What objects of the script are apart from tensors: attributes of modules, what loaders and schedulers are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import weakref
+from argparse import Namespace
+from collections import OrderedDict, deque
+from dataclasses import replace
+from operator import is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader
+
+from introspect_cli.capture.environment import redact
+from introspect_cli.capture.environment.sources import attributes_of, is_users
+from introspect_cli.capture.frames import Places
+from introspect_cli.capture.naming import ById, FreeNames
+from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.records import Phase
+from introspect_cli.tensors.values import plain
+from introspect_cli.tensors.views import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from introspect_cli.capture.context import Context
+    from introspect_cli.capture.events import Call
+    from introspect_cli.records import ModuleInfo
+    from introspect_cli.store.rank_writer import RankWriter
+
+
+# ---
+# What an object of the script's was given, as plain data, read without running anything of the script's.
+#
+# It is in the object's attributes. Only an object's `__dict__` is looked into, only exact types are taken apart, and
+# a length is asked of what the interpreter, torch or numpy implements alone. What is large is told by its kind and
+# size.
+
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_NAMED = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+FUNCTIONS = (FunctionType, BuiltinFunctionType)
+_SIZED = frozenset({list, tuple, dict, set, frozenset, OrderedDict, deque, range, bytes, bytearray})
+_ENUMERATED = (list, tuple)
+
+MAX_DEPTH = 4
+MAX_ITEMS = 32
+MAX_PARTS = 400
+MAX_TEXT = 200
+MAX_BITS = 256  # bits of an integer
+
+_HOLDERS = (functools.partial, SimpleNamespace, Namespace)
+"""Python's classes that hold what they are given."""
+
+_LENGTHS = ("torchvision.", "datasets.")
+"""Libraries beside torch whose data sets say how long they are without running anything of the script's."""
+
+
+class Description:
+    """Plain data of one object; cut at depth 4, 32 items of a container and 400 parts in all.
+
+    Args:
+        left_out: names of attributes that say how far an object has come, not what it was built with.
+    """
+
+    def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
+        """Start with no part described; one instance is for one object."""
+        self._left_out = left_out
+        self._nodes = 0
+        self._seen: set[int] = set()
+
+    def describe(self, value: Any, depth: int = 0) -> Any:
+        """A value as plain data: a number, text cut to 200 characters, list, dict, or an object's class and attributes.
+
+        A tuple gives a list; items of a dict whose key is no scalar are left out. Given by class and length are sets
+        and other containers, and lists, tuples and dicts of more than 32 items; by class are modules, optimizers and
+        python's own objects. After 400 parts, and for objects described before, it is as at depth 4.
+
+        Args:
+            value: any object; nothing of the script's is run.
+            depth: how many objects it is inside of; from 4 on, containers are given by class and length, objects
+                by class.
+        """
+        self._nodes += 1
+        kind = type(value)
+        if kind is int and value.bit_length() > MAX_BITS:
+            return f"int of {value.bit_length()} bits"
+        if kind in _PLAIN:
+            return value[:MAX_TEXT] if kind is str else value
+        if kind in _NAMED:
+            return str(value)
+        if issubclass(kind, type):
+            return called(value)
+        if kind in FUNCTIONS or kind is MethodType:
+            return self._function(value, depth)
+        if issubclass(kind, torch.Tensor):
+            return _tensor(value)
+        if kind.__module__ == "numpy" and kind.__name__ in {"ndarray", "memmap"}:
+            return f"{kind.__name__} {value.dtype} {list(value.shape)}"
+        if kind is torch.Generator:
+            return f"generator on {value.device}, seed {value.initial_seed()}"
+        too_far = depth >= MAX_DEPTH or self._nodes > MAX_PARTS or id(value) in self._seen
+        if kind in _SIZED:
+            if too_far or kind not in {*_ENUMERATED, dict} or len(value) > MAX_ITEMS:
+                return f"{kind.__name__} of {len(value):,}"
+            if kind is dict:
+                return {
+                    str(key)[:MAX_TEXT]: self.describe(held, depth + 1)
+                    for key, held in value.items()
+                    if type(key) in _PLAIN
+                }
+            return [self.describe(item, depth + 1) for item in value]
+        if too_far or issubclass(kind, (nn.Module, ModuleType, torch.optim.Optimizer)) or _is_pythons(kind):
+            return called(kind)
+        self._seen.add(id(value))
+        if kind is functools.partial:
+            given = [self.describe(item, depth + 1) for item in value.args]
+            named = {name: self.describe(item, depth + 1) for name, item in value.keywords.items()}
+            return {"function": self.describe(value.func, depth + 1), **({"args": given} if given else {}), **named}
+        return self._object(value, depth)
+
+    def attributes(self, value: object, depth: int = 0) -> dict[str, Any]:
+        """An object's attributes, described, by name without leading underscores; of its `__dict__` the first 64 alone.
+
+        Left out are names in `left_out`, names that begin with `__`, and private ones of torch's and torchvision's
+        objects unless they are scalars or lists of them.
+
+        Args:
+            value: any object; {} for one without a `__dict__`.
+            depth: of the object, as in `describe`.
+        """
+        held = attributes_of(value)
+        library = type(value).__module__.partition(".")[0] in {"torch", "torchvision"}
+        attributes = {}
+        for name, item in list(held.items())[: 2 * MAX_ITEMS]:
+            if type(name) is not str or name in self._left_out or name.startswith("__"):
+                continue
+            if library and name.startswith("_") and not _is_plain(item):
+                continue  # bookkeeping
+            attributes[name.lstrip("_")] = self.describe(item, depth + 1)
+        return attributes
+
+    def _object(self, value: object, depth: int) -> Any:
+        """A dict of class, `length` if known, and attributes; only the class's name where there is neither."""
+        name, attributes = called(type(value)), self.attributes(value, depth)
+        length = length_of(value)
+        if length is not None:
+            attributes = {"length": length, **attributes}
+        return {"class": name, **attributes} if attributes else name
+
+    def _function(self, value: Any, depth: int) -> Any:
+        """Name of a function; for a user's that uses any scalar globals or closure variables, a dict of name and these.
+
+        Of globals, the first 32 names that it uses. From depth 4 on the name alone.
+        """
+        name = called(value)
+        function = value.__func__ if type(value) is MethodType else value
+        if type(function) is not FunctionType or depth >= MAX_DEPTH or not is_users(function.__code__.co_filename):
+            return name
+        code, cells = function.__code__, function.__closure__ or ()
+        around = {variable: function.__globals__.get(variable) for variable in code.co_names[:MAX_ITEMS]}
+        around = {variable: content for variable, content in around.items() if content is not None}
+        for variable, cell in zip(code.co_freevars, cells, strict=False):
+            with contextlib.suppress(ValueError):  # not assigned yet
+                around[variable] = cell.cell_contents
+        held = {
+            variable: self.describe(content, depth + 1)
+            for variable, content in around.items()
+            if type(content) in _PLAIN
+        }
+        return {"function": name, **held} if held else name
+
+
+def _is_pythons(kind: type) -> bool:
+    """Whether a class is of the standard library; False for `partial`, `Namespace` and `SimpleNamespace`."""
+    home = kind.__module__ if type(kind.__module__) is str else ""
+    return kind not in _HOLDERS and home != "__main__" and home.partition(".")[0] in sys.stdlib_module_names
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Pairs of dotted name and scalar from what `Description` gives: `sampler`, `transforms[0].padding`.
+
+    Args:
+        name: what all names begin with; "" for nothing.
+        value: plain data; a dict's `class`, else `function`, is the value of the dict's own name, or is left out where
+            `name` is "". A list of scalars is one value, as text.
+    """
+    if type(value) is dict:
+        head = next((value[key] for key in ("class", "function") if key in value), None)
+        if head is not None and name:
+            yield name, head
+        for key, item in value.items():
+            if head is None or key not in {"class", "function"}:
+                yield from flat(f"{name}.{key}" if name else key, item)
+    elif type(value) is list and not all(type(item) in _PLAIN for item in value):
+        for number, item in enumerate(value):
+            yield from flat(f"{name}[{number}]", item)
+    else:
+        yield name, str(value) if type(value) is list else value
+
+
+def called(value: Any, *, in_full: bool = False) -> str:
+    """Qualified name of a class or function, or of an object's class; with its module unless that is known.
+
+    Args:
+        value: any object.
+        in_full: False leaves the module out for `__main__`, builtins and torch; True never leaves it out, and takes a
+            class for an object, of which it gives the metaclass.
+    """
+    if type(value) is MethodType:
+        value = value.__func__
+    if type(value) not in FUNCTIONS and not (issubclass(type(value), type) and not in_full):
+        value = type(value)
+    module = value.__module__ if type(value.__module__) is str else ""
+    is_known = module in {"__main__", "__mp_main__", "builtins", ""} or f"{module}.".startswith("torch.")
+    return f"{'' if is_known and not in_full else module}.{value.__qualname__}".lstrip(".")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a scalar, or a list or tuple of scalars."""
+    kind = type(value)
+    return kind in _PLAIN or (kind in _ENUMERATED and all(type(item) in _PLAIN for item in value))  # type: ignore[attr-defined] # a list or a tuple
+
+
+def length_of(value: object) -> int | None:
+    """Number of samples in a torch, torchvision or `datasets` data set.
+
+    None for a class whose `__len__` is defined elsewhere, so that no code of the script's runs; for one of torchvision
+    or `datasets` with an attribute `dataset`; and where its attributes, or a call of its `__len__`, give no length.
+    """
+    asked = next((vars(cls)["__len__"] for cls in type(value).__mro__ if "__len__" in vars(cls)), None)
+    home = f"{asked.__module__}." if type(asked) is FunctionType else ""
+    held = object.__getattribute__(value, "__dict__") if home else {}
+    if home.startswith("torch."):
+        tensors, indices, sizes = (held.get(name) for name in ("tensors", "indices", "cumulative_sizes"))
+        if type(tensors) is tuple and tensors and type(tensors[0]) is torch.Tensor:
+            return tensors[0].shape[0]
+        if type(indices) in _SIZED:
+            return len(indices)  # type: ignore[arg-type] # each of these types has a length
+        return sizes[-1] if type(sizes) is list and sizes and type(sizes[-1]) is int else None
+    if home.startswith(_LENGTHS) and "dataset" not in held:
+        try:
+            length = len(value)  # type: ignore[arg-type] # it has a `__len__`
+        except Exception:  # whatever a library's own does not like
+            return None
+        return length if type(length) is int else None
+    return None
+
+
+def _tensor(value: torch.Tensor) -> Any:
+    """A CPU tensor of 1 to 16 elements as nested lists (0-dim: a number); any other as `tensor float32 [16, 16]`."""
+    if type(value) in (torch.Tensor, nn.Parameter) and value.device.type == "cpu" and 0 < value.numel() <= 16:
+        return value.tolist()
+    return f"tensor {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
+# ---
+# What each module is apart from its tensors: plain attributes, train or eval mode, and the hooks on it.
+#
+# An `eps`, a dropout probability, a forgotten `eval()` is what people look for first, and no tensor says it. So plain
+# attributes are written with the module tree, and again from the step on at which they changed. Only a module's own
+# `__dict__` is read and only exact builtin types are looked into: no property, no `repr` of the script's runs. A
+# forward pass in which nothing has changed costs a comparison of identities for each attribute.
+
+_CHILDREN = (dict, OrderedDict)
+"""Types of `_modules`; older versions of torch have the second."""
+
+_ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that every module has."""
+
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre",
+    "_forward_hooks": "forward",
+    "_backward_pre_hooks": "backward pre",
+    "_backward_hooks": "backward",
+}
+_PACKAGE = "introspect_cli."
+
+MAX_TUPLE = 8
+MAX_CHANGES = 8
+CHANGES_OFTEN = "(changes often)"
+"""Recorded for an attribute that has changed 8 times, such as a counter, which is not followed further."""
+
+
+class AttributeSnapshot(NamedTuple):
+    """Snapshot of a module's attributes, quicker to compare than to read again.
+
+    Attributes:
+        module: that it is of, referred to weakly.
+        length: how many attributes it has.
+        plain: those that are plain, by name.
+        sizes: how many hooks and children it has.
+    """
+
+    module: weakref.ref[nn.Module]
+    length: int
+    plain: dict[str, object]
+    sizes: dict[str, int]
+
+    def holds(self) -> bool:
+        """Whether the module is alive, has as many attributes, hooks and children, and the very same plain objects."""
+        module = self.module()
+        if module is None:
+            return False
+        held = vars(module)
+        return (
+            len(held) == self.length
+            and all(map(is_, map(held.get, self.plain), self.plain.values()))
+            and all(len(held.get(name, ())) == size for name, size in self.sizes.items())
+        )
+
+
+class AttributeProbe(GuardedProbe):
+    """Records plain attributes, mode and hooks of modules when a root is called."""
+
+    name = "attributes"
+    lost = "attributes of modules are"
+
+    def __init__(self, context: Context, rank: RankWriter, secret: tuple[str, ...]) -> None:
+        """Record nothing before `install`.
+
+        Args:
+            context: shared by all probes.
+            rank: the writer of rows of modules.
+            secret: globs over names whose values are redacted.
+        """
+        self._watched: dict[str, list[AttributeSnapshot]] = {}
+        super().__init__(context, then=self._watched.clear)
+        self._rank = rank
+        self._secret = secret
+        self._recorded: dict[str, ModuleInfo] = {}
+        self._changes: dict[tuple[str, str], int] = {}
+
+    def remove(self) -> None:
+        """Stop listening, and drop the snapshots."""
+        super().remove()
+        self._watched.clear()
+
+    def on_root(self, root: nn.Module) -> None:
+        """Write rows for modules named since the last look, and for a root's with other attributes, mode or hooks.
+
+        Nothing in evaluation, or for a root without a name.
+        """
+        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
+        if state is not None:
+            seen = self._watched.get(state.fqn)
+            if seen is None or not all(one.holds() for one in seen):
+                self._write_changed(root, state.fqn)
+
+    def on_made(self, module: nn.Module) -> None:
+        """Write the row of a module that no other holds, when it gets its name; nothing in evaluation."""
+        state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(module)
+        if state is not None:
+            self._write_changed(module, state.fqn)
+
+    def _write_changed(self, root: nn.Module, root_name: str) -> None:
+        """Write rows of all new modules, and of those in a root whose attributes changed; take the root's snapshots.
+
+        No row for a module made again under the same name with the same attributes.
+
+        Args:
+            root: the outermost module.
+            root_name: its FQN.
+        """
+        names, step = self._context.names, self._context.recorder.step
+        held: list[AttributeSnapshot] = []
+        new = {info.fqn: info for info in names.new_modules()}
+        changed: list[ModuleInfo] = []
+        for module in _below(root):
+            held.append(self._snapshot(module))
+            state = names.find(module)
+            if state is None:
+                continue
+            pairs = tuple(self._pairs(state.fqn, module))
+            last = new.get(state.fqn) or self._recorded.get(state.fqn) or names.describe(module, state)
+            if last.attributes == pairs:
+                continue
+            before, updated = self._recorded.get(state.fqn), replace(last, attributes=pairs, step=step)
+            if before is not None and replace(updated, step=before.step) == before:
+                new.pop(state.fqn, None)  # made anew under the same name
+                continue
+            self._recorded[state.fqn] = updated
+            if state.fqn in new:
+                new[state.fqn] = updated
+            else:
+                changed.append(updated)
+        self._watched[root_name] = held
+        rows = [*new.values(), *changed]
+        if rows:
+            self._rank.modules(rows)
+
+    def _snapshot(self, module: nn.Module) -> AttributeSnapshot:
+        """A snapshot of the module's plain attributes; those that have changed 8 times are left out."""
+        held = vars(module)
+        state = self._context.names.find(module)
+        fqn = "" if state is None else state.fqn
+        # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
+        plain = {
+            name: value
+            for name, value in _attributes_of(module)
+            if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < MAX_CHANGES)
+        }
+        sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
+        if type(held.get("_modules")) in _CHILDREN:
+            sized.append("_modules")
+        return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
+
+    def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
+        """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, kinds and functions, if any.
+
+        Secret values are redacted. Changes of each attribute are counted: from the 8th on, the text is
+        `(changes often)`.
+        """
+        info = self._recorded.get(fqn)
+        before = {} if info is None else dict(info.attributes)
+        held = vars(module)
+        for name, value in _attributes_of(module):
+            text = _text(value)
+            if not text:
+                continue
+            if value is not None and type(value) is not bool:
+                text = redact.value(name, text, self._secret)[:MAX_TEXT]
+            times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
+            if times:
+                self._changes[fqn, name] = times
+            yield name, text if times < MAX_CHANGES else CHANGES_OFTEN
+        hooks = [
+            f"{kind} {called(hook, in_full=True)}" for key, kind in _HOOKS.items() for hook in _hooks(held.get(key))
+        ]
+        if hooks:
+            yield "hooks", ", ".join(hooks)[:MAX_TEXT]
+
+
+def _below(root: nn.Module) -> Iterator[nn.Module]:
+    """A module and all inside it, each once; nothing inside one whose `_modules` is no dict, such as a scripted one."""
+    waiting, seen = [root], {id(root)}
+    while waiting:
+        module = waiting.pop()
+        yield module
+        children = vars(module).get("_modules")
+        if children is None or type(children) not in _CHILDREN:
+            continue
+        for child in children.values():
+            if isinstance(child, nn.Module) and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+
+
+def _attributes_of(module: nn.Module) -> list[tuple[str, object]]:
+    """Names and values in a module's `__dict__`, in its order: `training`, and what not every module has.
+
+    For a module of torch's own classes, private names are left out, too.
+    """
+    attributes = [item for item in vars(module).items() if type(item[0]) is str and item[0] not in _ATTRIBUTES_OF_TORCH]
+    if type(module).__module__.startswith("torch."):  # private names in its own classes
+        return [item for item in attributes if not item[0].startswith("_")]
+    return attributes
+
+
+def _text(value: object) -> str:
+    """Text of a plain value: number, str, None, dtype, device, function, or tuple of up to 8 numbers, texts and None.
+
+    "" for any other, and for an integer of more than 256 bits.
+    """
+    value = plain(value)
+    kind = type(value)
+    if kind is int and int.bit_length(value) > MAX_BITS:  # type: ignore[arg-type] # its exact type is int
+        return ""
+    if kind in _PLAIN or kind is complex:
+        return repr(value)
+    if kind in _NAMED:
+        return str(value)
+    if kind in FUNCTIONS:
+        return called(value, in_full=True)
+    if kind is tuple and len(value) <= MAX_TUPLE:  # type: ignore[arg-type] # its exact type is tuple
+        texts = [_text(item) if type(item) in _PLAIN or type(item) is complex else "" for item in value]  # type: ignore[attr-defined] # as above
+        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" if all(texts) else ""
+    return ""
+
+
+def _hooks(registry: Any) -> list[Any]:
+    """Hooks in a registry of a module, without introspect's; [] for what is no registry.
+
+    Args:
+        registry: such as `module._forward_hooks`; may be None.
+    """
+    if registry is None or not hasattr(registry, "values"):
+        return []
+    return [hook for hook in registry.values() if not called(hook, in_full=True).startswith(_PACKAGE)]
+
+
+# ---
+# What loaders, schedulers and gradient scalers were built with, and where; in which dtypes autocast computes.
+#
+# A batch differs because `drop_last` does, a learning rate because a warm-up is longer: no tensor says so. A loader
+# is kept under the name that its batches have, the others under that of their class.
+#
+# A gradient or a parameter in float32 that was computed in bfloat16 is rounded as bfloat16 is. Where outputs are
+# recorded they tell. Where they are not, what autocast was asked for tells.
+
+MAX_DESCRIBED = 64
+"""Loaders described at most, and as many other objects: some scripts build a loader in every step."""
+
+_LOADER = (
+    "batch_size", "drop_last", "num_workers", "sampler", "batch_sampler", "collate_fn", "generator", "worker_init_fn",
+    "prefetch_factor", "persistent_workers", "in_order", "dataset",
+)  # fmt: skip
+_PROGRESS = frozenset(
+    {
+        "optimizer", "base_lrs", "last_epoch", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step",
+        "verbose", "_schedulers", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter", "mode_worse",
+        "data_source", "epoch", "_IterableDataset_len_called", "_iterator",
+        "_scale", "_growth_tracker", "_init_growth_tracker", "_per_optimizer_states",
+    }
+)  # fmt: skip
+"""Attributes that say how far something has come, or hold what is described elsewhere."""
+
+
+class BuiltProbe(GuardedProbe):
+    """Notes settings and source line of loaders, schedulers and scalers, and autocast's dtypes."""
+
+    name = "built"
+    lost = "what loaders and schedulers are built with is"
+
+    def __init__(self, context: Context) -> None:
+        """Note nothing before `install`; the document `autocast` is new at once, and says `off`."""
+        super().__init__(context)
+        self._autocast: dict[str, None] = {}
+        context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
+        self._places = Places()
+        self._lines: ById[str] = ById()
+        self.loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
+        """Settings of loaders by what they are for and name, each variant once."""
+        self._names = FreeNames()
+        self._waiting: list[tuple[str, str, Any]] = []
+        self._described: dict[str, dict[str, dict[str, Any]]] = {}
+        self._count = 0
+
+    def _watch_autocast(self, call: Call) -> Callable[[Any], None]:
+        """Called before autocast is entered; returns what notes `device dtype` (`cuda bfloat16`), if it is enabled."""
+
+        def entered(_result: object) -> None:
+            """Note the dtype, each once."""
+            device = call.first.device
+            if torch.is_autocast_enabled(device):
+                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                if f"{device} {dtype}" not in self._autocast:
+                    self._autocast[f"{device} {dtype}"] = None
+                    self._context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast)}
+
+        return entered
+
+    def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
+        """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
+        return lambda _: self._note_object(call.first, self._places.line(call.frame))
+
+    def _note_object(self, thing: object, line: str) -> None:
+        """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""
+        if isinstance(thing, DataLoader):
+            self._lines.set(thing, line)
+            return
+        if (
+            len(self._waiting) + sum(map(len, self._described.values())) >= MAX_DESCRIBED
+            or self._names.find(thing) is not None
+        ):
+            return
+        name = self._names.name(thing, type(thing).__name__)
+        self._lines.set(thing, line)
+        kind = "scalers" if isinstance(thing, torch.amp.GradScaler) else "schedulers"
+        self._waiting.append((kind, name, self._lines.entries[id(thing)][0]))
+        self._context.facts["built"] = self.document
+
+    def document(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """The document `settings/built`: settings by kind (`loaders`, `schedulers`, `scalers`) and name.
+
+        Describes the schedulers and scalers that are new since the last call, if they still exist. Loaders of an
+        evaluation are named `NAME (evaluation)`, further variants under one name `NAME (2)`.
+        """
+        waiting, self._waiting = self._waiting, []
+        with self._guarded, unobserved():
+            for kind, name, reference in waiting:
+                thing = reference()
+                if thing is not None:
+                    of_kind = self._described.setdefault(kind, {})
+                    of_kind[name] = _with_line(self._lines.get(thing), Description(_PROGRESS).attributes(thing))
+        loaders: dict[str, dict[str, Any]] = {}
+        for (phase, name), settings in self.loaders.items():
+            shown = f"{name} (evaluation)" if phase is Phase.EVAL else name
+            loaders |= {
+                f"{shown} ({number})" if number > 1 else shown: variant for number, variant in enumerate(settings, 1)
+            }
+        return {**({"loaders": loaders} if loaders else {}), **self._described}
+
+    def describe(self, loader: DataLoader[Any]) -> dict[str, Any]:
+        """Settings of a loader, as dotted names and scalars, with the line that made it.
+
+        {} from the 65th call on, or where describing it failed.
+        """
+        self._count += 1
+        settings: dict[str, Any] = {}
+        if self._count > MAX_DESCRIBED:
+            return settings
+        with self._guarded, unobserved():
+            held = object.__getattribute__(loader, "__dict__")
+            for name in _LOADER:
+                value = held.get(name)
+                if name == "batch_sampler" and type(value) is BatchSampler and held.get("batch_size") is not None:
+                    continue  # made by the loader itself
+                if value is not None:
+                    settings[name] = Description(_PROGRESS).describe(value)
+            settings = _with_line(self._lines.get(loader), settings)
+        return settings  # noqa: RET504 - nothing where describing it failed
+
+    def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
+        """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
+
+        Called at its first batch in a phase.
+        """
+        variants = self.loaders.setdefault((phase, name), [])
+        if settings and settings not in variants:
+            variants.append(settings)
+            self._context.facts["built"] = self.document
+
+    def rename_loaders(self, names: dict[str, str]) -> None:
+        """Rename training's loaders by old name, and drop those without a new one.
+
+        Called when steps start from 0 again.
+        """
+        self.loaders = {
+            (phase, names[name] if phase is Phase.DATA else name): settings
+            for (phase, name), settings in self.loaders.items()
+            if phase is not Phase.DATA or name in names
+        }
+        self._context.facts["built"] = self.document
+
+
+def _with_line(line: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as pairs of dotted name and scalar, with `line` first; without it where the line is unknown."""
+    return {**({"line": line} if line else {}), **dict(flat("", settings))}

@@ -1,0 +1,861 @@
+"""When a step begins and ends, what it is for, and what the script's framework calls it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from introspect_cli.capture.frames import outward
+from introspect_cli.capture.naming import ById, modules_in, parameters_in, parameters_of
+from introspect_cli.capture.ranks import flat
+from introspect_cli.records import Phase
+from introspect_cli.tensors.flatten import flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+    from introspect_cli.capture.guard import Guard
+    from introspect_cli.capture.naming import Names
+    from introspect_cli.capture.ranks.flat import FlatParts
+    from introspect_cli.capture.recording.recorder import Recorder
+    from introspect_cli.capture.recording.rows import Row
+    from introspect_cli.labels import Label
+
+
+# ---
+# What the framework that trains calls the current step: Lightning, transformers, accelerate.
+#
+# A script is run as its author wrote it, so it has no callback of introspect, and importing a framework before the
+# script does could change what the script does. So nothing is imported and nothing is replaced: where the script has
+# imported a framework, the frames below a forward pass hold its trainer, whose attributes are read. Only a frame
+# without tensors is looked into: Python before 3.13 keeps what was looked at alive as long as the frame.
+#
+# When a step ends, a framework may have counted it already, or not yet. While the model runs, its numbers are those
+# that the script itself would print there. So they are read at each forward pass of training, and a step of several
+# batches has the first and the last of them.
+
+Facts = dict[str, "Label"]
+
+
+def running_self(modules: tuple[str, ...], function: str) -> Any:
+    """`self` of the innermost call of a method that runs in this thread; None where none does.
+
+    Args:
+        modules: names of modules, any of which may define it (one code is in several distributions).
+        function: the method's name.
+    """
+    if not any(name in sys.modules for name in modules):
+        return None
+    for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the frames are what is asked for
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") in modules:
+            return frame.f_locals.get("self")
+    return None
+
+
+def lightning(owner: Any) -> Facts:
+    """Labels from a Lightning Trainer: its stage and, in training, global step, epoch and batch."""
+    stage = getattr(getattr(owner, "state", None), "stage", None)
+    name = str(getattr(stage, "value", stage))
+    labels: Facts = {"framework": "lightning", "stage": name}
+    if name == "train":
+        labels |= {"global_step": int(owner.global_step), "epoch": int(owner.current_epoch)}
+        labels["batch"] = int(owner.fit_loop.batch_idx)
+    return labels
+
+
+def transformers(owner: Any) -> Facts:
+    """Labels from a transformers Trainer: global step, epoch, batch, and `accumulation` above 1.
+
+    With a loader of known length, `epoch` is whole and `batch` a number or (first, last); else `epoch` may be a
+    fraction.
+    """
+    state, arguments = owner.state, owner.args
+    labels: Facts = {"framework": "transformers", "global_step": int(state.global_step)}
+    accumulation = int(arguments.gradient_accumulation_steps)
+    if state.epoch is not None:
+        epoch = float(state.epoch)
+        labels["epoch"] = int(epoch + 1e-9)
+        length = _length(getattr(owner.callback_handler, "train_dataloader", None))
+        if length:
+            first = round((epoch - int(epoch + 1e-9)) * length)
+            last = min(first + accumulation, length) - 1
+            labels["batch"] = (first, last) if last > first else first
+        elif epoch != int(epoch):
+            labels["epoch"] = round(epoch, 6)
+    if accumulation > 1:
+        labels["accumulation"] = accumulation
+    return labels
+
+
+def _length(loader: Any) -> int:
+    """Number of batches that a loader has in an epoch; 0 for one without a length, or None."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def accelerate(state: Mapping[str, Any]) -> Facts:
+    """Labels from accelerate's shared `GradientState`: epoch of the loader in use, and steps accumulated, if above 1.
+
+    {} where it has neither.
+    """
+    labels: Facts = {}
+    references = state.get("_dataloader_references_ref") or state.get("dataloader_references") or [None]
+    loader = references[-1]() if isinstance(references[-1], weakref.ref) else references[-1]
+    epoch = getattr(loader, "iteration", None)
+    if type(epoch) is int:
+        labels["epoch"] = epoch
+    accumulation = (state.get("plugin_kwargs") or {}).get("num_steps", 1)
+    if type(accumulation) is int and accumulation > 1:
+        labels["accumulation"] = accumulation
+    return {"framework": "accelerate", **labels} if labels else labels
+
+
+TRAINERS: tuple[tuple[tuple[str, ...], str, Callable[[Any], Facts]], ...] = (
+    (("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"), "_run_stage", lightning),
+    (("transformers.trainer",), "train", transformers),
+)
+"""Frameworks with a trainer: the method that all of a training runs in, and what reads the labels of its object."""
+
+_ACCELERATE = "accelerate.state"
+_HOMES = (_ACCELERATE, *(name for modules, _, _ in TRAINERS for name in modules))
+
+
+def current_labels() -> Facts:
+    """Labels that the running framework has for the step now; {} where no known framework trains.
+
+    A trainer of Lightning or transformers counts before accelerate.
+    """
+    if sys.modules.keys().isdisjoint(_HOMES):
+        return {}
+    for modules, function, read in TRAINERS:
+        trainer = running_self(modules, function)
+        if trainer is not None:
+            return read(trainer)
+    module = sys.modules.get(_ACCELERATE)
+    shared = getattr(getattr(module, "GradientState", None), "_shared_state", None)
+    return accelerate(shared) if isinstance(shared, dict) and shared else {}
+
+
+class StepLabels:
+    """Labels of the step that runs."""
+
+    def __init__(self, guard: Guard) -> None:
+        """Start without labels; `guard` catches failures of reading them."""
+        self._guarded = guard.around("labels", "the framework's own step numbers are")
+        self._guarded.on = True
+        self._first: Facts = {}
+        self._last: Facts = {}
+
+    def read(self) -> None:
+        """Ask the framework for the labels now, before a forward or backward pass of training.
+
+        Nothing after a failure, or where the framework has none.
+        """
+        if not self._guarded.on:
+            return
+        with self._guarded:
+            labels = current_labels()
+            if labels:
+                self._first = self._first or labels
+                self._last = labels
+
+    def take(self) -> Facts:
+        """Labels of the ended step, those read first; forgets them.
+
+        `batch` is (first, last) where several passes of one epoch had different batches.
+        """
+        first, last = self._first, self._last
+        self._first = self._last = {}
+        labels = dict(first)
+        one, two = first.get("batch"), last.get("batch")
+        if one != two and first.get("epoch") == last.get("epoch") and isinstance(one, int) and isinstance(two, int):
+            labels["batch"] = (one, two)
+        return labels
+
+
+# ---
+# What a script trains, and whether what runs belongs to that or to an evaluation.
+#
+# Trained are the modules whose parameters an optimizer holds, or that the script trains by hand. One loss module, one
+# loader class and one step clock serve training and evaluation, so an evaluation in the middle would shift the
+# numbers of training's calls, and the same training with and without it would look different. No single sign tells
+# them apart: a teacher runs without gradients inside training, an averaged copy of the model is in no optimizer, and
+# a loader yields its batch before anything shows what it is for. After an agent that acts without gradients, in
+# training mode and on what no loader gave, come the target networks of its loss. So the signs are put together:
+# whether gradients are on, whether an optimizer holds any of the module's parameters, whether the module is in train
+# mode, which loader gave the last batch, and what the call before was. What a loader gave is taken back when its
+# batch turns out to be for evaluation.
+
+
+class Trained:
+    """Optimizers seen so far, and which modules they train."""
+
+    def __init__(self) -> None:
+        """Start with no optimizer."""
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._stepped_with: ById[tuple[int, list[int], list[bool]]] = ById()
+        self._parameters: set[int] | None = None
+        self._roots: ById[bool] = ById()
+        self._by_hand: ById[bool] = ById()
+        self._versions: ById[tuple[int, int]] = ById()
+        self._threads: ById[int] = ById()
+
+    def add(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add an optimizer, which is referred to weakly, and drop the cached answers of `is_trained`."""
+        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        self.forget_answers()
+
+    def forget_answers(self) -> None:
+        """Drop the cached answers of `is_trained`, since an optimizer may hold other parameters."""
+        self._parameters = None
+        self._roots.clear()
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether `add` was called with an optimizer."""
+        return any(reference() is optimizer for reference in self._optimizers)
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Live optimizers, in the order in which they were added."""
+        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+
+    def of_this_thread(self) -> list[torch.optim.Optimizer]:
+        """Live optimizers whose last step was this thread's.
+
+        A backward pass of another thread may be writing the gradients of its own, and torch does not guard `.grad`.
+        """
+        return [each for each in self.optimizers() if self._threads.get(each) == threading.get_ident()]
+
+    def add_by_hand(self, module: nn.Module) -> None:
+        """Count a module as trained from now on although no optimizer holds its parameters."""
+        self._by_hand.set(module, True)
+
+    def is_trained(self, module: nn.Module) -> bool:
+        """Whether an optimizer holds any parameter, of a module or below it, that requires a gradient.
+
+        True also for a module that was given to `add_by_hand`. Cached, but for a module whose held parameters are all
+        frozen.
+        """
+        is_trained = self._roots.get(module) or self._by_hand.get(module)
+        if is_trained is None:
+            held = [
+                parameter
+                for parameter in parameters_in(module)
+                if id(parameter) in self._held_ids() or (flat.is_loaded() and flat.is_stepped(parameter))
+            ]
+            is_trained = any(parameter.requires_grad for parameter in held)
+            if is_trained or not held:  # what is frozen may be set free later
+                self._roots.set(module, is_trained)
+        return is_trained
+
+    def note_step(self, optimizer: torch.optim.Optimizer, named: int) -> None:
+        """Note which thread steps an optimizer; drop cached answers if parameters, `requires_grad` or names changed.
+
+        With ZeRO they are dropped at each step.
+
+        Args:
+            optimizer: what steps.
+            named: how often names of parameters were given or taken back so far.
+        """
+        self._threads.set(optimizer, threading.get_ident())
+        held = parameters_of(optimizer)
+        now = named, list(map(id, held)), [parameter.requires_grad for parameter in held]
+        if flat.is_loaded() or now != self._stepped_with.get(optimizer):
+            self._stepped_with.set(optimizer, now)
+            self.forget_answers()
+
+    def is_new(self, module: nn.Module) -> bool:
+        """Whether an optimizer of which no step was noted holds any of a module's parameters."""
+        new = [optimizer for optimizer in self.optimizers() if self._stepped_with.get(optimizer) is None]
+        held = {id(parameter) for optimizer in new for parameter in parameters_of(optimizer)}
+        return any(id(parameter) in held for parameter in parameters_in(module))
+
+    def _held_ids(self) -> set[int]:
+        """`id` of every parameter that a live optimizer holds; cached."""
+        if self._parameters is None:
+            self._parameters = {id(parameter) for one in self.optimizers() for parameter in parameters_of(one)}
+        return self._parameters
+
+    def is_any_written(self) -> bool:
+        """Whether the first parameter of any optimizer was written to in place since the last call; False at the first.
+
+        A parameter that is another tensor now does not count.
+        """
+        written = False
+        for optimizer in self.optimizers():
+            if not optimizer.param_groups or not optimizer.param_groups[0]["params"]:
+                continue
+            parameter = optimizer.param_groups[0]["params"][0]
+            before, now = self._versions.get(optimizer), (id(parameter), parameter._version)  # noqa: SLF001 - counts in-place writes
+            self._versions.set(optimizer, now)
+            written |= before is not None and before[0] == now[0] and before != now
+        return written
+
+
+_AVERAGE = "torch.optim.swa_utils.AveragedModel"
+
+
+def _is_in_train_mode(module: nn.Module) -> bool:
+    """Whether a module's `training` is True; False for one without it."""
+    return bool(getattr(module, "training", False))
+
+
+def _is_in_function() -> bool:
+    """Whether any of the 100 innermost frames runs the forward of an `autograd.Function`.
+
+    Known by the code of its frame: since torch 2.15 `apply` is not written in Python and leaves no frame.
+    """
+    kinds, codes = [torch.autograd.Function], set()
+    while kinds:
+        kind = kinds.pop()
+        codes.add(getattr(kind.forward, "__code__", None))
+        kinds += kind.__subclasses__()
+    return any(frame.f_code in codes for frame, _ in zip(outward(sys._getframe(1)), range(MAX_FRAMES), strict=False))  # noqa: SLF001 - the documented way to a frame
+
+
+MAX_FRAMES = 100
+
+
+@dataclass
+class Draw:
+    """A batch drawn with gradients on, for a purpose not known yet.
+
+    Attributes:
+        loader: number of its loader.
+        start: row of the step at which what it caused begins.
+        began: whether the step began with it.
+        rows: those that were taken back; None while they stand in the step.
+    """
+
+    loader: int
+    start: int
+    began: bool
+    rows: list[Row] | None = None
+
+
+class Evaluation:
+    """Decides the phase of outermost calls, and moves batches of evaluations out of training."""
+
+    def __init__(self, recorder: Recorder, *, wanted: bool) -> None:
+        """Start with nothing trained and no loader; `wanted` says whether evaluation is recorded."""
+        self._recorder = recorder
+        self.wanted = wanted
+        self.feeding: set[int] = set()
+        """Numbers of the loaders that are known to feed training."""
+        self._fed: set[int] = set()
+        self._feeder = self._doubted = -1
+        self._under_way = self._loss_is_due = self._acts = False
+        self._draws: list[Draw] = []
+        self._trained_classes: set[str] = set()
+        self._early: ById[str] = ById()
+        self.has_training = False
+        """Whether anything has been trained or can be; a script that only runs a model evaluates nothing apart."""
+
+    def note_batch(self, loader: int, *, start: int, began: bool) -> None:
+        """Note a batch that was drawn, and its loader as the last one.
+
+        One that is drawn without gradients is not kept for `take_back`; in a script that trains it begins an
+        evaluation. One with gradients is kept, ends an evaluation if its loader feeds training, and drops those batches
+        that `take_back` has taken out: they are not put back any more.
+
+        Args:
+            loader: number of its loader, -1 for an unknown one.
+            start: how many rows the step had before it.
+            began: whether the step began with it.
+        """
+        self._feeder = loader
+        if not torch.is_grad_enabled():
+            self._under_way = self.has_training
+            return
+        self._fed.add(loader)
+        if loader in self.feeding:
+            self._under_way = False
+        self._draws = [draw for draw in self._draws if draw.rows is None]
+        self._draws.append(Draw(loader, start, began))
+
+    def note_training(self) -> None:
+        """Note a backward pass or an optimizer step, which ends an evaluation under way.
+
+        Loaders that gave a batch with gradients on since the last such note, and were dropped neither by `drop_batches`
+        nor by `take_back`, feed training from now on. So does the loader on whose batch the last call with gradients
+        was taken for an evaluation.
+        """
+        self.has_training = True
+        self.feeding |= self._fed
+        self.feeding |= {self._doubted} - {-1}  # what was taken for an evaluation is trained on
+        self._fed.clear()
+        self._under_way = self._loss_is_due = False
+        self._doubted = -1
+
+    def drop_batches(self) -> None:
+        """Forget all batches drawn so far, since what ran was an evaluation, which is over; their rows stay.
+
+        Their loaders do not feed training at the next `note_training`.
+        """
+        self._fed.clear()
+        self._draws.clear()
+        self._under_way = self._loss_is_due = False
+
+    def end_step(self) -> None:
+        """Forget the batches drawn in the step that has ended: their rows stay in it.
+
+        Their loaders still come to feed training at the next `note_training`.
+        """
+        self._draws.clear()
+        self._loss_is_due = False
+
+    def phase(
+        self, module: nn.Module, *, is_trained: bool, is_new: Callable[[nn.Module], bool], first_step: bool
+    ) -> Phase:
+        """FORWARD or EVAL for an outermost call outside of backward passes; the answer is remembered for later calls.
+
+        FORWARD as long as nothing is trained, neither this module nor another. With gradients on, a call is EVAL only
+        on a batch of a loader that feeds no training, while another does: of a trained module in eval mode whose
+        optimizers have all stepped, or of any other module after a call that was EVAL. With gradients off, a trained
+        module is EVAL, unless it is a target of the loss in train mode, or is run again inside an `autograd.Function`;
+        any other is EVAL after a call that was, on such a batch in eval mode, or as a late copy.
+
+        Args:
+            module: what is called.
+            is_trained: whether an optimizer holds any of its parameters.
+            is_new: says of a module whether an optimizer that has not stepped yet holds any of its parameters.
+            first_step: whether no step has ended yet.
+        """
+        is_copy = self._is_late_copy(module, is_trained=is_trained, first_step=first_step)
+        if not self.has_training and not is_trained:
+            return Phase.FORWARD
+        elsewhere = bool(self.feeding) and self._feeder >= 0 and self._feeder not in self.feeding
+        if torch.is_grad_enabled():
+            evaluates = elsewhere and (
+                (not _is_in_train_mode(module) and not is_new(module)) if is_trained else self._under_way
+            )
+            self._doubted = self._feeder if evaluates else -1
+        elif is_trained:  # a target of the loss, where the script has begun to compute one
+            evaluates = not (self._loss_is_due and _is_in_train_mode(module))
+            evaluates &= elsewhere or not (_is_in_function() and all(map(_is_in_train_mode, modules_in(module))))
+        else:
+            # an acting model is in training mode and has parameters, unlike a loss module
+            under_way = self._under_way and not (
+                self._acts and _is_in_train_mode(module) and next(parameters_in(module), None) is not None
+            )
+            evaluates = under_way or (elsewhere and not _is_in_train_mode(module) and not self.feeding & self._fed)
+            evaluates |= is_copy
+        self._loss_is_due |= is_trained and torch.is_grad_enabled() and not evaluates
+        self._acts = evaluates and not elsewhere and is_trained and _is_in_train_mode(module)
+        self._under_way = evaluates
+        return Phase.EVAL if evaluates else Phase.FORWARD
+
+    def _is_late_copy(self, module: nn.Module, *, is_trained: bool, first_step: bool) -> bool:
+        """Whether a module is an averaged copy: of a trained class, in eval mode, and not called in the first step.
+
+        A teacher of the same class runs in the first step already. `AveragedModel` always is one. Remembers trained
+        classes and what ran in the first step.
+        """
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        if is_trained:
+            self._trained_classes.add(kind)
+            return False
+        if kind == _AVERAGE:
+            return True
+        if first_step and kind in self._trained_classes:
+            self._early.set(module, kind)
+        return kind in self._trained_classes and not _is_in_train_mode(module) and self._early.get(module) is None
+
+    def take_back(self) -> tuple[list[Row], bool]:
+        """Take the last loader's newest batches, with all rows after them, out of the step, before an evaluation.
+
+        Back to the newest batch of another loader. What the last loader has given so far does not make it one that
+        feeds training.
+
+        Returns:
+            the rows taken out now, in their order; and whether the step had begun with one of the batches.
+        """
+        began = False
+        taken: list[Row] = []
+        self._fed.discard(self._feeder)
+        for draw in reversed(self._draws):
+            if draw.loader != self._feeder:
+                break
+            if draw.rows is None:
+                draw.rows = self._recorder.take_back(draw.start)
+                taken = draw.rows + taken
+                began |= draw.began
+        return taken, began
+
+    def give_back(self) -> bool:
+        """Put batches that `take_back` took out back into the step, at its end, before a call that trains.
+
+        Not where another batch has been drawn since. From then on no batch so far is taken back any more; the loaders
+        of those put back feed training at the next `note_training`.
+
+        Returns:
+            whether the step began with one of those put back; False where none is.
+        """
+        began = False
+        if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
+            for draw in self._draws:
+                self._recorder.put(draw.rows or [])
+                self._fed.add(draw.loader)
+                began |= draw.began
+        self._draws.clear()
+        return began
+
+
+# ---
+# The step clock, which all probes drive together.
+#
+# A step ends when an outermost optimizer step returns (or a gradient scaler skips one). A script that never builds an
+# optimizer has no such moment; there a step ends where a loader is asked for the next batch, or where the next
+# outermost forward begins, unless that is a module without parameters after one that has some: a loss module belongs
+# to the step of the model.
+
+MAX_SPANS = 1000
+_MARK = "introspect: made before anything was trained"
+
+
+class _Mark:
+    """Lives as long as the autograd node that has it among its metadata."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _call_all(listeners: list[Callable[[], None]]) -> None:
+    """Call every listener, then raise the first exception that any raised.
+
+    One that Ctrl-C stopped is called a second time at once.
+    """
+    raised: list[BaseException] = []
+    for listener in listeners:
+        try:
+            listener()
+        except KeyboardInterrupt as error:  # noqa: PERF203 - a call of another function would cost more
+            raised.append(error)
+            listener()  # which it stopped
+        except BaseException as error:
+            raised.append(error)
+    if raised:
+        raise raised.pop(0)
+
+
+class Moments:
+    """Lists of listeners for events of a step.
+
+    Attributes:
+        on_forward: told of an outermost module that is about to be called in training, recorded or not.
+        on_root: told of outermost modules that are about to run and will be recorded.
+        on_made: told of a module that no other one holds, when it is named in the forward that calls it.
+        on_root_left: told of such a module when its forward pass of training has returned.
+        on_begin: told when anything of a step that is recorded is about to happen.
+        on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
+        on_tick: told when a step has ended.
+        on_restart: told when steps start from 0 again, and which step becomes step 0, None where none does.
+        on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
+        on_look: told where the script saves what it has, or is over: what models hold then is what came of it all.
+    """
+
+    def __init__(self) -> None:
+        """Start without listeners."""
+        self.on_forward: list[Callable[[nn.Module], None]] = []
+        self.on_root: list[Callable[[nn.Module], None]] = []
+        self.on_made: list[Callable[[nn.Module], None]] = []
+        self.on_root_left: list[Callable[[nn.Module], None]] = []
+        self.on_begin: list[Callable[[], None]] = []
+        self.on_after_optimizer: list[Callable[[], None]] = []
+        self.on_tick: list[Callable[[], None]] = []
+        self.on_restart: list[Callable[[int | None], None]] = []
+        self.on_evaluation: list[Callable[[list[Row]], None]] = []
+        self.on_look: list[Callable[[], None]] = []
+
+    @staticmethod
+    def tell(listeners: list[Callable[..., None]], *given: object) -> None:
+        """Call the listeners of a moment in order with what is given; an exception is raised at once."""
+        for listener in listeners:
+            listener(*given)
+
+
+class StepClock(Moments):
+    """Clock that decides when a step begins and ends, and calls listeners.
+
+    Attributes:
+        evaluation: tells evaluation from training.
+        trained: the optimizers, and what they train.
+        labels: what the script's framework calls the step.
+        ticks: steps that have ended.
+        has_optimizer: whether the script has built one, so that their steps end steps.
+        stepped: whether one has stepped.
+        unseen_steps: whether parameters were written to, though no optimizer was seen to step.
+        left_out: whether what came before training was taken for an evaluation and out of the records.
+        passed_over: the steps in which an evaluation ran that was not to be recorded, first and last of each span.
+    """
+
+    def __init__(self, recorder: Recorder, names: Names, parts: FlatParts, guard: Guard, *, wants_eval: bool) -> None:
+        """Start at step 0, in no step.
+
+        Args:
+            recorder: whose steps begin and end.
+            names: of modules.
+            parts: of flat parameters; forgotten when a step ends.
+            guard: catches failures of labels.
+            wants_eval: whether evaluation is recorded.
+        """
+        super().__init__()
+        self._recorder = recorder
+        self._names = names
+        self._parts = parts
+        self.evaluation = Evaluation(recorder, wanted=wants_eval)
+        self.trained = Trained()
+        self.labels = StepLabels(guard)
+        recorder.labels = self.labels.take
+        self.ticks = 0
+        self.has_optimizer = self.stepped = self.unseen_steps = self.left_out = False
+        self.passed_over: list[list[int]] = []
+        self._manual = self._model_ran = False
+        self._begun = -1
+        self._rows_at_begin = self._forwards = self._backwards = 0
+        self._graphs: list[tuple[int, weakref.ref[_Mark] | None]] = []
+        self._ran_with_gradients: list[weakref.ref[nn.Module]] = []
+
+    def tell_root(self, module: nn.Module) -> None:
+        """Call the `on_root` listeners before an outermost call that will be recorded."""
+        self._names.any_module = True  # it may have its name from before
+        self.tell(self.on_root, module)
+
+    def begin(self) -> None:
+        """Begin the step, if it has not begun: call the `on_begin` listeners, unless the step is not recorded.
+
+        Rows that they record are not counted as activity of the step by `finish`.
+        """
+        if self._begun != self._recorder.step:
+            self._begun, before = self._recorder.step, self._recorder.rows
+            if self._recorder.wanted:
+                self.tell(self.on_begin)
+            self._rows_at_begin = self._recorder.rows - before
+
+    @property
+    def begun(self) -> bool:
+        """Whether the current step was begun, by `begin`."""
+        return self._begun == self._recorder.step
+
+    def outermost_forward(self, module: nn.Module) -> Phase:
+        """Phase of an outermost call outside of backward passes, which is about to run: FORWARD or EVAL.
+
+        In training, batches that were taken for an evaluation's are put back; the call may end the step before, begins
+        one, and `on_forward` is told. Before an evaluation, the batches that the last loader gave are taken out of the
+        step, and given to `on_evaluation`; if evaluation is not recorded, the step is added to `passed_over`.
+        """
+        evaluation = self.evaluation
+        trained = self.trained
+        is_trained = trained.is_trained(module)
+        phase = evaluation.phase(module, is_trained=is_trained, is_new=trained.is_new, first_step=not self.ticks)
+        if phase is Phase.EVAL:
+            if not evaluation.wanted and len(self.passed_over) < MAX_SPANS:
+                self._note_passed_over(self._recorder.step)
+            taken, began = evaluation.take_back()
+            if began:
+                self._begun = -1
+            if taken:
+                self.tell(self.on_evaluation, taken)
+            return phase
+        if evaluation.give_back():
+            self._begun = self._recorder.step
+        if not self.has_optimizer:
+            self._step_without_optimizer(module)
+        else:
+            self.end_unseen_step()
+        self.tell(self.on_forward, module)
+        self.begin()
+        if self._recorder.wanted:
+            self.labels.read()
+        return phase
+
+    def _note_passed_over(self, step: int) -> None:
+        """Add a step to `passed_over`, extending its last span where the step follows it."""
+        spans = self.passed_over
+        if spans and spans[-1][1] >= step - 1:
+            spans[-1][1] = step
+        else:
+            spans.append([step, step])
+
+    def _step_without_optimizer(self, module: nn.Module) -> None:
+        """Before an outermost call of a script without optimizer, end the step if it has computed something.
+
+        That is, a backward pass has run, or in a script that trains nothing a forward; and the module has parameters,
+        or none that has any was called in the step. The call is counted for the step that runs then.
+        """
+        is_model = next(parameters_in(module), None) is not None
+        ended = self._backwards if self.evaluation.has_training else self._forwards
+        if ended and (is_model or not self._model_ran):
+            self.auto_tick()
+        self._forwards += 1
+        self._model_ran |= is_model
+        if is_model and torch.is_grad_enabled():
+            self._ran_with_gradients.append(weakref.ref(module))
+
+    def mark_graph(self, result: object) -> None:
+        """Put a mark in the autograd graph of an outermost call's result, to see later whether the graph is alive.
+
+        A result without tensors counts as a graph that stays alive, one whose tensors have no graph as none. Nothing
+        without gradients, or once an optimizer or a backward pass was seen: then it is known that something is trained.
+        """
+        if not torch.is_grad_enabled() or self.has_optimizer or self.evaluation.has_training:
+            return
+        self._graphs = [(step, mark) for step, mark in self._graphs if mark is None or mark() is not None]
+        tensors = [leaf for _, leaf in flatten(result) if isinstance(leaf, torch.Tensor)]
+        for node in [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None] if tensors else [None]:
+            mark = _Mark()
+            if node is not None:
+                kept: Any = node.metadata  # torch says that it is a function
+                kept[_MARK] = mark
+            self._graphs.append((self._recorder.step, None if node is None else weakref.ref(mark)))
+
+    def end_step_before_batch(self) -> None:
+        """Before a batch is drawn in a script without optimizer, end the step if it has computed something.
+
+        That is, a backward pass has run, or in a script that trains nothing a forward. Nothing once the script ends its
+        steps itself.
+        """
+        if not self.has_optimizer and (self._backwards if self.evaluation.has_training else self._forwards):
+            self.auto_tick()
+
+    def end_unseen_step(self) -> None:
+        """End the step if any optimizer's first parameter was written to, though none was ever seen to step.
+
+        That is, written to since the last such look; `unseen_steps` is set then. A compiled optimizer step runs no
+        hooks; without this, the whole run would be one step.
+        """
+        if not self.stepped and self.trained.is_any_written():
+            self.unseen_steps = True
+            self.auto_tick()
+
+    def note_backward(self) -> None:
+        """Note that a backward pass begins, so something is trained; begins the step.
+
+        At the first sign of training, steps so far are dropped if they were an evaluation (`_leave_out_evaluation`).
+        Without an optimizer, modules that ran with gradients count as trained; where no module runs, a second backward
+        pass ends the step of the first.
+        """
+        if not self.evaluation.has_training:
+            self._leave_out_evaluation(keep=True)
+        self.evaluation.note_training()
+        if not self.has_optimizer:
+            for reference in self._ran_with_gradients:
+                module = reference()
+                if module is not None:
+                    self.trained.add_by_hand(module)
+            self._ran_with_gradients.clear()
+            if self._backwards and not self._forwards:
+                self.auto_tick()  # no module runs: a step is from one backward pass to the next
+            self._backwards += 1
+        self.end_unseen_step()
+        self.begin()
+        if self._recorder.wanted:
+            self.labels.read()
+
+    def expect_optimizers(self) -> None:
+        """Have optimizer steps end steps from now on, since an optimizer exists; nothing at later calls.
+
+        Steps so far are dropped if they were an evaluation (`_leave_out_evaluation`).
+        """
+        if not self.has_optimizer:
+            self.has_optimizer = True
+            if not self.evaluation.has_training:
+                self._leave_out_evaluation(keep=False)
+            self.evaluation.has_training = True
+
+    def _leave_out_evaluation(self, *, keep: bool) -> None:
+        """Drop all steps so far, count from 0 again, tell `on_restart` and set `left_out`, if they were an evaluation.
+
+        Else nothing, and nothing once the script has ended a step itself. They were if nothing in them had gradients,
+        or all their autograd graphs are gone: no backward pass can begin there. Only when training begins is that
+        certain. Where an optimizer is built (not `keep`), calls in step 0 count as no steps even if their graphs are
+        alive: a method has called the modules of a model one after the other, to initialise it. Then the batches so far
+        are forgotten, and `on_tick` is told, too.
+
+        Args:
+            keep: True if the current step belongs to training, and stays as step 0.
+        """
+        earlier = self._recorder.step > 0 or (not keep and self._forwards > 0)
+        kept = self._recorder.step if keep else None
+        graphs = [step for step, mark in self._graphs if mark is None or mark() is not None]
+        self._graphs.clear()
+        in_graphs = any(step != kept for step in graphs) and (keep or not self._recorder.step)
+        if not earlier or self._manual or in_graphs:
+            return
+        self._recorder.restart(keep=keep)
+        self.passed_over = [[0, 0]] if self.passed_over and keep else []
+        self._begun = 0 if keep and self._begun == kept else -1
+        self.ticks = 0
+        self._names.renumber(kept)
+        self.tell(self.on_restart, kept)
+        if not keep:
+            self._forwards, self._model_ran = 0, False
+            self.evaluation.drop_batches()
+            self.tell(self.on_tick)
+        self.left_out = True
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer that was just built; from now on optimizers' steps end steps."""
+        self.expect_optimizers()
+        self.trained.add(optimizer)
+
+    def note_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note that an optimizer steps: its parameters may have changed. One that was not seen being built is added."""
+        if not self.trained.has(optimizer):
+            self.add_optimizer(optimizer)
+        self.trained.note_step(optimizer, self._names.parameters.changes)
+
+    def give_up_on_optimizers(self) -> None:
+        """Have forward passes end no steps, although optimizers are no longer watched."""
+        self.has_optimizer = self.evaluation.has_training = True
+
+    def finish(self) -> None:
+        """End the run: write all steps that wait, and the current step's rows, unless all are from its beginning."""
+        is_more = self._begun != self._recorder.step or self._recorder.rows > self._rows_at_begin
+        self._recorder.flush(current=is_more)
+
+    def auto_tick(self) -> None:
+        """End the step; nothing once the script ends its steps itself."""
+        if not self._manual:
+            self.tick()
+
+    def manual_tick(self) -> None:
+        """End the step because the script says so; from now on nothing else ends steps.
+
+        The first call does not end it where a step has just ended and nothing was recorded since.
+        """
+        just_ticked = not self._manual and self.ticks > 0 and self._recorder.rows == 0
+        self._manual = True
+        if not just_ticked:
+            self.tick()
+
+    def tick(self) -> None:
+        """End the step and begin the next, then call all `on_tick` listeners.
+
+        Ctrl-C in between stops none of this, and is raised at the end.
+        """
+        try:
+            self.ticks += 1
+            self._forwards = self._backwards = 0
+            self._model_ran = False
+            self._ran_with_gradients.clear()
+            self.evaluation.end_step()
+            self._parts.clear()
+        finally:  # also where an interrupt comes for the second time: the next step begins
+            step = self._recorder.step
+            try:
+                self._recorder.tick()
+            except KeyboardInterrupt:
+                if self._recorder.step == step:  # it came before the step could end
+                    self._recorder.tick()
+                raise
+            finally:
+                _call_all(self.on_tick)

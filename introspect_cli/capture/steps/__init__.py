@@ -1,1 +1,0 @@
-"""When a step begins and ends, and what it is for."""
