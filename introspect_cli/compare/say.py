@@ -55,20 +55,16 @@ _PROVED: Final[Mapping[str, str]] = {
     "filled-by": "{a} initialises it in a, {b} in b",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
-    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint "
-    "did not restore them",
+    "not-restored": "the later run began with other values ({names}): the checkpoint did not restore them",
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
     "set-in-one": "{by} sets it in {side} only",
-    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
-    "it agree]",
+    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} before agree]",
     "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
     "draw-before": "random numbers were drawn before {name} in {side} and not in {other}",
     "draw-by": "{name} drew random numbers in {side} and not in {other}",
-    "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
-    "different "
-    "numbers (capture --seed seeds all generators)",
+    "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",
     "port-unequal": "no equal parameter in the other run: {names}",
     "port-turned": "the numbers of b in another order: {names}",
     # what one run alone has
@@ -87,9 +83,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "random-follows": "the random state of {names}, which differs too, follows from it where it is drawn at random",
     # ranks
     "copies": "in {side} its copies on the ranks differ[: {text}]",
-    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
-    "own, it was "
-    "not reduced",
+    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: it was not reduced",
     "parts": "in {side} its parts are not the whole: {text}",
     "collective-missing": "[{name} ]is missing in {other}, one too many in {side}, or in another place",
     # splits
@@ -105,18 +99,12 @@ _PROVED: Final[Mapping[str, str]] = {
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
-    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
-    "each time",
+    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may vary",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
-    "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
-    "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
-    "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
-    "or not of "
-    "the optimizer)",
-    "split-clipped": "the gradients are no multiples of one another, and their norm is {norm} as clipping "
-    "leaves it: {side} clips, or sets gradients to zero, before those of all microbatches are added up",
-    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw "
-    "the same within its step",
+    "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
+    "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
+    "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
+    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
 
@@ -135,26 +123,19 @@ _LEFT: Final[Mapping[str, str]] = {
     "forward-code": "the forward code",
     "kept-from-calls": "what it keeps from earlier calls",
     "backward-of-operator": "how it is computed, or the options of its forward operator",
-    "batch-size": "batch size",
-    "lengths": "sequence length, cropping or padding",
+    "batch-size": "batch size, sequence length, cropping or padding",
     "conversion": "how the data is converted",
     "this-part": "how this part of the samples is made (the rest of the batch is equal)",
-    "order": "order of the samples",
-    "data-seed": "the seed of the data",
-    "workers": "workers",
-    "augmentation": "augmentation",
-    "files": "files",
+    "samples": "order of the samples, the seed of the data, workers, augmentation, files",
     "data": "the data pipeline (no data loader was recorded)",
-    "from-outputs": "what the script computes from module outputs",
-    "values-of-script": "values of the script (targets, masks, weights)",
+    "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
     "passed-over": "a model that ran without gradients, which was not recorded",
     "ran-unseen": "a call of a module that was not seen",
     "step-before": "a step before that is not recorded",
     "code-of-value": "the code that computes it",
     "not-recorded": "what was not recorded",
-    "operations": "operations of the script (no module is called, so none was recorded: capture --level op "
-    "records them)",
+    "operations": "operations of the script (no module is called: capture --level op records them)",
     "loss-code": "the loss code (reduction, mask, weighting, scale)",
     "targets": "the targets",
     "not-restored": "resuming did not restore it",
@@ -177,22 +158,18 @@ _LEFT: Final[Mapping[str, str]] = {
     "hyperparameters": "hyper-parameters (not recorded in this step)",
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
-    "momentum": "momentum",
-    "number-of-updates": "a different number of updates",
+    "updates": "momentum, train/eval mode, a different number of updates",
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
     "steps-before": "the steps before, which are not on record",
     "initialisation": "its initialisation",
     "seed": "the seed",
-    "checkpoint": "another checkpoint",
-    "changed-by-script": "a change by the script before it was recorded",
+    "checkpoint": "another checkpoint, a change by the script before it was recorded",
     "update-before": "the update of the step before",
     "rule-by-hand": "the script's update by hand (gradient, learning rate or rule)",
     "evaluation-in-train": "an evaluation in train mode",
-    "loading": "a change outside of an optimizer step (loading a checkpoint)",
-    "copying": "copying",
-    "in-place": "in-place code",
+    "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",
     "steps-between": "the steps between, which cannot be compared",
     "drew-before-first": "draws before the first step",
     "draws-before-state": "a different number of draws before it",
@@ -200,8 +177,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "draws-after-backward": "random draws of one run after the backward pass of the step before",
     "draws-in-step-before": "random draws of one run during the step before",
     "draws-in-step": "random draws of one run since the step began",
-    "sent": "what the ranks compute and send",
-    "order-of-collectives": "the order of collectives",
+    "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
     "between-agreeing": "what runs between the last value that agrees and this one",
 }
@@ -253,8 +229,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "it (losses, gradients, updates) is on record",
     "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
     "not seen",
-    "no-results": "{agree}, but the results of the steps (losses, gradients, parameters) were not recorded, and not "
-    "all else is the same",
+    "no-results": "{agree}, but results (losses, gradients, parameters) were not recorded, and something else differs",
     "no-complete-step": "no complete step (run {runs})",
     "not-selected-in-both": "no selected step is in both runs",
     "no-common-step": "the runs have no step in common",
@@ -281,8 +256,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
     "[randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
     "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
-    "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.[ The first "
-    "value of both runs that differs is {first} in step {step}.]",
+    "unchanged": "The {names} agree in all {steps:,} steps compared: what differs changed none of "
+    "them.[ The first value of both runs that differs is {first} in step {step}.]",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
@@ -296,8 +271,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-tolerated": "The first difference within the tolerance is {first}.",
     "gradients": "Gradients of this step that differ: {differ} of {all}.",
     "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
-    "gap-after": "The records of step {step} agree, and no step between can be compared: the runs diverged by step "
-    "{now}.",
+    "gap-after": "The records of step {step} agree, and no step between can be compared: they diverged by step {now}.",
     "gap-from": "No step before is on record: the runs diverged by step {now}.",
     # a run that ended by an exception
     "both-raised": " Both runs ended by the same exception: {words}.",
@@ -326,8 +300,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
-    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names: it was copied in part, or is "
-    "damaged (`introspect verify` looks through it)",
+    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names (see `introspect verify`)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
     "some-steps": "{steps} steps from {first} to {last}",
     "only-saves-files": "Only run {run} saves {names}: not compared.",

@@ -10,7 +10,6 @@ in the sum.
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,27 +36,17 @@ _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
 
-class Handling(str, Enum):
-    """A treatment of gradients between backward pass and update, as the code of what is left."""
-
-    CLIPPING = "clipping"
-    UNSCALING = "unscaling"
-    ACCUMULATION = "accumulation"
-    ZERO_GRAD = "zero-grad"
-    BY_HAND = "gradient-by-hand"
-
-
-TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
+TOGETHER = frozenset({"clipping", "unscaling", "accumulation"})
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
-def excluded_handling(at: View) -> frozenset[Handling]:
-    """Kinds of gradient handling that the records rule out as a cause.
+def excluded_handling(at: View) -> frozenset[str]:
+    """Codes of gradient handling that the records rule out as a cause.
 
     None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
     gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
     where no factor maps a's gradient to b's, or where at most one optimizer steps and another gradient is equal and not
-    zero. `ZERO_GRAD` is where such an equal gradient was not zero in the previous step either (or there is none, at
+    zero. `zero-grad` is where such an equal gradient was not zero in the previous step either (or there is none, at
     step 0).
     """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
@@ -66,7 +55,7 @@ def excluded_handling(at: View) -> frozenset[Handling]:
     some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
     gone = TOGETHER if some_equal or _has_no_factor(at) else frozenset()
     nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
-    return gone | {Handling.ZERO_GRAD} if nothing_left else gone
+    return gone | {"zero-grad"} if nothing_left else gone
 
 
 def _sparse_sides(at: View) -> str:
@@ -202,9 +191,10 @@ def left_in_gradient(at: View) -> Iterator[str]:
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
     else:
-        if Handling.CLIPPING in gone:
+        if "clipping" in gone:
             yield "clipping-by-value"
-        yield from (handling.value for handling in Handling if handling not in gone)
+        handled = ("clipping", "unscaling", "accumulation", "zero-grad", "gradient-by-hand")
+        yield from (code for code in handled if code not in gone)
     if differ[0] != differ[1] and at.parameter_user:
         yield "use-in-module"
     yield "penalty"

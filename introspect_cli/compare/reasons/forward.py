@@ -301,13 +301,13 @@ def left_in_batch(at: View) -> Iterator[str]:
     calls = step.alignment.call[unions]
     rest = unions[calls == site.call]
     if at.reshaped:
-        yield from ("batch-size", "lengths")
+        yield "batch-size"
     elif at.dtypes is not None:
         yield "conversion"
     elif step.known(rest[rest != at.union]) is Known.EQUAL:
         yield "this-part"
     else:
-        yield from ("order", "data-seed", "workers", "augmentation", "files")
+        yield "samples"
 
 
 # --- what the script gives to a model
@@ -352,7 +352,7 @@ def left_in_script(at: View) -> Iterator[str]:
     """
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
-        yield from ("from-outputs", "values-of-script")
+        yield "from-outputs"
     else:
         yield from ("preparation", "data") if unseen else ("preparation",)
     if at.cause.rests_on(Thing.PASSED_OVER):

@@ -57,7 +57,7 @@ ROWS: Final = (
         "Ranks sent or received something else.",
         frozenset({Kind.COLLECTIVE}),
         5,
-        left=("sent", "order-of-collectives"),
+        left=("sent",),
     ),
     Reason(
         "parts",
@@ -209,7 +209,7 @@ ROWS: Final = (
         "A buffer differs at the end of the step: how its module updates it.",
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
-        left=("momentum", "mode", "number-of-updates"),
+        left=("updates",),
         names=_name_pattern("momentum|ema|stat|norm"),
     ),
     Reason(

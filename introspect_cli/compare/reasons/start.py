@@ -93,7 +93,7 @@ def left_in_initial(at: View) -> Iterator[str]:
         others = at.known(Thing.RANDOM_AT_START) is Known.EQUAL and EQUAL in at.initial[1]
         if at.first.scale is None and not others and at.first.size is not Size.ROUNDING:
             yield "seed"
-        yield from ("checkpoint", "changed-by-script")
+        yield "checkpoint"
 
 
 # --- changed between two steps
@@ -144,7 +144,7 @@ def left_outside(at: View) -> Iterator[str]:
         return
     if at.site.kind is Kind.BUFFER:
         yield "evaluation-in-train"
-    yield from ("loading", "averaging", "copying", "in-place")
+    yield "outside"
 
 
 # --- where the records do not show the cause, or it lies elsewhere
