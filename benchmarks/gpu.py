@@ -42,9 +42,7 @@ from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu.buffers import DeviceRows
-from introspect_cli.tensors.gpu.devices import Devices
-from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Devices, Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

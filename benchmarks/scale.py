@@ -167,11 +167,11 @@ def _check(path: str, engine: Engine) -> tuple[str, int]:
 
 
 def _merge(path: str, engine: Engine) -> tuple[str, int]:
-    from introspect_cli.store.merge import reduce_run
+    from introspect_cli.store.merge import merge
 
     out = Path(f"{path}-whole")
     shutil.rmtree(out, ignore_errors=True)
-    return f"{reduce_run(path, out, engine.run)} steps", _records(path)
+    return f"{merge(path, out, engine.run)} steps", _records(path)
 
 
 def _export(path: str, engine: Engine) -> tuple[str, int]:
@@ -194,8 +194,8 @@ WORK = {
     "check --copies": (_copies, ("odd",)),
     "check": (_check, ("odd",)),
     "export --format parquet": (_export, ("rows",)),
-    "merge --whole": (_merge, ("rows",)),
-    "merge --whole, another layout": (_merge, ("columns",)),
+    "merge": (_merge, ("rows",)),
+    "merge, another layout": (_merge, ("columns",)),
     "diff of both put together": (_diff, ("rows-whole", "columns-whole")),
 }
 

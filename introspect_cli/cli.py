@@ -35,7 +35,7 @@ VERBS = {
     "export": "Write a run in other formats.",
     "golden": "Keep a small run in git and check a script against it.",
     "import": "Import a run from arrays or reports of other tools.",
-    "merge": "Put ranks that were recorded on several machines into one run.",
+    "merge": "Add up the ranks of a run.",
     "pack": "Make one file of a run, which every verb reads.",
     "publish": "Show a run in a logger while it is written.",
     "report": "Write an HTML page about one run, or about two.",

@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import sys
 import threading
-from types import CodeType, SimpleNamespace
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,10 +43,8 @@ graph_task: Callable[[], int] = getattr(_C, "_current_graph_task_id", lambda: -1
 no_torch_function: Any = getattr(_C, "DisableTorchFunction", contextlib.nullcontext)
 """Hides what runs inside from the script's own torch-function modes and tensor subclasses. Without it, they see us."""
 
-compile_flags: Any = (
-    torch.compiler if hasattr(torch.compiler, "_is_compiling_flag") else SimpleNamespace(_is_compiling_flag=False)
-)
-"""Its `_is_compiling_flag` says that something is compiled or exported. Without it, calls of an export are recorded."""
+compile_flags: Any = torch.compiler
+"""Its `_is_compiling_flag` says that something is compiled or exported."""
 
 FAKE_TENSOR: Any = _class_named("torch._subclasses.fake_tensor", "FakeTensor")
 """Class of shape-only tensors. Without it, tracing by export is counted as module calls."""
@@ -111,31 +109,23 @@ next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambd
 """The number that the next autograd node of this thread gets. Without it, as above."""
 
 
-def node_number(node: Any) -> tuple[int, int] | None:
-    """Thread and sequence number of an autograd node, which identify it; None where torch lacks the number.
-
-    Then a tensor that two modules share gets two hooks.
-    """
-    ask = getattr(node, "_sequence_nr", None)
-    return None if ask is None else (threading.get_ident(), ask())
+def node_number(node: Any) -> tuple[int, int]:
+    """Thread and sequence number of an autograd node, which identify it."""
+    return threading.get_ident(), node._sequence_nr()  # noqa: SLF001 - documented in torch's own notes on autograd
 
 
 def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
-    """Call `hook` with the gradient of a tensor; leaves no hook on the tensor itself, where torch allows it.
+    """Call `hook` with the gradient of a tensor; leaves no hook on the tensor itself.
 
     Args:
         tensor: no leaf.
         node: its autograd node (`grad_fn`), which keeps the hook.
         hook: called in the backward pass.
     """
-    give = getattr(node, "_register_hook_dict", None)
-    if give is None:
-        tensor.register_hook(hook)
-        return
     hooks: Any = tensor._backward_hooks  # noqa: SLF001 - as above
     tensor._backward_hooks = {0: hook}  # noqa: SLF001 - as above
     try:
-        give(tensor)
+        node._register_hook_dict(tensor)  # noqa: SLF001 - as above
     finally:
         tensor._backward_hooks = hooks  # noqa: SLF001 - as above
 
@@ -147,16 +137,8 @@ set_compiler_callback: Any = getattr(_frames, "set_eval_frame", None)
 graph break."""
 
 
-def _by_exchange() -> Any:
-    """Dynamo's callback of this thread, None without one, by taking it off and putting it back: for older torch."""
-    callback = set_compiler_callback(None)
-    if callback is not None:
-        set_compiler_callback(callback)
-    return callback
-
-
-compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", _by_exchange if set_compiler_callback else None)
-"""Tell it. Without it, more slowly."""
+compiler_callback: Any = getattr(_frames, "get_eval_frame_callback", None)
+"""Tell it. Without it, as above."""
 
 
 def pass_by(code: CodeType) -> None:
@@ -164,10 +146,6 @@ def pass_by(code: CodeType) -> None:
 
     Where torch lacks this, they are compiled after a graph break.
     """
-    skip = getattr(_frames, "skip_code", None)
-    if skip is not None:
-        skip(code)
-        return
     give, strategy, action = (
         getattr(_frames, name, None) for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
     )

@@ -10,7 +10,6 @@ files are read that were there before the script began; of a data set of thousan
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import os
 import stat
@@ -60,17 +59,8 @@ MAX_READ_BYTES = 1 << 30
 """Bytes that are read of all files."""
 
 _SYSTEM = (
-    "/proc/",
-    "/sys/",
-    "/dev/",
-    "/etc/",
-    "/usr/lib/",
-    "/usr/lib64/",
-    "/usr/share/",
-    "/lib/",
-    "/run/",
-    "/var/lib/",
-)
+    "/proc/", "/sys/", "/dev/", "/etc/", "/usr/lib/", "/usr/lib64/", "/usr/share/", "/lib/", "/run/", "/var/lib/",
+)  # fmt: skip
 _PYTHON = tuple(
     {
         f"{os.path.realpath(prefix)}{os.sep}{name}{os.sep}"
@@ -151,9 +141,10 @@ class ReadFiles:
     def _open(self, *args: Any, **kwargs: Any) -> Any:
         """Open a file as python would, and note it if the script has opened it, not introspect."""
         handle = self._original(*args, **kwargs)
-        if self._is_on:
+        if self.guarded.on and not self._guard.depth:
             with self.guarded:
-                self._note_handle(sys._getframe(1), handle, args, kwargs)  # noqa: SLF001 - as python documents it
+                if type(handle) in _FILES and handle.readable() and type(handle.name) in {str, bytes}:
+                    self._note_path(sys._getframe(1), os.fsdecode(handle.name))  # noqa: SLF001 - as python documents it
         return handle
 
     def _watch_library(self, library: str) -> None:
@@ -174,37 +165,14 @@ class ReadFiles:
             given = call.args[at] if len(call.args) > at else named
             for path in given if type(given) in {list, tuple} else [given]:
                 if type(path) is str or isinstance(path, Path):
-                    inside = (
-                        [file for file in sorted(Path(path).iterdir()) if file.is_file()]
-                        if Path(path).is_dir()
-                        else [Path(path)]
-                    )
+                    inside = sorted(Path(path).iterdir()) if Path(path).is_dir() else [path]
                     for file in inside[:MAX_FILES_OF_FOLDER]:
-                        self._note_path(call.frame, file)
+                        self._note_path(call.frame, str(file))
 
         return opened
 
-    def _note_handle(self, frame: FrameType, handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a file that `open` has opened for reading by its path; nothing for one to write or given by descriptor.
-
-        Args:
-            frame: the caller of `open`.
-            handle: what it returned.
-            args: what it was given.
-            kwargs: what it was given by name.
-        """
-        mode = args[1] if len(args) > 1 else kwargs.get("mode", "r")
-        if type(handle) not in _FILES or type(mode) is not str or not {"w", "a", "x"}.isdisjoint(mode):
-            return
-        given = args[0] if args else kwargs.get("file")
-        if type(given) is not int:
-            name = handle.name
-            self._note_descriptor(
-                frame, handle.fileno(), name if type(name) is str else os.fsdecode(name) if type(name) is bytes else ""
-            )
-
-    def _note_descriptor(self, frame: FrameType | None, descriptor: int, path: str) -> None:
-        """Note an open file, each once: name, size, digest, and the line that opened it; sets `facts["files"]`.
+    def _note_path(self, frame: FrameType | None, path: str) -> None:
+        """Note a file that was opened, each once: name, size, digest, and the line that did; sets `facts["files"]`.
 
         Only regular files that `_is_watched` accepts and that were not written since the run began, 200 in all. Where
         one line opens more than 16 of one ending (48 for an ending in `CONFIG`), one entry for their folder takes the
@@ -212,14 +180,13 @@ class ReadFiles:
 
         Args:
             frame: of whoever opened it; the line is that of the innermost frame of the user's.
-            descriptor: its position is not changed.
             path: as the script named it.
         """
-        status = os.fstat(descriptor)
+        status = os.stat(path)  # noqa: PTH116 - text is what is at hand
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if not stat.S_ISREG(status.st_mode) or not path or key in self._seen:
+        if not stat.S_ISREG(status.st_mode) or key in self._seen:
             return
-        ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - text is what is at hand
+        ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - as above
         line = self._places.line(frame, through=True)
         if (line, ending) in self._many:
             return
@@ -242,14 +209,12 @@ class ReadFiles:
             of_line = self._of_line.setdefault((line, ending), [])
             of_line.append(name)
             if len(of_line) > MAX_FILES_OF_LINE * (3 if ending in CONFIG else 1):
-                folders = [os.path.dirname(file) or "." for file in of_line]  # noqa: PTH120 - as above
-                alike = len({folder.startswith(os.sep) for folder in folders}) == 1
-                self._many[line, ending] = (os.path.commonpath(folders) if alike else "") or "."
+                self._many[line, ending] = os.path.commonprefix(of_line).rpartition("/")[0] or "."  # noqa: RUF071 - cut at a slash
                 for file in of_line:
                     self._files.pop(file, None)
                     self._waiting.pop(file, None)
                 return
-            about = self._describe(name, descriptor, status.st_size, ending)
+            about = self._describe(name, path, status.st_size, ending)
             self._files[name] = about | ({"line": line} if line else {})
 
     def _is_watched(self, real: str) -> bool:
@@ -261,30 +226,34 @@ class ReadFiles:
         secret = ending.lower() in _SECRET or name.lower() in _SECRET or redact.is_secret_name(stem, self._patterns)
         return not secret and ending not in {".pyc", ".so"} and not sources.is_generated(real)
 
-    def _describe(self, name: str, descriptor: int, size: int, ending: str) -> dict[str, Any]:
+    def _describe(self, name: str, path: str, size: int, ending: str) -> dict[str, Any]:
         """Size and digest of a file, and `sampled` where only 64 blocks of a file above 16 MiB were read.
 
         The digest is missing once 1 GiB was read in all. The text is put aside for `texts`, redacted, if texts are
         wanted, of files up to 256 KiB with an ending in `CONFIG` and up to 64 KiB with `.txt` or no ending: 50 files
         and 2 MiB at most.
         """
-        small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
-        if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < MAX_TEXTS:
-            data = os.pread(descriptor, size, 0)
-            text = _decoded(data)
-            if text is not None and self._text + len(data) <= MAX_TEXT_BYTES:
-                self._text += len(data)
-                clean = (redact.source if ending == ".py" else redact.config)(text, self._patterns)
-                digest = source_digest(data)
-                self._kept.add(digest)
-                self._waiting[name] = digest, data if clean == text else clean.encode("utf-8", "backslashreplace")
-                return {"size": size, "digest": digest}
         sampled = size > _WHOLE
         needed = _BLOCK * _BLOCKS if sampled else size
         if self._bytes + needed > MAX_READ_BYTES:
             return {"size": size}
         self._bytes += needed
-        digest = _digest(descriptor, size, sampled=sampled)
+        step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
+        places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)
+        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            data = b"".join(os.pread(descriptor, _BLOCK, place) for place in places)
+        finally:
+            os.close(descriptor)
+        digest = source_digest(data)
+        small = size <= (_LONGEST_TEXT if ending in CONFIG else _SMALL)
+        if self._texts and small and (ending in CONFIG or ending in _SMALL_TEXT) and len(self._kept) < MAX_TEXTS:
+            text, encoding = sources.decoded(data)
+            if text is not None and self._text + len(data) <= MAX_TEXT_BYTES:
+                self._text += len(data)
+                clean = (redact.source if ending == ".py" else redact.config)(text, self._patterns)
+                self._kept.add(digest)
+                self._waiting[name] = digest, data if clean == text else clean.encode(encoding, "surrogateescape")
         return {"size": size, "digest": digest, **({"sampled": True} if sampled else {})}
 
     def _shown_name(self, shown: str, real: str) -> str:
@@ -300,19 +269,6 @@ class ReadFiles:
                     return path[len(root) :]
         home = os.path.expanduser("~") + os.sep  # noqa: PTH111 - as above
         return f"~/{shown[len(home) :]}" if len(home) > 2 and shown.startswith(home) else shown
-
-    def _note_path(self, frame: FrameType, path: Path) -> None:
-        """Open a file that a library has opened by path, note it, and close it; OSError where it cannot be opened."""
-        descriptor = _open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            self._note_descriptor(frame, descriptor, str(path))
-        finally:
-            os.close(descriptor)
-
-    @property
-    def _is_on(self) -> bool:
-        """Whether a file that is opened now is the script's doing, and watched."""
-        return self.guarded.on and not self._guard.depth
 
     def document(self) -> dict[str, dict[str, Any]]:
         """The document `settings/files`: size, digest and line by file name, sorted.
@@ -337,22 +293,3 @@ class ReadFiles:
             texts = list(self._waiting.values())
             self._waiting.clear()
         return texts
-
-
-def _decoded(data: bytes) -> str | None:
-    """A file's bytes as UTF-8 text; None where they are no UTF-8 or have a zero byte."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
-
-
-def _digest(descriptor: int, size: int, *, sampled: bool) -> str:
-    """BLAKE2b digest (16 hex digits) of a file's first `size` bytes, or of 64 blocks spread over them if `sampled`."""
-    digest = hashlib.blake2b(digest_size=8)
-    step = (size - _BLOCK) / (_BLOCKS - 1) if sampled else _BLOCK
-    places = [int(number * step) for number in range(_BLOCKS)] if sampled else range(0, size, _BLOCK)
-    for place in places:
-        digest.update(os.pread(descriptor, _BLOCK, place))
-    return digest.hexdigest()

@@ -20,14 +20,15 @@ from introspect_cli.capture.interpreter import Interpreter
 from introspect_cli.capture.manifest import Documents, closing, opening, without_others
 from introspect_cli.capture.ranks.launchers import find_launch, run_directory
 from introspect_cli.capture.start import Start, numpy_state, prepare_torch, python_state
-from introspect_cli.capture.terminal import Terminal, nothing_recorded, summary
 from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.exit_codes import DIVERGED
 from introspect_cli.script.ending import Ending, HeldHandlers, leave
 from introspect_cli.script.run import run
 from introspect_cli.script.target import Target, check
+from introspect_cli.store.files import CHILDREN
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.tensors import kernels as _kernels  # noqa: F401 - says that they are missing before the script runs
+from introspect_cli.texts import count, human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +39,70 @@ if TYPE_CHECKING:
     from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.read_files import ReadFiles
     from introspect_cli.store.run_writer import Launch
+
+
+class Terminal:
+    """Writes sentences to stderr."""
+
+    def __init__(self, launch: Launch | None, *, quiet: bool) -> None:
+        """Open nothing; `say` writes later, and never if `quiet`.
+
+        `launch` gives the rank that each sentence begins with.
+        """
+        self._quiet = quiet
+        self._who = f"introspect, rank {launch.rank}" if launch is not None else "introspect"
+
+    def say(self, sentence: str) -> None:
+        """Write `introspect[, rank N]: sentence` to stderr at once, nothing if `quiet`.
+
+        A stderr that is closed is ignored.
+        """
+        if not self._quiet:
+            with contextlib.suppress(AttributeError, OSError, ValueError, UnicodeError):
+                sys.stderr.write(f"{self._who}: {sentence}\n")
+                sys.stderr.flush()
+
+
+def nothing_recorded(path: Path, *, installed: bool) -> str:
+    """Last sentence of a run without probes.
+
+    `installed` False means that installing them failed, else torch never came.
+    """
+    why = "the script never imported torch" if installed else "the probes could not be installed"
+    return f"{why}, so nothing was recorded; {path} holds its settings only"
+
+
+def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[str, Any], *, lost: bool) -> str:
+    """Last sentence of a run, for the terminal: steps, records, size, directory; or that nothing was recorded.
+
+    Args:
+        path: the run's directory.
+        launch: this process's part in a distributed run; None for a run of one process.
+        probes: what has recorded; asked for their counts.
+        manifest: as written at the end; its `steps` and `remainder` are read.
+        lost: whether the store could not be written to the end; then the sentence says up to which step it can be read.
+    """
+    if lost:
+        written, last = probes.recorder.steps_written, probes.rank.last_step
+        if last is None or not path.exists():
+            return f"recorded {count(written, 'step')} in {path}, then the store was lost"
+        return f"{count(written, 'step')} up to step {last} can be read in {path}; then the store was lost"
+    steps, rows = manifest.get("steps", 0), probes.rank.rows_written
+    if not rows and (path / CHILDREN).is_dir():
+        return f"recorded what the processes that the script started trained in {path}"
+    if not rows:
+        return f"no module was called and no optimizer stepped while recording; {path} has no records"
+    size = human_size(probes.rank.bytes_written)
+    if launch is not None:
+        size += f"; this is rank {launch.rank} of {launch.world_size}"
+    rest = " and what came after" if manifest.get("remainder") else ""
+    if probes.policy.dropped:
+        rest += f" and dropped {probes.policy.dropped:,} of them again"
+    if probes.perturbed is not None:
+        moved = probes.perturbed.document
+        which = f"{count(moved['elements'], 'number')} in {count(moved['parameters'], 'parameter')}"
+        rest += f" after --perturb {moved['seed']} moved {which} by one rounding"
+    return f"recorded {count(steps, 'step')}{rest}, {count(rows, 'record')} ({size}) in {path}"
 
 
 def run_capture(target: Target, options: CaptureOptions, ready: Callable[[Path], None] | None = None) -> int:

@@ -25,21 +25,13 @@ from introspect_cli.capture.private_api import no_torch_function
 from introspect_cli.tensors.places import Placed, is_whole, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 def ranks_of(group: Any) -> list[int]:
-    """Global ranks of a process group.
-
-    Raises KeyError, RuntimeError or ValueError where this process does not know them.
-    """
-    return list(torch.distributed.get_process_group_ranks(group))
-
-
-def ranks_of_group(group: Any) -> list[int]:
-    """Global ranks of a group; 0, 1, ... where this process does not know them."""
+    """Global ranks of a process group; 0, 1, ... where this process does not know them."""
     try:
-        return ranks_of(group)
+        return list(torch.distributed.get_process_group_ranks(group))
     except (KeyError, RuntimeError, ValueError):
         return list(range(group.size()))
 
@@ -74,20 +66,6 @@ def reduction_of(boxed: Any) -> str:
         return str(torch.distributed.ReduceOp.RedOpType(boxed.op()).name).lower()
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return ""
-
-
-def reduction_asked(given: Iterable[Any]) -> str:
-    """The first reduction among arguments of a group's method, or in its options: `sum`, `avg`; "" without one.
-
-    torch 2.4 gives its operators a reduction that python cannot read, so the method's arguments are asked.
-    """
-    for value in given:
-        if type(value).__module__.endswith("distributed_c10d"):  # nobody else's is asked
-            reduction = getattr(value, "reduceOp", value)
-            kind = getattr(reduction, "op", reduction)
-            if isinstance(kind, torch.distributed.ReduceOp.RedOpType):
-                return str(kind.name).lower()
-    return ""
 
 
 def on_its_way(value: Any) -> bool:

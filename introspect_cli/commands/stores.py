@@ -127,45 +127,29 @@ class MergeOptions(Working):
     """What a run of merged ranks has."""
 
     sources: bool = option(True, "With the text of the source files [default: yes].")
-    whole: bool = option(False, "Add up the ranks of one RUN, so that it reads like a run of one process.")
 
 
 @click.command(
     epilog="""\b
 Examples:
-  introspect merge node0/run node1/run -o run
-  introspect merge --whole run -o whole --engine processes:8""",
+  introspect merge run -o whole
+  introspect merge run -o whole --engine processes:8""",
 )
-@click.argument("runs", nargs=-1, required=True, type=RunType())
+@click.argument("run", type=RunType())
 @_output("Directory of the run to make; it must not exist.")
 @takes(MergeOptions)
-def merge(runs: tuple[str, ...], output: Path, asked: MergeOptions) -> int:
-    """Put the ranks of one launch, recorded on machines without a common disk, into one run.
+def merge(run: str, output: Path, asked: MergeOptions) -> int:
+    """Add up what the ranks of RUN hold, so that it reads like a run of one process.
 
-    With --whole, add up what the ranks of one run hold: some kilobytes a step, whatever their number.
+    Some kilobytes a step are left, whatever their number.
     """
-    from introspect_cli.engine import HERE, engine_of
-    from introspect_cli.errors import UsageError
+    from introspect_cli.engine import engine_of
     from introspect_cli.store.merge import merge as put_together
-    from introspect_cli.store.merge import reduce_run
-    from introspect_cli.store.run import open_run
     from introspect_cli.texts import count
 
-    if asked.whole:
-        if len(runs) > 1:
-            raise UsageError("--whole takes one run: merge those of several machines first")
-        with engine_of(asked.engine) as engine:
-            steps = reduce_run(runs[0], output, engine.run, texts=asked.sources)
-        say(f"wrote {output} ({count(steps, 'step')})")
-        return SAME
-    if asked.engine != HERE:
-        raise UsageError("--engine says where --whole adds ranks up: give --whole with it, or leave it out")
-    ranks = put_together(runs, output, texts=asked.sources)
-    with open_run(output) as run:
-        endings = run.endings
-    say(f"wrote {output} ({count(len(ranks), 'rank')})")
-    for sentence in endings:
-        say(f"{sentence}.")
+    with engine_of(asked.engine) as engine:
+        steps = put_together(run, output, engine.run, texts=asked.sources)
+    say(f"wrote {output} ({count(steps, 'step')})")
     return SAME
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.store.tensorfile import NUMPY
 from introspect_cli.tensors.arrays import Pieces, cut
-from introspect_cli.tensors.torch_files import read as read_torch
+from introspect_cli.tensors.arrays import read as read_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

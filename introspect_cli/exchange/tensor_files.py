@@ -28,7 +28,7 @@ from introspect_cli.exchange.distributed_files import read_distributed
 from introspect_cli.store.files import reason
 from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
-from introspect_cli.tensors.torch_files import read as read_torch
+from introspect_cli.tensors.arrays import read as read_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""Runs made of runs: the ranks of one launch copied together, or put together, as they would be had one process run.
-
-Every machine may have a run of its own with the ranks that ran there, all under one id. Their files are copied as they
-are into a new directory, which gets its name when it is whole.
+"""The ranks of a launch put together as one run, as it would be had one process run.
 
 Comparing layouts reads every rank of every step, each time. What comes of that is one record a site, whatever the
 layout: so it is written down, as a store like any other, whose records say how they were put together. Steps depend on
@@ -10,10 +7,9 @@ one another in nothing, so stretches of them are put together wherever there is 
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -24,49 +20,18 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files import reason
-from introspect_cli.store.pack import files_of, from_anywhere, local_copy
-from introspect_cli.store.run import RunState, launch_of, open_run
+from introspect_cli.store.pack import from_anywhere
+from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.tasks import as_one, combined_elsewhere
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from introspect_cli.store.run import Run
     from introspect_cli.store.tasks import Work
-
-
-_PLACE = re.compile(r"((?:attempt\d+/)?)(?:rank(\d+)/)?(.+)")
-
-
-def merge(sources: Sequence[str | Path], out: Path, *, texts: bool = True) -> list[int]:
-    """Copy the ranks of one launch into one run.
-
-    Args:
-        sources: directories of runs, each with some of the ranks, packs of them, or URLs.
-        out: the directory of the run, which must not exist.
-        texts: whether the text of source files goes with them.
-
-    Returns:
-        the ranks of the last attempt, rising.
-
-    Raises:
-        StoreError: a source is no run of a launch, is of another launch or still being written, two have the same rank,
-            or `out` exists or cannot be written.
-    """
-    if out.exists():
-        raise StoreError(f"{out} exists: choose another directory with -o")
-    jobs = [_job(source) for source in sources]
-    for source, job in zip(sources, jobs, strict=True):
-        if job != jobs[0]:
-            raise StoreError(f"{source} is of another launch than {sources[0]}: only ranks of one launch make a run")
-    with whole_or_nothing(out) as fresh:
-        _copy(sources, fresh, texts=texts)
-        with open_run(fresh) as run:
-            ranks = list(run.ranks)
-    return ranks
 
 
 @contextmanager
@@ -91,41 +56,6 @@ def whole_or_nothing(out: Path) -> Iterator[Path]:
         raise StoreError(f"cannot write {out}: {reason(error)}; choose another place with -o") from None
 
 
-def _job(source: str | Path) -> str:
-    """The job id of a run's launch; StoreError for a run of one process or one still being written."""
-    with open_run(source) as run:
-        launch = launch_of(run.manifest)
-        if launch is None:
-            raise StoreError(f"{source} is a run of one process: merge takes runs of ranks that a launcher started")
-        if run.state is RunState.RUNNING:
-            raise StoreError(f"{source} is still being written: wait for its end, then merge")
-        return str(launch.get("job"))
-
-
-def _copy(sources: Sequence[str | Path], fresh: Path, *, texts: bool) -> None:
-    """Copy the files of all sources into `fresh`, those of no rank from the first source that has them.
-
-    StoreError where two have the same rank of the same attempt.
-    """
-    source_of: dict[tuple[str, str], str | Path] = {}
-    with ExitStack() as stack:
-        for source in sources:
-            path = stack.enter_context(local_copy(source))
-            for name, file in files_of(path, sources=texts):
-                match = _PLACE.fullmatch(name)
-                assert match is not None
-                attempt, rank, _ = match.groups()
-                if rank is not None:
-                    other = source_of.setdefault((attempt, rank), source)
-                    if other != source:
-                        raise StoreError(f"rank {rank} is both in {other} and in {source}: leave one of them out")
-                target = fresh / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                # What is of no rank says the same everywhere: one job's manifests are equal.
-                if rank is not None or not target.exists():
-                    shutil.copyfile(file, target)
-
-
 _OF_RANKS = (
     "id",
     "format",
@@ -142,7 +72,7 @@ _OF_RANKS = (
 """What a manifest says of ranks, which a run of wholes has none of."""
 
 
-def reduce_run(
+def merge(
     source: str | Path,
     out: Path,
     work: Work,
@@ -171,7 +101,7 @@ def reduce_run(
         if run.combined_ranks:
             raise StoreError(f"{source} is put together already, of {count(run.combined_ranks, 'rank')}")
         if run.world_size < 2 or not run.ranks:
-            raise StoreError(f"{source} is a run of one process: --whole takes a run of several ranks")
+            raise StoreError(f"{source} is a run of one process: merge takes a run of several ranks")
         if run.state is RunState.RUNNING:
             raise StoreError(f"{source} is still being written: wait for its end, then merge")
         with whole_or_nothing(out) as fresh, StoreWriter.create(fresh) as store:

@@ -553,7 +553,7 @@ class RankReader(Reader):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its records were combined from several ranks (`merge --whole`)."""
+        """Whether its records were combined from several ranks (`merge`)."""
         return self.rank_count > 1
 
     def read_file(self, name: str, limit: int) -> bytes:

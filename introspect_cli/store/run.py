@@ -490,7 +490,7 @@ class Run(Closing):
 
     @property
     def combined_ranks(self) -> int:
-        """How many ranks were combined into this run's one rank (`merge --whole`); 0 for any other run."""
+        """How many ranks were combined into this run's one rank (`merge`); 0 for any other run."""
         whole = self.manifest.get("whole")
         size = whole.get("world_size") if isinstance(whole, dict) else None
         return size if isinstance(size, int) and size > 0 else 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from introspect_cli.tensors.gpu.buffers import Pending
+    from introspect_cli.tensors.gpu.engine import Pending
     from introspect_cli.tensors.rows import Arena
 
     Array = npt.NDArray[Any]

@@ -30,8 +30,7 @@ from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.columns import EndedRows, LayoutNumbers, RowNotes
 from introspect_cli.tensors.cpu import CODES, TABLE_ADDRESS, Engine
-from introspect_cli.tensors.gpu.devices import CAPTURING, Devices, is_capturing
-from introspect_cli.tensors.gpu.engine import Item
+from introspect_cli.tensors.gpu.engine import CAPTURING, Devices, Item, is_capturing
 from introspect_cli.tensors.intake import new_intake
 from introspect_cli.tensors.special import PLAIN, Parts, has_memory, is_wrapped, one_run, parts_of, unseen_parts
 from introspect_cli.tensors.views import address_of, in_memory, strides_kind, unobserved

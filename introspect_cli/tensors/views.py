@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-STORAGE_BEGIN: Final[Callable[[torch.Tensor], int] | None] = getattr(torch._C, "_data_address", None)  # noqa: SLF001  # no public one
+STORAGE_BEGIN: Final[Callable[[torch.Tensor], int]] = torch._C._data_address  # type: ignore[attr-defined]  # noqa: SLF001  # no public one
 EXPANDED: Final = 1 << 26
 """Elements up to which a tensor is read as its shape says, however little memory it has: it takes 50 ms."""
 REPEATS: Final = 16
@@ -45,15 +45,13 @@ def address_of(tensor: torch.Tensor) -> int:
     Raises:
         RuntimeError: the tensor has no storage.
     """
-    if STORAGE_BEGIN is None:
-        return tensor.data_ptr()
     return STORAGE_BEGIN(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def memory_of(tensor: torch.Tensor) -> int:
     """Address where a tensor's storage begins, the same for all its views; 0 where it has none, or refuses to say."""
     try:
-        return tensor.untyped_storage().data_ptr() if STORAGE_BEGIN is None else STORAGE_BEGIN(tensor)
+        return STORAGE_BEGIN(tensor)
     except Exception:  # sparse, wrapped and opaque tensors raise errors of several classes
         return 0
 

@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
@@ -108,17 +107,6 @@ def test_boundary_changes_nothing_and_says_what_is_hidden(tmp_path):
     hidden = {s.fqn: summary.text for s, summary in found.items() if summary.status is Status.NOT_OBSERVED}
     assert set(hidden) == {f"Net.{name}" for name in ("inlet", "body", "body.wide", "body.act", "body.back", "outlet")}
     assert set(hidden.values()) == {"inside compiled Net"}
-
-
-def test_a_torch_that_cannot_run_regions_as_python_records_their_boundary_and_says_so(tmp_path, monkeypatch):
-    boundary = by_site(captured(tmp_path / "boundary", trained(with_aot_eager, Net), level="op"))
-    torch.compiler.reset()
-    monkeypatch.delattr(torch.compiler, "set_stance")
-    old = by_site(captured(tmp_path / "old", trained(with_aot_eager, Net), level="op", compile="eager"))
-    assert {s: x.checksum for s, x in old.items()} == {s: x.checksum for s, x in boundary.items()}
-    with open_run(tmp_path / "old") as run:
-        assert run.manifest["notes"] == []
-        assert [text for text in run.manifest["not_observed"] if "needs torch 2.6" in text]
 
 
 def test_taps_cause_no_break_and_no_compilation_of_their_own_and_go_with_the_capture(tmp_path):

@@ -142,15 +142,15 @@ def test_the_agent_restarts_its_processes_after_one_died(launched, introspect):
 
 
 @pytest.mark.sweep
-def test_two_nodes_without_a_common_disk_are_merged(launched, introspect, tmp_path):
+def test_two_nodes_without_a_common_disk_are_copied_together(launched, tmp_path):
     folder = launched("two nodes")
     halves = [folder / "run", folder / "other" / "run"]
     for rank, half in enumerate(halves):
         with open_run(half) as run:
             assert (run.ranks, run.world_size) == ((rank,), 2)
             assert run.endings == [f"Rank {1 - rank} of 2 left nothing"]
-    done = introspect("merge", *halves, "-o", "whole")
-    assert (done.returncode, done.stderr) == (0, "")
+    for half in halves:
+        shutil.copytree(half, tmp_path / "whole", dirs_exist_ok=True)
     assert is_whole(tmp_path / "whole")
     assert is_same(launched("one node") / "run", tmp_path / "whole")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from launches import TRAINED
 from logs import rewrite, without
 
 from introspect_cli.capture.ranks.launchers import find_launch
+from introspect_cli.errors import StoreError
 from introspect_cli.store.log import END
 from introspect_cli.store.run import RunState, Sources, open_run
 from introspect_cli.store.verify import verify_run
@@ -77,7 +79,7 @@ def launched(tmp_path_factory):
 def test_ranks_started_together_write_one_run(launched):
     path, said = launched
     assert [code for code, _ in said] == [0, 0, 9], said
-    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2", "shared"]
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2"]
     with open_run(path) as run:
         assert run.ranks == (0, 1, 2)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 2, 1]
@@ -168,44 +170,20 @@ def machines(tmp_path_factory):
     return [folder / "run" for folder in folders]
 
 
-def test_ranks_of_several_machines_become_one_run(machines, tmp_path, introspect):
-    assert introspect("pack", str(machines[1]), "-o", "node1.zip").returncode == 0
-    done = introspect("merge", str(machines[0]), "node1.zip", "-o", "whole")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == "wrote whole (2 ranks)"
-    assert "2" in done.stdout.splitlines()[1]
+def test_ranks_of_several_machines_are_copied_together(machines, tmp_path):
+    for machine in machines:
+        shutil.copytree(machine, tmp_path / "whole", dirs_exist_ok=True)
     with open_run(tmp_path / "whole") as run:
         assert run.ranks == (0, 1)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 3]
         assert run.settings_of(1)["command"]
         assert set(Sources(run)) == {"train.py"}
     assert verify_run(tmp_path / "whole").sound
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".whole")] == []
-    assert introspect("merge", str(machines[0]), "node1.zip", "-o", "bare", "--no-sources").returncode == 0
-    with open_run(tmp_path / "bare") as run:
-        assert not Sources(run)
-        assert run.settings["sources"] == open_run(machines[0]).settings["sources"]
-    assert not list((tmp_path / "bare").rglob("sources/*"))
-    assert verify_run(tmp_path / "bare").sound
-
-
-def test_what_cannot_be_merged_is_reported(machines, launched, tmp_path, introspect):
-    def refused(*words):
-        done = introspect("merge", *map(str, words), "-o", "whole")
-        assert done.returncode == 2
-        assert not (tmp_path / "whole").exists()
-        assert [path for path in tmp_path.iterdir() if path.name.startswith(".whole")] == []
-        return done.stderr
-
-    assert "rank 0 is both in" in refused(machines[0], machines[1], machines[0].parent / "run/../run")
-    (tmp_path / "train.py").write_text(SCRIPT)
-    assert introspect("capture", "-o", "alone", "train.py", "1").returncode == 0
-    assert "is a run of one process" in refused(machines[0], "alone")
-    assert "there is no run at nowhere" in refused("nowhere")
     other = start(tmp_path, 1, 3, options=("-o", "other"), steps=1, TORCHELASTIC_RUN_ID="launch-2")
     assert ended(other)[0][0] == 0
-    assert "is of another launch than" in refused(machines[0], "other")
-    assert introspect("merge", str(machines[0]), "-o", "alone").returncode == 2
+    shutil.copytree(tmp_path / "other", tmp_path / "whole", dirs_exist_ok=True)
+    with pytest.raises(StoreError, match="it belongs to another run than the manifest"):
+        open_run(tmp_path / "whole")
 
 
 SPAWNS = (

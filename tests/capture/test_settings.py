@@ -16,9 +16,8 @@ from introspect_cli.compare.settings.beginning import events_of
 
 
 def test_nothing_wakes_a_device():
-    settings.switches()
-    settings.libraries()
-    assert settings.devices() == []
+    settings.runtime()
+    assert "gpus" not in settings.hardware()
     assert not torch.cuda.is_initialized()
 
 

@@ -39,7 +39,9 @@ ASKED = {
     "selected": [f"diff {one} {name}" for name in _SLICE[1::3] for one in ("diff-*", "rtol-*")],
     "operators": ["diff everything op-[a-h]*"],
     "scenes": ["diff scenes *"],
-    "refactorings": [f"diff refactorings * {model}-*" for model in ("mlp", "residual", "conv", "recurrent", "tied")],
+    "refactorings": [
+        f"diff refactorings * {model}-*" for model in ("mlp", "residual", "conv", "recurrent", "tied", "indirect")
+    ],
     "splits": ["* splits *"],
     "unseen": ["diff * same-train_compiled-steps-3-mode-script"],
     **{

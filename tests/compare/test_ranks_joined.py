@@ -14,7 +14,7 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.engine import Engine
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.merge import reduce_run
+from introspect_cli.store.merge import merge
 from introspect_cli.store.run import open_run
 from introspect_cli.store.tasks import as_one
 
@@ -44,7 +44,7 @@ def test_layouts_that_add_up_in_one_order_agree_in_every_checksum(a, b):
 @pytest.mark.parametrize("name", ["ddp", "ddp-rolled"])
 def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(tmp_path, name):
     single, run = decided("ranks", "single", name)
-    reduce_run(run, tmp_path / "whole", Engine().run)
+    merge(run, tmp_path / "whole", Engine().run)
     ranks, together = (opcapture.compared(single, b) for b in (run, tmp_path / "whole"))
     assert (together.verdict, together.sentence, together.counts) == (ranks.verdict, ranks.sentence, ranks.counts)
     assert "b: 2 ranks put together" in together.notes[0]

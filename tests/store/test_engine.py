@@ -145,7 +145,7 @@ def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, intros
         one, two = (introspect(*words, "--format", "json", *more) for more in ((), there))
         assert (two.returncode, json.loads(two.stdout)) == (one.returncode, json.loads(one.stdout)), words
     for place, more in (("here", ()), ("there", there)):
-        done = introspect("merge", "--whole", other, "-o", str(tmp_path / place / "merge"), *more)
+        done = introspect("merge", other, "-o", str(tmp_path / place / "merge"), *more)
         assert done.returncode == 0, done.stderr
     merged = [tmp_path / at / "merge" for at in ("here", "there")]
     assert frames_of(merged[0] / "rank0")[1] == frames_of(merged[1] / "rank0")[1]
@@ -164,7 +164,7 @@ def test_a_worker_that_dies_is_replaced_and_one_that_cannot_read_names_the_file(
     (run / "rank1/log.bin").write_bytes(records)
     with engine.engine_of(f"dask:{cluster}") as dask:
         with pytest.raises(StoreError, match=r"rank1/log\.bin"):
-            merge.reduce_run(run, tmp_path / "whole", dask.run)
+            merge.merge(run, tmp_path / "whole", dask.run)
         with open_run(run) as opened, pytest.raises(StoreError, match=r"rank1/log\.bin"):
             health.check(opened, work=dask.run)
     assert not (tmp_path / "whole").exists()

@@ -22,7 +22,7 @@ def wholes(tmp_path_factory):
     """Runs of two layouts with each change, and each put together."""
     folder = write_changed(tmp_path_factory.mktemp("wholes"), layouts=("whole", "shared"))
     for run in sorted(folder.iterdir()):
-        merge.reduce_run(run, folder / f"{run.name} together", engine.Engine().run)
+        merge.merge(run, folder / f"{run.name} together", engine.Engine().run)
     return folder
 
 
@@ -56,7 +56,7 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
 def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
     monkeypatch.setattr(whole, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
-    merge.reduce_run(run, tmp_path / "sliced", engine.Engine().run)
+    merge.merge(run, tmp_path / "sliced", engine.Engine().run)
     assert frames_of(tmp_path / "sliced/rank0")[1] == frames_of(Path(f"{run} together/rank0"))[1]
     with open_run(run) as opened:
         sliced = tasks.as_one(opened)
@@ -87,11 +87,9 @@ def test_of_one_layout_wholes_differ_in_every_bit(wholes):
 
 
 def test_what_cannot_be_put_together_is_refused(tmp_path, wholes, introspect):
-    done = introspect("merge", "--whole", str(wholes / "shared nothing together"), "-o", str(tmp_path / "again"))
+    done = introspect("merge", str(wholes / "shared nothing together"), "-o", str(tmp_path / "again"))
     assert done.returncode == 2
     assert "is put together already, of 4 ranks" in done.stderr
-    done = introspect("merge", "--whole", str(wholes / "shared nothing"), "-o", str(wholes / "whole nothing"))
+    done = introspect("merge", str(wholes / "shared nothing"), "-o", str(wholes / "whole nothing"))
     assert "exists: choose another directory" in done.stderr
-    done = introspect("merge", str(wholes / "shared nothing"), "-o", str(tmp_path / "x"), "--engine", "processes:2")
-    assert "--engine says where --whole adds ranks up" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -89,7 +89,7 @@ introspect golden save -o golden train.py
 introspect export runA --format yaml -o logs/introspection/fit
 RANK=0 WORLD_SIZE=2 TORCHELASTIC_RUN_ID=launch introspect capture -q -o node0/run train.py
 RANK=1 WORLD_SIZE=2 TORCHELASTIC_RUN_ID=launch introspect capture -q -o node1/run train.py
-introspect merge node0/run node1/run -o run
+mkdir run && cp -rn node0/run/. run && cp -rn node1/run/. run
 introspect pack node0/run -o node0.introspect.zip
 introspect pack node1/run -o node1.introspect.zip
 introspect pack runA -o reference.zip

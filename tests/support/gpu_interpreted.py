@@ -18,10 +18,9 @@ from sweeps import sliced
 from introspect_cli.records import Part
 from introspect_cli.tensors import checksum, places
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu import elements, kernels, launch
 from introspect_cli.tensors.gpu import engine as engines
-from introspect_cli.tensors.gpu.buffers import DeviceRows
-from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.gpu import kernels, launch
+from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Item
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 
@@ -76,7 +75,7 @@ def _language_patched_once_a_launch():
 
     def look_once(fn):
         """Beyond the kernel itself, only where a function has the language under a module not looked at yet."""
-        if fn.__name__ in {kernels.summarise.__name__, elements.transpose.__name__}:
+        if fn.__name__ in {kernels.summarise.__name__, kernels.transpose.__name__}:
             seen.clear()
             return look(fn)
         if fn not in homes:

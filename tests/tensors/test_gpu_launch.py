@@ -11,9 +11,8 @@ import torch
 from kernel_values import expected_row
 
 from introspect_cli.tensors import rows as r
-from introspect_cli.tensors.gpu import devices
-from introspect_cli.tensors.gpu.buffers import DeviceRows
-from introspect_cli.tensors.gpu.engine import DeviceEngine, Item
+from introspect_cli.tensors.gpu import engine as engines
+from introspect_cli.tensors.gpu.engine import DeviceEngine, DeviceRows, Item
 
 pytestmark = pytest.mark.gpu
 
@@ -126,7 +125,7 @@ def test_nothing_is_copied_or_waited_for_while_a_graph_is_captured():
 def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     """An engine is tried on a tensor whose row is known; one that writes other rows is not had."""
     _, rows, launcher, engine = made()
-    assert "another" in devices.reason_to_distrust(engine, rows, CPU)
+    assert "another" in engines.reason_to_distrust(engine, rows, CPU)
 
     def exactly(variant, programs, stream, arguments):
         Stub.__call__(launcher, variant, programs, stream, arguments)
@@ -137,9 +136,9 @@ def test_kernels_that_compute_something_else_are_not_used(monkeypatch):
     y[1000], y[2000], y[3000] = float("nan"), float("inf"), 0.0
     right = torch.from_numpy(expected_row(y).view(np.int64))[0]
     engine.launch = exactly
-    assert devices.reason_to_distrust(engine, rows, CPU) == ""
+    assert engines.reason_to_distrust(engine, rows, CPU) == ""
     right[r.RAW] += 1
-    assert "checksum" in devices.reason_to_distrust(engine, rows, CPU)
+    assert "checksum" in engines.reason_to_distrust(engine, rows, CPU)
     right[r.RAW] -= 1
     right.view(torch.float64)[r.MEAN] += 1.0
-    assert "statistics" in devices.reason_to_distrust(engine, rows, CPU)
+    assert "statistics" in engines.reason_to_distrust(engine, rows, CPU)

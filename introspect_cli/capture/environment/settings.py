@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,27 +19,49 @@ import torch
 from introspect_cli.capture.environment import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from introspect_cli.script.target import Target
+
+
+_ASKED: Final = {
+    "torch": "__version__",
+    "torch_git": "version.git_version",
+    "cuda": "version.cuda",
+    "rocm": "version.hip",
+    "mkl": "backends.mkl.is_available",
+    "mkldnn": "backends.mkldnn.is_available",
+    "threads": "get_num_threads",
+    "interop_threads": "get_num_interop_threads",
+    "deterministic_algorithms": "are_deterministic_algorithms_enabled",
+    "deterministic_warn_only": "is_deterministic_algorithms_warn_only_enabled",
+    "default_dtype": "get_default_dtype",
+    "cudnn_enabled": "backends.cudnn.enabled",
+    "cudnn_deterministic": "backends.cudnn.deterministic",
+    "cudnn_benchmark": "backends.cudnn.benchmark",
+    "cudnn_allow_tf32": "backends.cudnn.allow_tf32",
+    "matmul_allow_tf32": "backends.cuda.matmul.allow_tf32",
+    "matmul_fp32_precision": "backends.cuda.matmul.fp32_precision",
+    "float32_matmul_precision": "get_float32_matmul_precision",
+    "fp16_reduced_precision_reduction": "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "bf16_reduced_precision_reduction": "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "fp16_accumulation": "backends.cuda.matmul.allow_fp16_accumulation",
+    "flash_sdp": "backends.cuda.flash_sdp_enabled",
+    "mem_efficient_sdp": "backends.cuda.mem_efficient_sdp_enabled",
+    "math_sdp": "backends.cuda.math_sdp_enabled",
+    "cudnn_sdp": "backends.cuda.cudnn_sdp_enabled",
+}
+"""What is read or called in torch for versions, thread counts, and flags that change numbers."""
+_ASKED_AWAKE: Final = {"cudnn": "backends.cudnn.version", "nccl": "cuda.nccl.version"}
+"""As above, None until CUDA is initialised."""
 
 
 def runtime() -> dict[str, Any]:
     """For `settings/runtime`: versions of python, torch and its libraries; thread counts; flags that change numbers."""
-    backends = torch.backends
+    awake = torch.cuda.is_initialized()
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_git": torch.version.git_version,
-        **libraries(),
-        "mkl": backends.mkl.is_available(),
-        "mkldnn": backends.mkldnn.is_available(),
-        "threads": torch.get_num_threads(),
-        "interop_threads": torch.get_num_interop_threads(),
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        **switches(),
+        "driver": driver(),
+        **{name: _answer_of(path) for name, path in _ASKED.items()},
+        **{name: _answer_of(path) if awake else None for name, path in _ASKED_AWAKE.items()},
     }
 
 
@@ -96,42 +119,6 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 """File in which NVIDIA's kernel module tells its version."""
 
 
-def switches() -> dict[str, Any]:
-    """Flags of torch that change numbers on accelerators, by name; None for one that this torch lacks or refuses."""
-    backends = torch.backends
-    cuda, cudnn = backends.cuda, backends.cudnn
-    matmul = cuda.matmul
-    return {
-        "cudnn_enabled": cudnn.enabled,
-        "cudnn_deterministic": cudnn.deterministic,
-        "cudnn_benchmark": cudnn.benchmark,
-        # asked for by an old name after it was set by a new one, these raise
-        "cudnn_allow_tf32": _answer_of(lambda: cudnn.allow_tf32),
-        "matmul_allow_tf32": _answer_of(lambda: matmul.allow_tf32),
-        "matmul_fp32_precision": _answer_of(lambda: matmul.fp32_precision),  # torch >= 2.9
-        "float32_matmul_precision": _answer_of(torch.get_float32_matmul_precision),
-        "fp16_reduced_precision_reduction": _answer_of(lambda: matmul.allow_fp16_reduced_precision_reduction),
-        "bf16_reduced_precision_reduction": _answer_of(lambda: matmul.allow_bf16_reduced_precision_reduction),
-        "fp16_accumulation": _answer_of(lambda: matmul.allow_fp16_accumulation),
-        "flash_sdp": cuda.flash_sdp_enabled(),
-        "mem_efficient_sdp": cuda.mem_efficient_sdp_enabled(),
-        "math_sdp": cuda.math_sdp_enabled(),
-        "cudnn_sdp": _answer_of(cuda.cudnn_sdp_enabled),
-    }
-
-
-def libraries() -> dict[str, Any]:
-    """Versions of CUDA, ROCm, driver, cuDNN and NCCL; None if absent, the last two until CUDA is initialised."""
-    awake = torch.cuda.is_initialized()
-    return {
-        "cuda": torch.version.cuda,
-        "rocm": torch.version.hip,
-        "driver": driver(),
-        "cudnn": torch.backends.cudnn.version() if awake else None,
-        "nccl": _answer_of(lambda: ".".join(map(str, torch.cuda.nccl.version()))) if awake else None,
-    }
-
-
 def devices() -> list[dict[str, Any]]:
     """Visible GPUs by number: name, compute capability, MiB of memory, UUID if known; [] until CUDA is initialised."""
     if not torch.cuda.is_initialized():
@@ -155,10 +142,16 @@ def driver(source: Path = _DRIVER) -> str | None:
     return match[0] if match else None
 
 
-def _answer_of(question: Callable[[], Any]) -> Any:
-    """Answer of a question to torch: booleans, texts, integers as they are, others as text; None if refused."""
+def _answer_of(path: str) -> Any:
+    """What stands at a dotted path in torch, called if it can be; None where this torch lacks it or refuses to say.
+
+    Booleans, texts, integers and None as they are, tuples with dots between, others as text.
+    """
     try:
-        answer = question()
-    except (AttributeError, RuntimeError):
+        answer = attrgetter(path)(torch)
+        answer = answer() if callable(answer) else answer
+    except (AttributeError, RuntimeError):  # as a flag asked for by an old name after it was set by a new one
         return None
-    return answer if isinstance(answer, (bool, str, int)) else str(answer)
+    if isinstance(answer, tuple):
+        return ".".join(map(str, answer))
+    return answer if answer is None or isinstance(answer, (bool, str, int)) else str(answer).removeprefix("torch.")

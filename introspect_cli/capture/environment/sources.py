@@ -346,7 +346,7 @@ class SourceFiles:
         Where it is above the limit of a file or of all files, only its name is noted.
         """
         assert self._keep is not None
-        text, encoding = _decoded(data)
+        text, encoding = decoded(data)
         if text is None:
             return
         if len(data) > LIMIT_FILE or self._bytes + len(data) > LIMIT_RUN:
@@ -364,7 +364,7 @@ def _head_of(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {count(rest, 'file')} more" if rest > 0 else "")
 
 
-def _decoded(data: bytes) -> tuple[str | None, str]:
+def decoded(data: bytes) -> tuple[str | None, str]:
     """Text and encoding of a source file; None and "" for a binary one or one that is not in its encoding.
 
     Both are "" for a text that is larger than the limit of a file.

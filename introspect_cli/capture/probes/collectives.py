@@ -124,10 +124,9 @@ class _Result(NamedTuple):
 
 
 class _Asked(threading.local):
-    """Results and reduction of the group method that runs in this thread; `results` None where none runs."""
+    """Results of the group method that runs in this thread; None where none runs."""
 
     results: list[_Result] | None = None
-    reduction = ""
 
 
 class CollectiveProbe(GuardedProbe):
@@ -228,19 +227,18 @@ class CollectiveProbe(GuardedProbe):
 
         return run
 
-    def _watch_method(self, call: Call) -> Callable[[Any], None]:
+    def _watch_method(self, _call: Call) -> Callable[[Any], None]:
         """Called before a group's method.
 
         Returns what ties the results of the operators in it to the handle it returns.
         """
         mine = self._asked
         outer, mine.results = mine.results, []
-        mine.reduction = torch_distributed.reduction_asked((*call.args, *call.kwargs.values()))
 
         def asked(work: Any) -> None:
             """Remember the results by the handle; they are dropped without a handle or after an error."""
             results = mine.results
-            mine.results, mine.reduction = outer, ""
+            mine.results = outer
             if results and work is not None and work is not RAISED:
                 self._expect(work, results)
 
@@ -302,7 +300,7 @@ class CollectiveProbe(GuardedProbe):
         peer = ""
         if facts.peer >= 0:
             number = int(args[facts.peer])
-            ranks = torch_distributed.ranks_of_group(group)
+            ranks = torch_distributed.ranks_of(group)
             whole = ranks[number] if number < len(ranks) else number
             peer = f" {'to' if facts.word == 'send' else 'from'} rank {whole}"
             is_root = torch_distributed.rank_in(group) == number
@@ -314,9 +312,7 @@ class CollectiveProbe(GuardedProbe):
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
         place = facts.gives if facts.word in ("scatter", "recv") else facts.given
         shown = list(_tensors(args, place))
-        reduction = ""
-        if facts.reduces >= 0:  # a group's method may have been told what the operator does not say
-            reduction = torch_distributed.reduction_of(args[facts.reduces]) or self._asked.reduction
+        reduction = torch_distributed.reduction_of(args[facts.reduces]) if facts.reduces >= 0 else ""
         return self._record_collective(facts.word, reduction, peer, group, (shown, given, results), frame), results
 
     def _record_collective(
@@ -375,7 +371,7 @@ class CollectiveProbe(GuardedProbe):
         name = str(group.group_name)
         existing = self._labels.get(name)
         if existing is None:
-            label = group_label(torch_distributed.ranks_of_group(group))
+            label = group_label(torch_distributed.ranks_of(group))
             taken = sum(other.partition(" #")[0] == label for other in self._labels.values())
             existing = self._labels[name] = f"{label} #{taken + 1}" if taken else label
         return existing

@@ -267,9 +267,6 @@ def _tensor(value: torch.Tensor) -> Any:
 # `__dict__` is read and only exact builtin types are looked into: no property, no `repr` of the script's runs. A
 # forward pass in which nothing has changed costs a comparison of identities for each attribute.
 
-_CHILDREN = (dict, OrderedDict)
-"""Types of `_modules`; older versions of torch have the second."""
-
 _ATTRIBUTES_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 """Attributes that every module has."""
 
@@ -406,7 +403,7 @@ class AttributeProbe(GuardedProbe):
             if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < MAX_CHANGES)
         }
         sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
-        if type(held.get("_modules")) in _CHILDREN:
+        if isinstance(held.get("_modules"), dict):
             sized.append("_modules")
         return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
 
@@ -443,7 +440,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
         module = waiting.pop()
         yield module
         children = vars(module).get("_modules")
-        if children is None or type(children) not in _CHILDREN:
+        if not isinstance(children, dict):
             continue
         for child in children.values():
             if isinstance(child, nn.Module) and id(child) not in seen:

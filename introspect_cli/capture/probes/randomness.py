@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from introspect_cli.capture.draws import UNTOUCHED, generator_words, script_generators, state_of, state_word
+from introspect_cli.capture.context import UNTOUCHED, generator_words, script_generators, state_of, state_word
 from introspect_cli.capture.environment.sources import is_users, relative
 from introspect_cli.capture.events import DRAWS
 from introspect_cli.capture.frames import Places

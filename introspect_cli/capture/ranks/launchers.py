@@ -6,6 +6,7 @@ hash over what a launcher gives to all its processes alike. One process has a di
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import os
@@ -171,12 +172,8 @@ def new_run(target: Target | None) -> Path:
     """Make a fresh directory (`fresh_run`), so that captures in the same second differ; only its path if that fails."""
     while True:
         path = fresh_run(target)
-        try:
+        with contextlib.suppress(OSError):
             path.mkdir(parents=True)
-        except FileExistsError:
-            if not path.is_dir():
-                return path  # whoever opens the store says what stands in the way
-            continue
-        except OSError:
-            return path  # as above
-        return path
+            return path
+        if not path.is_dir():
+            return path  # whoever opens the store says what stands in the way

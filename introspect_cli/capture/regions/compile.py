@@ -34,9 +34,6 @@ KEPT = (
     "them, so results may differ by rounding from a run without them"
 )
 EAGER = "compiled regions were run as python (--compile eager): results may differ by rounding from compiled ones"
-NO_STANCE = (
-    "compiled regions are recorded at their boundary, not run as python: --compile eager needs torch 2.6 or newer"
-)
 
 
 class Look:
@@ -101,7 +98,7 @@ class CompileProbe(GuardedProbe):
             note: takes a sentence for the person.
         """
         super().__init__(context)
-        self.runs_as_python = mode == "eager" and hasattr(torch.compiler, "set_stance")
+        self.runs_as_python = mode == "eager"
         self._taps = taps
         self._mode = mode
         self._note = note
@@ -143,13 +140,11 @@ class CompileProbe(GuardedProbe):
     def _prepare_compiling(self, model: Any) -> None:
         """Before a model is compiled: tap the modules it reaches, or switch torch to eager mode, by `--compile`.
 
-        The switch is for all regions, once; before torch 2.6 it is only noted that there is none.
+        The switch is for all regions, once.
         """
         if self._mode != "eager":
             self._note(KEPT)
             self.tap(_modules_below(model) if isinstance(model, nn.Module) else _modules_reached(model))
-        elif not self.runs_as_python:
-            self._context.guard.note(NO_STANCE)
         elif self._stance is None:
             self._note(EAGER)
             self._stance = "force_eager"

@@ -90,6 +90,10 @@ Interned: TypeAlias = "dict[object, int]"
 """The keys of the values of both versions."""
 
 
+_OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
+"""Kinds of values that were not made where they are used, and may be changed for others."""
+
+
 class Reader:
     """Reads one function, class body or file into `effects` and `calls`."""
 
@@ -437,11 +441,15 @@ class Reader:
             self._assign(node.target, self.value(node.value, env), env)
 
     def _on_augassign(self, node: ast.AugAssign, env: Environment) -> None:
-        """Bind the target to a value `in-place` and the operator's name, of what it was and the right side."""
+        """Bind the target to a value `in-place` and the operator's name, of what it was and the right side.
+
+        Where a name stands for an object that others may hold, that is changed too: it counts as a call.
+        """
         was = self.value(node.target, env)
-        self._assign(
-            node.target, self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env)), env
-        )
+        value = self.make(f"in-place {type(node.op).__name__}", node, was, self.value(node.value, env))
+        if isinstance(node.target, ast.Name) and was.kind in _OF_OTHERS:
+            self.calls.append(value)
+        self._assign(node.target, value, env)
 
     def _on_if(self, node: ast.If, env: Environment) -> None:
         self._read_branches(node, node.orelse, env)
@@ -684,7 +692,7 @@ class Reader:
             env[alias.asname or alias.name] = self.make(kind, node, name)
 
     def all_effects(self) -> list[Value]:
-        """`effects`, then calls whose value no effect uses, as kind `unused`, as they may draw or write.
+        """`effects`, then calls and changes in place that no effect uses, as kind `unused`: they may draw or write.
 
         Outermost calls only.
         """

@@ -1,14 +1,8 @@
-"""Summaries on one GPU: a launch for a tensor, or for all tensors of a table that are read alike.
-
-Hooks hand over tensors one by one, and the launch of a kernel must cost the host less than a microsecond or so beyond
-what the driver takes: layouts are looked up, not worked out; programs write into memory that is there already. After
-an optimizer step hundreds of small tensors come at once; they go in one launch over a table of their addresses, which
-is copied to the device from pinned memory, so that nothing waits. Everything goes to the stream that is current, the
-one that made the tensor, and what it needs beside the tensor (room for the programs' rows) belongs to that stream.
-"""
+"""Rows that devices compute: where they lie, what is launched for each tensor, and which devices can."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,6 +12,8 @@ import torch
 
 from introspect_cli.tensors import checksum, fallback
 from introspect_cli.tensors import rows as r
+from introspect_cli.tensors.cpu import Engine
+from introspect_cli.tensors.gpu import launch
 from introspect_cli.tensors.gpu.launch import (
     ALIGNMENT,
     EDGE,
@@ -29,14 +25,205 @@ from introspect_cli.tensors.gpu.launch import (
     Variant,
     matrices,
 )
-from introspect_cli.tensors.kernels import TABLE
-from introspect_cli.tensors.views import cut, in_memory
+from introspect_cli.tensors.kernels import KERNELS, SKETCH, STATS, TABLE
+from introspect_cli.tensors.views import cut, in_memory, unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from introspect_cli.tensors.gpu.buffers import DeviceRows
     from introspect_cli.tensors.gpu.launch import Launcher
+    from introspect_cli.tensors.rows import Rows
+
+
+# ---
+# Rows on a device that come to the host while the next step runs.
+#
+# Reading a value from a device makes the host wait for all that was queued before it, and a script that is waited for
+# at each step keeps its device idle. So kernels write rows into a buffer on the device; at the end of the step one
+# copy to pinned memory is queued on a stream of our own, behind what the script's streams have queued by then; and
+# the copy is waited for when the next step has ended, which is long after it is done. Meanwhile the next step writes
+# into another buffer. Blocks are never moved, since launches hold their addresses, and used again, so that a step
+# allocates nothing.
+
+BLOCK_ROWS: Final = 1024
+"""Rows of a block, 256 kB on the device and as many in pinned memory."""
+
+
+class Block:
+    """Memory for `BLOCK_ROWS` rows on the device and on the host."""
+
+    def __init__(self, device: torch.device, *, pinned: bool) -> None:
+        """Allocate memory on both sides, not set to anything; on the host `pinned`, so that copies need not wait."""
+        shape = (BLOCK_ROWS, r.WORDS)
+        self.device = torch.empty(shape, dtype=torch.int64, device=device)
+        self.host = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
+        self.address = self.device.data_ptr()
+
+
+class Pending:
+    """Rows of a step on their way to the host.
+
+    Attributes:
+        slots: the summarizer's slot of each row; a tensor in several parts has a row for each.
+    """
+
+    def __init__(self, rows: DeviceRows, blocks: list[Block], slots: list[int], streams: list[Any]) -> None:
+        """Hold the rows; nothing is copied before `send`."""
+        self._rows = rows
+        self._blocks = blocks
+        self._streams = streams
+        self._copied: Any = None
+        self._sent = False
+        self.slots = slots
+
+    def send(self) -> None:
+        """Queue the copy to the host; nothing if that was done, or while a CUDA graph is being captured."""
+        if not self._sent and not self._rows.is_capturing():
+            self._copied = self._rows.copy(self._blocks, self._streams)
+            self._sent = True
+
+    def is_ready(self) -> bool:
+        """Whether `rows` may be called: the copy is queued, and no CUDA graph is being captured. Calls `send`."""
+        self.send()
+        return self._sent and not self._rows.is_capturing()
+
+    def rows(self) -> Rows:
+        """Wait for the rows and return them, shape (len(slots), 32), with floats as float64; give the blocks back.
+
+        They are in the order of `slots`, in which a slot may come several times. Call it once only, and only after
+        `is_ready` was True.
+        """
+        self.send()
+        if self._copied is not None:
+            self._copied.synchronize()
+        parts = [block.host.numpy() for block in self._blocks]
+        out: Rows = np.concatenate([*parts, np.zeros((0, r.WORDS), np.int64)])[: len(self.slots)].view(np.uint64)
+        self._rows.give_back(self._blocks)
+        self._blocks = []
+        if self._rows.narrow:
+            single = out[:, r.MIN :].astype(np.uint32).view(np.float32)
+            out[:, r.MIN :] = single.astype(np.float64).view(np.uint64)
+        return out
+
+    def fill(self, rows: Rows) -> None:
+        """Wait for the rows, and put each at its slot of `rows`, shape (n, 32); those of one slot are added up.
+
+        Call it once only, as `rows`.
+        """
+        found = self.rows()
+        rows[self.slots] = found
+        for slot in {slot for slot, times in Counter(self.slots).items() if times > 1}:
+            parts = found[np.array(self.slots) == slot]
+            KERNELS.merge(parts.ctypes.data, len(parts), rows[slot].ctypes.data)
+
+
+class DeviceRows:
+    """The rows of one device.
+
+    Args:
+        device: where the rows are written.
+        cuda: torch's module for streams and events of the device; None for a device without streams.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = None) -> None:
+        """Make a stream for copies, where the device has streams; rows are allocated when they are asked for."""
+        self._device = device
+        self._cuda = cuda
+        self._side: Any = cuda.Stream(device) if cuda is not None else None
+        self._blocks: list[Block] = []
+        self._free: list[Block] = []
+        self.narrow = device.type == "mps"
+        """Whether floats of rows have 32 bits, for want of float64."""
+        self._streams: dict[int, Any] = {}
+        self.slots: list[int] = []
+        self.seen: dict[Hashable, int] = {}
+        """Addresses of this step's rows, by what they are of."""
+
+    def new_row(self, slot: int) -> int:
+        """Append a row for `slot`, to be written on the current stream, and return its address on the device."""
+        number = len(self.slots)
+        block, row = divmod(number, BLOCK_ROWS)
+        if block == len(self._blocks):
+            self._blocks.append(self._free.pop() if self._free else self._allocate())
+        self.slots.append(slot)
+        return self._blocks[block].address + row * r.ROW_BYTES
+
+    def put(self, slot: int, row: torch.Tensor) -> None:
+        """Append a row for `slot`, and queue the copy of its words, int64, shape (32,), on the current stream."""
+        self.new_row(slot)
+        block, number = divmod(len(self.slots) - 1, BLOCK_ROWS)
+        self._blocks[block].device[number].copy_(row)
+        if self._cuda is not None:
+            stream = self._cuda.current_stream(self._device)
+            self.note_stream(stream.cuda_stream, stream)
+
+    def note_stream(self, handle: int, stream: Any = None) -> None:
+        """Have the next `hand_over` copy only after all that a stream has been given by then; nothing without streams.
+
+        Args:
+            handle: of the stream.
+            stream: the stream; None for the current one.
+        """
+        if self._cuda is not None and handle not in self._streams:
+            self._streams[handle] = stream or self._cuda.current_stream(self._device)
+
+    def _allocate(self) -> Block:
+        """Allocate a block, on the stream of copies: not from the memory that the script's streams use."""
+        if self._cuda is None:
+            return Block(self._device, pinned=False)
+        # Not from the script's pool: memory that was freed on one stream is not for another stream's use yet.
+        with self._cuda.stream(self._side):
+            return Block(self._device, pinned=bool(self._cuda.is_available()))
+
+    def hand_over(self) -> Pending:
+        """Queue the copy to the host of all rows since the last call, and start again without rows.
+
+        While a CUDA graph is being captured, the copy is left to `Pending.send`.
+        """
+        pending = Pending(self, self._blocks, self.slots, list(self._streams.values()))
+        self._blocks, self.slots = [], []
+        self._streams.clear()
+        self.seen.clear()
+        pending.send()
+        return pending
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured on this thread's stream; False without streams."""
+        return self._cuda is not None and bool(self._cuda.is_current_stream_capturing())
+
+    def copy(self, blocks: list[Block], streams: list[Any]) -> Any:
+        """Queue the copy of blocks to the host, after all that the streams have been given so far.
+
+        Returns:
+            An event that is done when the copy is; None for a device without streams, where the copy is done already.
+        """
+        if self._cuda is None:
+            for block in blocks:
+                block.host.copy_(block.device)
+            return None
+        for stream in streams:
+            self._side.wait_stream(stream)
+        with self._cuda.stream(self._side):
+            for block in blocks:
+                block.host.copy_(block.device, non_blocking=True)
+        copied = self._cuda.Event()
+        copied.record(self._side)
+        return copied
+
+    def give_back(self, blocks: list[Block]) -> None:
+        """Keep blocks whose rows were read, for later steps to write to."""
+        self._free.extend(blocks)
+
+
+# ---
+# Summaries on one GPU: a launch for a tensor, or for all tensors of a table that are read alike.
+#
+# Hooks hand over tensors one by one, and the launch of a kernel must cost the host less than a microsecond or so
+# beyond what the driver takes: layouts are looked up, not worked out; programs write into memory that is there
+# already. After an optimizer step hundreds of small tensors come at once; they go in one launch over a table of their
+# addresses, which is copied to the device from pinned memory, so that nothing waits. Everything goes to the stream
+# that is current, the one that made the tensor, and what it needs beside the tensor (room for the programs' rows)
+# belongs to that stream.
 
 ITEM_WORDS: Final = 8
 """Words of an item in a table, as `kernels.summarise` reads them."""
@@ -390,3 +577,144 @@ class DeviceEngine:
         counters = torch.zeros(TABLE_PROGRAMS, dtype=torch.int32, device=self.device)
         lane = self._lanes[handle] = _Lane(scratch, counters)
         return lane
+
+
+# ---
+# The devices that a run's tensors are on: kernels where there is Triton, torch operations elsewhere, rows of both.
+#
+# A kernel that nobody has run on this device yet is not trusted: the first thing an engine does is to summarise a
+# tensor whose row is known, and where it does not come out as the torch operations have it, they do all of the work.
+
+CAPTURING = "a CUDA graph is being captured, and would capture us"
+"""Why a tensor is not observed: whatever is launched now becomes part of the script's graph."""
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on this thread's stream; what is launched then becomes part of it."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class Devices:
+    """Rows and kernels of each device, made at its first use."""
+
+    def __init__(self, *, stats: bool, sketch: bool) -> None:
+        """Note what is wanted; a device gets its rows and kernels when it is first asked for."""
+        self._stats = stats
+        self._sketch = sketch
+        self._rows: dict[torch.device, DeviceRows] = {}
+        self._engines: dict[torch.device, DeviceEngine | None] = {}
+        self.reasons: dict[torch.device, str] = {}
+        """Why a device has no engine."""
+
+    def rows(self, device: torch.device) -> DeviceRows:
+        """Row buffer of a device, made at the first call."""
+        known = self._rows.get(device)
+        if known is None:
+            known = self._rows[device] = DeviceRows(device, torch.cuda if device.type == "cuda" else None)
+        return known
+
+    def engine(self, device: torch.device) -> DeviceEngine | None:
+        """Kernels of a device, compiled and checked at the first call, then cached; waits for the device in that call.
+
+        Returns:
+            None where there are none: without Triton, or where they failed the check (why is in `reasons`), and,
+            without being cached, while a CUDA graph is being captured in the first call.
+        """
+        try:
+            return self._engines[device]
+        except KeyError:
+            if device.type == "cuda" and is_capturing():
+                return None  # too early to say
+            reason = "no GPU that Triton knows" if device.type != "cuda" else launch.unavailable()
+            made = None
+            if not reason:
+                try:
+                    handle: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001  # what torch's compiled code calls
+                    launcher, wanted = launch.TritonLauncher(device), (self._stats, self._sketch)
+                    made = DeviceEngine(device, self.rows(device), launcher, handle, torch.cuda, *wanted)
+                    reason = reason_to_distrust(made, self.rows(device), device)
+                except Exception as error:  # no compiler, an unknown GPU, a driver too old: torch can do it as well
+                    reason = f"{type(error).__name__}: {error}"
+            self.reasons[device] = reason
+            self._engines[device] = made = None if reason else made
+            return made
+
+    def add(self, slot: int, values: torch.Tensor, runs: Sequence[tuple[int, torch.Tensor]] | None) -> None:
+        """Summarise a strided tensor, or the runs of a shard, on its device: by kernels, or by torch where none can.
+
+        Args:
+            slot: the slot of the row.
+            values: the tensor, on a device that is not the CPU.
+            runs: contiguous runs to summarise in place of it, each with the index of its first element in the whole
+                tensor; None for all of the tensor.
+        """
+        if runs is None:
+            values = values.resolve_conj().resolve_neg()
+        engine = None if values.is_conj() or values.is_neg() else self.engine(values.device)
+        if engine is None or not (engine.add(slot, values) if runs is None else _add_runs(engine, slot, runs)):
+            self.rows(values.device).put(slot, fallback.row_of(values, runs))
+
+    def hand_over(self) -> list[Pending]:
+        """Queue the copy to the host of all rows since the last call.
+
+        One `Pending` for each device with rows; [] for none.
+        """
+        if not self._rows:
+            return []
+        with unobserved():
+            return [rows.hand_over() for rows in self._rows.values() if rows.slots]
+
+    def clear(self) -> None:
+        """Drop the rows and kernels of all devices, with rows that were not handed over.
+
+        Each is made anew, and kernels are checked again, when it is next asked for.
+        """
+        self._rows.clear()
+        self._engines.clear()
+
+
+def _add_runs(engine: DeviceEngine, slot: int, runs: Sequence[tuple[int, torch.Tensor]]) -> bool:
+    """Summarise a shard's runs by one launch, into one row.
+
+    Returns:
+        False, and nothing is launched, if there are none, no kernel reads any one of them, or they need more than
+        `TABLE_PROGRAMS` programs.
+    """
+    items = [
+        Item(prepared, run.data_ptr(), first) for first, run in runs if (prepared := engine.prepare(run)) is not None
+    ]
+    if len(items) != len(runs) or not items or sum(item.programs for item in items) > TABLE_PROGRAMS:
+        return False
+    engine.launch_tables([(slot, items)])
+    return True
+
+
+def reason_to_distrust(engine: DeviceEngine, rows: DeviceRows, device: torch.device) -> str:
+    """Reason not to trust an engine: it summarises a tensor whose row is known; "" if all agrees. Waits for the device.
+
+    Checksum and counts must be equal; statistics may differ by 1e-4 of their size or 0.01; a table must give the bits
+    that a single launch does.
+
+    Args:
+        engine: the engine to try.
+        rows: where it writes; they must be empty, and are again afterwards.
+        device: the engine's.
+    """
+    x = (torch.arange(150_000, dtype=torch.float32) * 0.618).sin_() * 3 + 1
+    x[1000], x[2000], x[3000] = float("nan"), float("inf"), 0.0
+    wanted = r.empty(1)
+    Engine(alone=True).fill(wanted[0], x, STATS * engine.stats | SKETCH * engine.sketch)
+    wanted.view(np.float64)[0, [r.MEDIAN, r.MODE]] = np.nan
+    there = x.to(device)
+    prepared = engine.prepare(there)
+    assert prepared is not None
+    engine.launch_one(0, prepared, there.data_ptr())
+    engine.launch_tables([(slot, [Item(prepared, there.data_ptr())]) for slot in (1, 2)])
+    rows_of_device = rows.hand_over().rows().view(np.int64)
+    if not all(row.tobytes() == rows_of_device[0].tobytes() for row in rows_of_device):
+        return "its kernels give a tensor another row in a table than alone"
+    if rows_of_device[0][: r.MIN].tolist() != wanted.view(np.int64)[0, : r.MIN].tolist():
+        return "its kernels give another checksum or other counts than those of the CPU do"
+    pairs = zip(rows_of_device[0].view(np.float64)[r.MIN :], wanted.view(np.float64)[0, r.MIN :], strict=True)
+    far = [a for a, b in pairs if not (math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-2) or (a != a and b != b))]  # noqa: PLR0124  # NaN
+    return "its kernels give other statistics than those of the CPU do" if far else ""

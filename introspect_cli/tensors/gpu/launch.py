@@ -187,9 +187,9 @@ def unavailable() -> str:
 
 def function_of(variant: Variant | Transposing) -> Any:
     """The Triton function that a variant is compiled from."""
-    from introspect_cli.tensors.gpu import elements, kernels
+    from introspect_cli.tensors.gpu import kernels
 
-    return elements.transpose if isinstance(variant, Transposing) else kernels.summarise
+    return kernels.transpose if isinstance(variant, Transposing) else kernels.summarise
 
 
 def source(variant: Variant | Transposing) -> Any:
