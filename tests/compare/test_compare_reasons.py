@@ -11,7 +11,7 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.compare.table import Alignment
 from introspect_cli.records import Kind
-from introspect_cli.render.findings import findings_blocks
+from introspect_cli.render.diff_text import findings_blocks
 from introspect_cli.store.run import open_run
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from introspect_cli.compare.changes.project import changed, changed_between
-from introspect_cli.rerun.changes.edits import edits_of
-from introspect_cli.rerun.changes.units import join_edits
+from introspect_cli.rerun.changes.edits import edits_of, join_edits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import lines

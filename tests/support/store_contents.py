@@ -64,7 +64,7 @@ _DTYPES = (
     "float32", "bfloat16", "float64", "int64", "bool", "python.int", "python.float", "python.str", "complex64", "",
 )  # fmt: skip
 _DOCUMENTS = (
-    "environment", "git", "command", "optimizers", "runtime", "packages", "sources", "nested", "hardware", "seeds",
+    "environment", "git", "command", "optimizers", "runtime", "packages", "sources", "hardware", "seeds",
     "determinism", "modules", "schedules", "x",
 )  # fmt: skip
 _TEXTS_OF = frozenset({".csv", ".jsonl", ".yaml", ".json", ".svg", ".html", ".md", ".txt"})

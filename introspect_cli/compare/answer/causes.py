@@ -85,7 +85,7 @@ def weighed_by_code(
     )
 
 
-_NO_CAUSE = frozenset({"git", "sources", "nested"})
+_NO_CAUSE = frozenset({"git", "sources"})
 """Sources whose changes are told by others: what a commit changed stands in the files."""
 _GIVEN = frozenset({"command", "environment", "options", "files"})
 """Sources whose names somebody wrote."""
@@ -97,7 +97,7 @@ def ranked_candidates(
     """Statements that are likely, then settings that explain, in the order given.
 
     Settings with the same values in a and b are one candidate, and so is an argument of one run alone with the setting
-    that has its value. Left out are the git commit and nested settings; source files too, unless `code` has files that
+    that has its value. Left out is the git commit; source files too, unless `code` has files that
     it could not read, or no changed statement.
 
     Args:
