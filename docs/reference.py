@@ -30,7 +30,7 @@ from introspect_cli.capture.options import HEADINGS  # noqa: E402 - as above
 from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
 from introspect_cli.compare.reasons.judge import reasons  # noqa: E402 - as above
 from introspect_cli.health.check import choose  # noqa: E402 - as above
-from introspect_cli.render.json import rules_document  # noqa: E402 - as above
+from introspect_cli.render.json import document  # noqa: E402 - as above
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS  # noqa: E402 - as above
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def reasons_page() -> str:
 
 def rules() -> str:
     """Every rule of `introspect check`."""
-    every = rules_document(choose((), ()))["rules"]
+    every = document(rules=choose((), ()))["rules"]
     lines = (f"- **{rule['rule']}** ({rule['level']}): {escaped(rule['about'])}." for rule in every)
     about = "What `introspect check` looks for. `check --list` says from which numbers on, findings what causes it."
     return page("Health rules", about, lines)

@@ -59,7 +59,7 @@ class Records:
     """
 
     step: int
-    labels: Mapping[str, Any]
+    labels: Mapping[str, Any] | None
     records: tuple[Record, ...]
 
 
@@ -109,6 +109,11 @@ class Rules:
     rules: tuple[Rule, ...]
 
 
+def generic(one: Any) -> dict[str, Any]:
+    """The document of a result, field by field."""
+    return documents.document(**vars(one))
+
+
 DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
     "diff": (
         "introspect diff A B --format json",
@@ -120,7 +125,7 @@ DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
         "introspect diff A B C... --format json",
         "More than two runs, by what they agree with.",
         Groups,
-        documents.groups_document,
+        generic,
     ),
     "check": (
         "introspect check RUN --format json",
@@ -128,61 +133,41 @@ DOCUMENTS: dict[str, tuple[str, str, type, Any]] = {
         CheckResult,
         documents.check_document,
     ),
-    "show": ("introspect show RUN --format json", "What a run is.", Overview, documents.overview_document),
-    "show-tree": (
-        "introspect show tree RUN --format json",
-        "The modules of a run.",
-        Tree,
-        lambda one: documents.tree_document(one.modules),
-    ),
-    "show-step": (
-        "introspect show step N RUN --format json",
-        "The records of a step.",
-        Records,
-        lambda one: documents.records_document(one.records, one.step, one.labels),
-    ),
+    "show": ("introspect show RUN --format json", "What a run is.", Overview, generic),
+    "show-tree": ("introspect show tree RUN --format json", "The modules of a run.", Tree, generic),
+    "show-step": ("introspect show step N RUN --format json", "The records of a step.", Records, generic),
     "show-history": (
         "introspect show history SITE RUN --format json",
-        "A statistic of sites over all steps; of two runs, such a document each, under `a` and `b`.",
+        "A statistic of sites over all steps.",
         Histories,
-        lambda one: documents.history_document(one.histories, one.stat),
+        generic,
     ),
     "show-values": (
         "introspect show values NAME RUN --format json",
         "Whole tensors that a run has stored.",
         Values,
-        lambda one: documents.values_document(one.values),
+        generic,
     ),
     "show-graph": (
         "introspect show graph RUN --format json",
         "The operators of a step, and what flows between them.",
         Graph,
-        documents.graph_document,
+        generic,
     ),
-    "show-settings": (
-        "introspect show settings RUN --format json",
-        "The settings of a run.",
-        Settings,
-        lambda one: documents.settings_document(one.settings),
-    ),
-    "rules": (
-        "introspect check --list --format json",
-        "The health rules.",
-        Rules,
-        lambda one: documents.rules_document(one.rules),
-    ),
-    "runs": ("introspect runs --format json", "Runs below some directories.", RunList, documents.runs_document),
+    "show-settings": ("introspect show settings RUN --format json", "The settings of a run.", Settings, generic),
+    "rules": ("introspect check --list --format json", "The health rules.", Rules, generic),
+    "runs": ("introspect runs --format json", "Runs below some directories.", RunList, generic),
     "bisect": (
         "introspect bisect --good REV SCRIPT --format json",
         "The first commit that diverges.",
         Culprit,
-        documents.culprit_document,
+        generic,
     ),
     "bisect-changes": (
         "introspect bisect --changes A B --format json",
         "The smallest set of changes that makes two runs diverge.",
         Proof,
-        documents.proof_document,
+        generic,
     ),
 }
 """Of each schema: the command, what it prints, the dataclass of its result, and what makes the document of one."""
@@ -192,16 +177,11 @@ NAMED_OTHERWISE = {
     ("Divergence", "noise"): "floor",
     ("CodeChanges", "changes"): "ranked",
     ("CheckResult", "not_observed"): "unseen",
-    ("RunList", "runs"): "rows",
     ("ModuleRow", "class"): "module_class",
     ("ModuleRow", "output_shape"): "shape",
     ("ModuleRow", "output_dtype"): "dtype",
     ("ModuleRow", "output_std"): "scale",
-    ("ValueRow", "class"): "value_class",
-    ("ValueRow", "std"): "scale",
     ("Rule", "rule"): "id",
-    ("Node", "site"): "number",
-    ("Node", "operator"): "op",
 }
 """Keys of documents whose field has another name."""
 

@@ -7,16 +7,8 @@ never compared: two runs do not diverge because one counts from a checkpoint on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.schedule.rules import span_of
-
-if TYPE_CHECKING:
-    from introspect_cli.schedule.rules import Span
+from typing import TypeAlias
 
 Label: TypeAlias = "int | float | str | tuple[int, int]"
 """A number, a word, or the first and last of a range (the batches of an accumulated step)."""
@@ -28,8 +20,6 @@ NAMES: tuple[str, ...] = ("framework", "stage", "global_step", "epoch", "batch",
 
 NUMBERED: tuple[str, ...] = ("global_step", "epoch", "batch", "accumulation")
 """Labels that are numbers."""
-
-LABELS_HELP = "give names of a framework for steps, such as epoch=3,batch=12 or epoch=2:5"
 
 
 def step_words(step: int, labels: Labels) -> str:
@@ -78,61 +68,3 @@ def label_text(label: Label) -> str:
     if isinstance(label, tuple):
         return f"{label[0]}-{label[1]}"
     return f"{label:.4g}" if isinstance(label, float) else str(label)
-
-
-# Steps asked for by their labels.
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Steps selected by labels (`epoch=3,batch=12`), to be looked up in a run.
-
-    Attributes:
-        text: as it was written.
-        spans: by label, the numbers that count; a range of batches is meant by each number in it.
-        words: by label, the word that counts.
-    """
-
-    text: str
-    spans: tuple[tuple[str, Span], ...] = ()
-    words: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def parse(cls, text: str) -> Labelled:
-        """Parse conditions separated by commas, all of which must hold: `epoch=3,batch=10:20,stage=train`.
-
-        Raises:
-            UsageError: a condition is not `name=value`, or its label or number is unknown.
-        """
-        spans, named = [], []
-        for part in text.split(","):
-            name, equals, value = (word.strip() for word in part.partition("="))
-            if not equals or not value:
-                raise UsageError(f"{part.strip()!r} names no step: {LABELS_HELP}")
-            if name not in NAMES:
-                hint = did_you_mean(name, NAMES) or f"; choose from {', '.join(NAMES)}"
-                raise UsageError(f"steps have no label {name!r}{hint}: {LABELS_HELP}")
-            if name in NUMBERED:
-                spans.append((name, span_of(value, text)))
-            else:
-                named.append((name, value))
-        return cls(text, tuple(spans), tuple(named))
-
-    def means(self, labels: Labels) -> bool:
-        """Whether a step with these labels fulfils all conditions; a missing label does not fulfil its condition."""
-        return all(_is_within(labels.get(name), span) for name, span in self.spans) and all(
-            labels.get(name) == word for name, word in self.words
-        )
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def _is_within(label: Label | None, span: Span) -> bool:
-    """Whether a number (a fraction rounded down), or any number of an inclusive range, is in the span.
-
-    False for a text, for None, and for a range of more than 2**20 numbers.
-    """
-    if isinstance(label, tuple):
-        return label[1] - label[0] < 1 << 20 and any(map(span.wants, range(label[0], label[1] + 1)))
-    return isinstance(label, (int, float)) and span.wants(math.floor(label))

@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.selection import check_selection, one_step, read_selection
+from introspect_cli.selection import check_selection, read_selection
 from introspect_cli.store.files import Closing
 from introspect_cli.texts import count
 
@@ -53,7 +53,7 @@ class RunView(Closing):
         An empty table without columns where there is no record.
 
         Args:
-            steps: a schedule or labels as `--steps` takes them, or numbers; None for all.
+            steps: a schedule as `--steps` takes it, or numbers; None for all.
             kinds: names of kinds, also with commas between; empty for all.
             modules: globs of FQNs, each with all that is inside, also with commas between; empty for all.
 
@@ -80,15 +80,14 @@ class RunView(Closing):
             raise UsageError("to_pandas needs pandas: `pip install pandas`, or use to_arrow") from None
         return self.to_arrow(**selection).to_pandas()
 
-    def records(self, step: int | str, rank: int = 0) -> Iterator[Record]:
-        """All records of a step in the order of their sequence; the step by number or labels, `epoch=3,batch=12`.
+    def records(self, step: int, rank: int = 0) -> Iterator[Record]:
+        """All records of a step in the order of their sequence.
 
         Raises:
             KeyError: there is no such step or rank.
-            UsageError: no step, or several, have these labels.
             StoreError: the run is damaged.
         """
-        return self.run.rank(rank).records(step if isinstance(step, int) else one_step(step, self.run, rank))
+        return self.run.rank(rank).records(step)
 
     def check(self, *, rules: Iterable[str] = (), ignore: Iterable[str] = ()) -> Findings:
         """Look in this run for what usually goes wrong, as `introspect check` does.
@@ -196,9 +195,8 @@ class Comparison(_Shown):
 
     def _repr_html_(self) -> str:
         """The first screen of the report, and the table of the first divergence, what it rests on and settings."""
-        from introspect_cli.render.cards import first_screen, first_table, rests_on
-        from introspect_cli.render.findings import settings_blocks
-        from introspect_cli.render.markup import fragment, html_of
+        from introspect_cli.render.diff_text import settings_blocks
+        from introspect_cli.render.markup import first_screen, first_table, fragment, html_of, rests_on
 
         table = first_table(self.result.first) if self.result.first is not None else []
         blocks = [*table, *rests_on(self.result), *settings_blocks(self.result)]

@@ -8,20 +8,17 @@ here whether each part of a selection has something in the runs to select.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TypeVar
 
 from introspect_cli.errors import UsageError, did_you_mean
-from introspect_cli.labels import LABELS_HELP, Labelled, label_text
 from introspect_cli.records import Kind
-from introspect_cli.schedule.rules import STEPS_HELP, whole_number
+from introspect_cli.schedule.rules import Schedule, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.labels import Labels
-    from introspect_cli.schedule.rules import Schedule
     from introspect_cli.store.run import Run
 
 _RANKS_HELP = "give numbers separated by commas, such as 0,3, or all"
@@ -118,91 +115,14 @@ def selects(fqn: str, globs: Sequence[str]) -> bool:
 
 
 def near_module(glob: str, names: Iterable[str]) -> str:
-    """`; did you mean x?` for a glob near a name, its part after the root, or (`*.x`) its last part; else "".
+    """`; did you mean x?` for a glob near a name or its part after the root (`*.x`: its last part); else "".
 
     A glob that is near nothing is tried again without its first part.
     """
-    candidates = set()
-    for name in names:
-        _, dot, short = name.partition(".")
-        candidates |= {name, short} if dot else {name}
-        if glob.startswith("*."):
-            candidates.add(f"*.{name.rpartition('.')[2]}")
-    hint = did_you_mean(glob, sorted(candidates))
-    return hint if hint or "." not in glob else did_you_mean(glob.partition(".")[2], sorted(candidates))
-
-
-# Steps.
-
-
-def parse_steps(text: str) -> Schedule | Labelled:
-    """A schedule, or labels where the text contains `=`.
-
-    Raises:
-        UsageError: the text cannot be read as the one or the other.
-    """
-    if "=" in text:
-        return Labelled.parse(text)
-    from introspect_cli.schedule.rules import Schedule
-
-    return Schedule.parse(text)
-
-
-def one_step(text: str, run: Run, rank: int | None = None) -> int:
-    """Number of a single step, given by number or label; a number need not be in the run.
-
-    Args:
-        text: `412`, or `epoch=3,batch=12`.
-        run: the opened run.
-        rank: whose labels count; the lowest by default.
-
-    Raises:
-        UsageError: it cannot be read, or the labels mean none or several steps.
-    """
-    if "=" not in text:
-        number = whole_number(text)
-        if number is None:
-            raise UsageError(f"{text.strip()!r} is not a step: give its number, or {LABELS_HELP.partition(' ')[2]}")
-        return number
-    steps = _labelled_steps(Labelled.parse(text), [run], [run.ranks[0] if rank is None else rank] if run.ranks else [])
-    if len(steps) > 1:
-        raise UsageError(f"{text} means {len(steps)} steps of {run.path}, {steps[0]} to {steps[-1]}: name one of them")
-    return steps[0]
-
-
-def _labelled_steps(asked: Labelled, runs: Sequence[Run], ranks: Sequence[int]) -> list[int]:
-    """Rising numbers, one or more, of the steps that have these labels, in the first of the runs in which a step does.
-
-    Args:
-        asked: the labels.
-        runs: the opened runs.
-        ranks: whose labels count, rising; where they differ, the first one's. Those missing in a run are skipped.
-
-    Raises:
-        UsageError: no step of any run has them; the sentence says which labels there are.
-    """
-    all_labels: list[Labels] = []
-    for run in runs:
-        labels: dict[int, Labels] = {}
-        for rank in reversed([rank for rank in ranks if rank in run.ranks]):
-            labels |= run.rank(rank).labels
-        numbers = sorted(step for step, label in labels.items() if asked.means(label))
-        if numbers:
-            return numbers
-        all_labels += [labels[step] for step in sorted(labels)]
-    where = f"{runs[0].path}" if len(runs) == 1 else "either run"
-    if not all_labels:
-        raise UsageError(
-            f"no step of {where} has a label: only steps of Lightning, transformers and accelerate have; {STEPS_HELP}"
-        )
-    first, last = all_labels[0], all_labels[-1]
-    names = dict.fromkeys(name for name, _ in (*asked.spans, *asked.words))
-    ranges = [
-        f"{name} is {label_text(first[name])} to {label_text(last[name])}"
-        for name in names
-        if name in first and name in last
-    ]
-    raise UsageError(f"no step of {where} is {asked}: {', '.join(ranges) or f'its labels are {list(first)}'}")
+    last = glob.startswith("*.")
+    shorts = {f"*.{name.rpartition('.')[2]}" if last else name.partition(".")[2] for name in names}
+    candidates = sorted(shorts | {*names})
+    return did_you_mean(glob, candidates) or did_you_mean(glob.partition(".")[2] or glob, candidates)
 
 
 # All of it together.
@@ -219,7 +139,7 @@ class Selection:
         ranks: ranks that count; empty for all.
     """
 
-    steps: Schedule | Labelled | None = None
+    steps: Schedule | None = None
     kinds: frozenset[Kind] = field(default_factory=frozenset)
     modules: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
@@ -230,13 +150,7 @@ class Selection:
         return bool(self.steps or self.kinds or self.modules or self.ranks)
 
     def wants_step(self, step: int) -> bool:
-        """Whether a step is selected.
-
-        Raises:
-            TypeError: `steps` are labels; `check_selection` replaces these by numbers.
-        """
-        if isinstance(self.steps, Labelled):
-            raise TypeError(f"{self.steps} was not looked up in a run")
+        """Whether a step is selected."""
         return self.steps is None or self.steps.wants(step)
 
     def wants_rank(self, rank: int) -> bool:
@@ -256,14 +170,14 @@ def read_selection(
 ) -> Selection:
     """A selection as the options of a verb say it (texts, with commas), or from numbers and names one by one.
 
-    Steps may be labels. Ranks of None, "" or `all` are all of them; `one-per-replica` is refused.
+    Ranks of None, "" or `all` are all of them; `one-per-replica` is refused.
 
     Raises:
         UsageError: a text is no schedule, kind or rank.
     """
     steps, ranks = (text if isinstance(text, str | None) else ",".join(map(str, text)) for text in (steps, ranks))
     return Selection(
-        steps=None if steps is None else parse_steps(steps),
+        steps=None if steps is None else Schedule.parse(steps),
         kinds=parse_kinds([kinds] if isinstance(kinds, str) else kinds),
         modules=words([modules] if isinstance(modules, str) else modules),
         ranks=() if ranks in (None, "", ALL_RANKS) else parse_ranks(str(ranks)),
@@ -276,8 +190,8 @@ Chosen = TypeVar("Chosen", bound=Selection)
 def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[str], str] | None = None) -> Chosen:
     """Check that each part of a selection (each rank, span of steps, kind, glob) matches something in some run.
 
-    Kinds and globs are looked for in the selected ranks, in all of their steps. In runs without a step, only ranks and
-    labels are checked.
+    Kinds and globs are looked for in the selected ranks, in all of their steps. In runs without a step, only ranks are
+    checked.
 
     Args:
         selection: what was asked for.
@@ -286,7 +200,7 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
             same.
 
     Returns:
-        the selection, with numbers for steps asked for by label: those of the first run that has any.
+        the selection as it is.
 
     Raises:
         UsageError: a glob matches no module or tensor, a kind was not recorded, a step or rank is in none of the runs.
@@ -300,15 +214,9 @@ def check_selection(selection: Chosen, runs: Sequence[Run], rename: Callable[[st
             raise UsageError(f"no rank {rank} is in {where}: {_counted(ranks, 'rank')}")
     readers = [(run, run.rank(rank)) for run in runs for rank in run.ranks if selection.wants_rank(rank)]
     steps = sorted({int(step) for _, reader in readers for step in reader.entries["step"]})
-    chosen = selection.steps
-    if isinstance(chosen, Labelled):
-        from introspect_cli.schedule.rules import Schedule
-
-        chosen = Schedule.of(_labelled_steps(chosen, runs, [rank for rank in ranks if selection.wants_rank(rank)]))
-        selection = replace(selection, steps=chosen)
     if not steps:
         return selection  # an empty run has nothing to select whatever is asked; the verb says that better
-    for span in () if chosen is None else chosen.spans:
+    for span in () if selection.steps is None else selection.steps.spans:
         if not any(span.wants(step) for step in steps):
             raise UsageError(f"no step of {span} is in {where}: {has} {_counted(steps, 'step')}")
     if selection.kinds:

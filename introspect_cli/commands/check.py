@@ -48,11 +48,11 @@ def check(run: str | None, asked: CheckOptions) -> int:
     from introspect_cli.health.findings import Level
     from introspect_cli.health.minority import minority_ranks
     from introspect_cli.render.check_text import check_blocks, rules_blocks
-    from introspect_cli.render.json import check_document, rules_document
+    from introspect_cli.render.json import check_document, document
 
     chosen = choose(asked.rule, asked.ignore)
     if asked.list_:
-        answer(asked.format_, lambda: rules_document(chosen), lambda: rules_blocks(chosen))
+        answer(asked.format_, lambda: document(rules=chosen), lambda: rules_blocks(chosen))
         return SAME
     if asked.copies and (asked.rule or asked.ignore):
         raise UsageError("--copies applies no rules: leave out --rule and --ignore.")

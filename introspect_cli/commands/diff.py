@@ -219,7 +219,7 @@ def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Ve
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.diff_text import groups_blocks
-    from introspect_cli.render.json import groups_document
+    from introspect_cli.render.json import document
 
     of_two = (shown.values, shown.settings, shown.changes, shown.map_, shown.output)
     if any(of_two) or shown.level == "op":
@@ -227,7 +227,7 @@ def _group_runs(paths: tuple[str, ...], compared: Comparing, shown: Shown) -> Ve
     options = compared.options(limit=shown.most)
     with opened(*compared.noise) as noise, engine_of(shown.engine) as engine, opened(*paths) as runs:
         groups = group_runs(runs, options, noise, engine.elsewhere)
-    answer(shown.format_, lambda: groups_document(groups), lambda: groups_blocks(groups))
+    answer(shown.format_, lambda: document(**vars(groups)), lambda: groups_blocks(groups))
     return groups.verdict
 
 
@@ -246,9 +246,7 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind
     from introspect_cli.render.blocks import line
-    from introspect_cli.render.diff_text import diff_blocks
-    from introspect_cli.render.divergence_text import changes_blocks
-    from introspect_cli.render.findings import settings_blocks
+    from introspect_cli.render.diff_text import changes_blocks, diff_blocks, settings_blocks
     from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 
@@ -280,7 +278,7 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
 
             yield from (line(), *closeup_blocks(seen))
         if shown.map_:
-            from introspect_cli.render.plots_text import map_blocks
+            from introspect_cli.render.diff_text import map_blocks
 
             yield from map_blocks(result)
         if graph is not None and not shown.output:

@@ -13,7 +13,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.exchange.checkpoints import written
 from introspect_cli.health.check import check_tables
 from introspect_cli.health.history import curves, depth, pack
-from introspect_cli.health.reading import read_table
+from introspect_cli.health.table import read_table
 from introspect_cli.inspect.data_flow import Graph, graph_of, prune
 from introspect_cli.inspect.overview import overview
 from introspect_cli.records import Kind

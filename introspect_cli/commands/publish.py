@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,10 +140,5 @@ def _publish_files(run: str, name: str, places: _Places, *, sources: bool) -> No
         page, packed = Path(folder) / f"{name}.html", Path(folder) / f"{name}{ENDING}"
         page.write_text(page_of([opened], (), DiffOptions()), encoding="utf-8")
         pack(source, packed, sources=sources)
-        for file in (page, packed):
-            places.each(partial(_add_file, file))
-
-
-def _add_file(file: Path, _: str, place: Place) -> None:
-    """Publish a file at a place; for `_Places.each`."""
-    place.add_file(file)
+        places.each(lambda _, place: place.add_file(page))
+        places.each(lambda _, place: place.add_file(packed))

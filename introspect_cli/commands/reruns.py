@@ -65,7 +65,7 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
     """
     from introspect_cli.commands.capture import split_words
     from introspect_cli.errors import UsageError
-    from introspect_cli.render.json import culprit_document, proof_document
+    from introspect_cli.render.json import document
     from introspect_cli.render.rerun_text import culprit_blocks, proof_blocks
     from introspect_cli.rerun.bisect import bisect as find
     from introspect_cli.rerun.changes.search import prove
@@ -75,7 +75,7 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
     command, limits = Command(options, rest, asked.link, asked.setup), (asked.output, asked.until_step, asked.max_runs)
     if changes is None and asked.good is not None:
         culprit = find(asked.good, asked.bad, command, tell, *limits)
-        answer(asked.format_, lambda: culprit_document(culprit), lambda: culprit_blocks(culprit))
+        answer(asked.format_, lambda: document(**vars(culprit)), lambda: culprit_blocks(culprit))
         return DIVERGED if culprit.commit else UNDECIDED
     if changes is None or asked.good is not None:
         raise UsageError("say what to bisect: commits with --good REV, or two runs with --changes RUN_A RUN_B")
@@ -83,7 +83,7 @@ def bisect(words: tuple[str, ...], changes: tuple[str, str] | None, asked: Bisec
         raise UsageError(f"--changes runs the command that RUN_A recorded: leave {(*rest, '--setup')[0]!r} out")
     one, two = map(Path, changes)
     proof = prove(one, two, command, tell, *limits)
-    answer(asked.format_, lambda: proof_document(proof), lambda: proof_blocks(proof))
+    answer(asked.format_, lambda: document(**vars(proof)), lambda: proof_blocks(proof))
     return DIVERGED if proof.proven else UNDECIDED
 
 
@@ -103,7 +103,6 @@ class SaveOptions(Tolerating):
 
     steps: int = option(20, "Run N steps, and keep the first four, the middle and the last [default: 20].", least=1)
     force: bool = option(False, "Replace a golden run that is there.")
-    sources: bool = option(False, "With the text of the source files.")
 
 
 @golden.command(context_settings=TO_CAPTURE)
@@ -121,7 +120,7 @@ def save(words: tuple[str, ...], output: Path, asked: SaveOptions) -> int:
 
     options, rest = split_words(words)
     made = Golden(rest, options, asked.steps, asked.rtol, asked.atol)
-    size = keep(made, output, force=asked.force, sources=asked.sources)
+    size = keep(made, output, force=asked.force)
     say(f"introspect: the golden run in {output} takes {size / 1000:.1f} kB", err=True)
     return SAME
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from introspect_cli.commands.shared import DefaultGroup, RunType, Written, answer, option, say, takes
+from introspect_cli.commands.shared import DefaultGroup, RunType, Written, answer, say, takes
 from introspect_cli.exit_codes import SAME
 
 _directories = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
@@ -22,7 +20,7 @@ Examples:
   introspect runs
   introspect runs experiments/ --format json
   introspect runs label runA 'before the new tokenizer'
-  introspect runs prune --keep 10 --older-than 7d""",
+  introspect runs prune --keep 10 --dry-run""",
 )
 def runs() -> None:
     """List the runs below introspect-runs/ (or DIR), label them, and remove old ones."""
@@ -34,12 +32,12 @@ def runs() -> None:
 def list_(directories: tuple[Path, ...], asked: Written) -> int:
     """List runs, the latest first."""
     from introspect_cli.inspect.runs import find_runs
-    from introspect_cli.render.json import runs_document
+    from introspect_cli.render.json import document
     from introspect_cli.render.show_text import runs_blocks
 
     places = _places(directories)
     search = find_runs(places)
-    answer(asked.format_, lambda: runs_document(search), lambda: runs_blocks(search, [str(place) for place in places]))
+    answer(asked.format_, lambda: document(**vars(search)), lambda: runs_blocks(search, [*map(str, places)]))
     return SAME
 
 
@@ -63,42 +61,27 @@ def label(run: str, text: str) -> int:
     return SAME
 
 
-@dataclass(frozen=True)
-class PruneOptions:
-    """Which runs go: those that each option lets go."""
-
-    keep: int = option(0, "Keep the N latest runs.", least=0)
-    older_than: str | None = option(None, "Remove only runs that started longer ago: 7d, 12h, 30m, 2w.", metavar="AGE")
-    dry_run: bool = option(False, "Only say what would be removed.")
-
-
 @runs.command("prune")
 @_directories
-@takes(PruneOptions)
-def prune(directories: tuple[Path, ...], asked: PruneOptions) -> int:
-    """Remove old runs.
-
-    Give --keep, --older-than or both: a run goes if each of them lets it go.
-    """
-    from introspect_cli.errors import UsageError
-    from introspect_cli.inspect.runs import find_runs, parse_age, prunable
+@click.option("--keep", type=click.IntRange(min=0), required=True, metavar="N", help="Keep the N latest runs.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def prune(directories: tuple[Path, ...], *, keep: int, dry_run: bool) -> int:
+    """Remove all runs but the latest, those that are packed, and those that are still written."""
+    from introspect_cli.inspect.runs import find_runs, prunable
     from introspect_cli.render.show_text import unseen_sentences
     from introspect_cli.store.run_writer import remove_run
     from introspect_cli.texts import count, human_size
 
-    if not asked.keep and asked.older_than is None:
-        raise UsageError("say which runs to remove: --keep N keeps the N latest, --older-than 7d spares recent ones.")
-    age = None if asked.older_than is None else parse_age(asked.older_than)
     search = find_runs(_places(directories))
-    going = prunable(search.rows, keep=asked.keep, older_than=age, now=dt.datetime.now(dt.timezone.utc))
+    going = prunable(search.runs, keep=keep)
     for row in going:
-        if not asked.dry_run:
+        if not dry_run:
             remove_run(row.path)
-        say(f"{'would remove' if asked.dry_run else 'removed'} {row.path} ({human_size(row.size)})")
+        say(f"{'would remove' if dry_run else 'removed'} {row.path} ({human_size(row.size)})")
     for sentence in unseen_sentences(search):
         say(sentence, err=True)
     freed = human_size(sum(row.size for row in going))
-    click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if asked.dry_run else ' freed'}")
+    click.echo(f"{count(len(going), 'run')}, {freed}{' would be freed' if dry_run else ' freed'}")
     return SAME
 
 

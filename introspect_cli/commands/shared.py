@@ -165,9 +165,7 @@ class Linking:
 class Selecting:
     """The options that select a part of a run."""
 
-    steps: str | None = option(
-        None, "Only these steps: 0,5,10:20,100::50, or a framework's: epoch=3,batch=12.", metavar="STEPS"
-    )
+    steps: str | None = option(None, "Only these steps: 0,5,10:20,100::50.", metavar="STEPS")
     kinds: tuple[str, ...] = option((), "Only these kinds of values: grad,loss.", "--record", metavar="KINDS")
     modules: tuple[str, ...] = option(
         (), "Only these modules and what is inside, such as blocks.0 or '*.attn'; repeatable.", metavar="GLOB"

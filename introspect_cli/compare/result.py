@@ -390,7 +390,7 @@ class Origin:
 
 
 Beside: TypeAlias = StructureChange | CodeChanges | Origin | Resumption
-"""What a comparison finds beside divergences and settings; `render/findings.py` has the forms of each type."""
+"""What a comparison finds beside divergences and settings; `render/diff_text.py` has the forms of each type."""
 
 F = TypeVar("F", bound=Beside)
 

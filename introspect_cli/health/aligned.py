@@ -7,7 +7,6 @@ beside it stands the row of each rank that recorded it. Which of these records o
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     Rows = Mapping[int, int]  # rank -> its row
 
 _MULTIPLE = 1e-5
-_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
 
 
 class SiteName(NamedTuple):
@@ -155,12 +153,8 @@ class Ranks:
     gathered: list[Gathered] = field(default_factory=list)
 
     def of(self, kind: type[T]) -> T:
-        """The instance of the class `kind` among `gathered`; where there is none, a new one without steps is added."""
-        gathered = next((held for held in self.gathered if isinstance(held, kind)), None)
-        if gathered is None:
-            gathered = kind(self)
-            self.gathered.append(gathered)
-        return gathered
+        """The instance of the class `kind` among `gathered`."""
+        return next(held for held in self.gathered if isinstance(held, kind))
 
     @cached_property
     def readers(self) -> dict[int, RankReader]:
@@ -183,26 +177,6 @@ class Ranks:
     def classes(self) -> dict[str, str]:
         """Class name of each module, by FQN."""
         return {module.fqn: module.module_class for module in self.whole.modules}
-
-    @cached_property
-    def adding_up(self) -> dict[str, list[int]]:
-        """By FQN of a bias or embedding weight, the numbers of the sites of its module's output gradients.
-
-        The elements of the parameter's gradient add up to those of these output gradients. Only parameters with a
-        gradient on record, of modules known to add a bias to all of their output.
-        """
-        outputs: dict[str, list[int]] = {}
-        for number, site in enumerate(self.sites):
-            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
-                outputs.setdefault(site.fqn, []).append(number)
-        adding = {}
-        for site in self.sites:
-            owner, _, name = site.fqn.rpartition(".")
-            of = self.classes.get(owner, "")
-            adds_up = (name == "bias" and _BIAS.match(of)) or (name == "weight" and of == "Embedding")
-            if site.kind == Kind.GRAD and owner in outputs and adds_up:
-                adding[site.fqn] = outputs[owner]
-        return adding
 
     @cached_property
     def groups(self) -> list[frozenset[int]]:
@@ -290,16 +264,6 @@ class AlignedStep:
         """Distinct (checksum, part, text) of the site `number` on `ranks`; those without a record are ignored."""
         held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
         return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
-
-    def total(self, rank: int, row: int) -> tuple[float, float] | None:
-        """(sum of a record's elements, sum of their absolutes).
-
-        None where any element is not finite, or mean or mean of absolutes is unknown.
-        """
-        counts = self.batches[rank].counts
-        odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
-        mean, amean = (value * self.numel(rank, row) for value in self.stats(rank, row, "mean", "amean"))
-        return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
 
     def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
         """How ranks' records of one site differ from the lowest rank's; None where all are equal, or there are none.

@@ -14,7 +14,7 @@ from introspect_cli.health import collectives, data_parallel, equal, flow, nonfi
 from introspect_cli.health.aligned import Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
-from introspect_cli.health.reading import read_table
+from introspect_cli.health.table import read_table
 from introspect_cli.store.run import Run, RunState
 from introspect_cli.store.tasks import tasks_of
 
@@ -50,7 +50,6 @@ RULES: tuple[Rule, ...] = (
     training.batchnorm_frozen,
     progress.lost_rank,
     equal.reduction,
-    data_parallel.summed_gradients,
     equal.copies_differ,
     data_parallel.same_samples,
     equal.rank_settings,
@@ -61,7 +60,6 @@ RULES: tuple[Rule, ...] = (
     equal.rank_outputs,
     data_parallel.uneven_batches,
     equal.shards,
-    equal.tied_weights,
     equal.buffers_differ,
     equal.peers_differ,
 )
@@ -135,7 +133,7 @@ def _check_group(task: Task) -> list[_OfRank]:
 def _check_rank(table: Table, rules: Sequence[Rule]) -> _OfRank:
     """Apply the rules about one rank to its table; rules about all ranks are left out."""
     answers = {rule.id: _apply_rule(rule, table) for rule in rules if not rule.over_ranks}
-    return _OfRank(table.rank, table.stride, len(table.moves.steps), answers)
+    return _OfRank(table.reader.rank, table.stride, len(table.moves.steps), answers)
 
 
 def _gather(run: Run) -> Ranks:
@@ -198,7 +196,7 @@ def _apply_rule(rule: Rule, subject: Any) -> tuple[list[Hit], list[str]]:
             hits = list(rule.find(subject))
     except NotObservedError as error:
         return [], [str(error)]
-    return hits if rule.over_ranks else [replace(hit, rank=subject.rank) for hit in hits], []
+    return hits if rule.over_ranks else [replace(hit, rank=subject.reader.rank) for hit in hits], []
 
 
 def finding_of(rule: Rule, hits: list[Hit]) -> Finding:

@@ -7,9 +7,6 @@ place with nothing. Equal inputs, parameters and buffers must give equal outputs
 output, what all of them hold whole of its input must be equal. DDP broadcasts the first rank's buffers before the next
 forward pass, unless it was told not to; where nobody does, each rank evaluates, and saves, statistics of its own
 samples.
-
-Why gradients differ is looked up in the step in which they begin to: the elements of a bias's gradient add up to those
-of its module's output, so that what a rank's optimizer takes tells whether it is what its own backward pass gave.
 """
 
 from __future__ import annotations
@@ -25,17 +22,16 @@ from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
 from introspect_cli.store.whole import Covering, covering, same_parts, share
-from introspect_cli.texts import count, rank_list
+from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.health.aligned import Rows
 
 
 _LEAST = 8  # elements of a parameter whose equality on two ranks is no accident
 _PLACES = {Status.OBSERVED, Status.PARTIAL}
-_ROUNDING, _RANKS_DIFFER = 1e-5, 1e-3
 _BY_DESIGN = 0.1
 """Outputs that always differ by more, without a draw, are meant to: a module that takes its rank's share."""
 _SETTINGS = ("runtime", "hardware", "packages", "sources", "git")
@@ -273,18 +269,6 @@ def _given_alike(equal: Equal, now: AlignedStep, number: int) -> list[Rows]:
 # --- why they differ, looked up at once: the step is gone later
 
 
-def _why_peers(_: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """What else differs between two peers: `: their batches differ` or `: PARAMETER differs`; "" for neither."""
-    del number
-    for kind, phase in ((Kind.BATCH, Phase.DATA), (Kind.PARAM, Phase.START)):
-        for other in now.of(kind, phase):
-            rows = {rank: row for rank, row in _held(now, other) if rank in (found.base, found.rank)}
-            whole = all(now.layout(*at).part is None for at in rows.items())
-            if len(rows) == 2 and whole and now.difference(rows) is not None:
-                return ": their batches differ" if kind is Kind.BATCH else f": {now.sites[other].fqn} differs"
-    return ""
-
-
 def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
     """Why the output at site `number` differs, as a clause: the random states that its call draws from do; "" if not.
 
@@ -293,49 +277,6 @@ def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) 
     ranks = [found.base, *found.others]
     drew = any(len(now.values(each, ranks)) > 1 for each in equal.of_call(now, number, Kind.RNG))
     return "the random states it draws from differ" if drew else ""
-
-
-def _why_grad(equal: Equal, now: AlignedStep, number: int, found: Difference) -> str:
-    """A clause on ranks whose gradient adds up to what their own backward pass gave; "" where there are none.
-
-    Only ranks count whose backward pass gave another sum than the mean of all. Also "" where ranks' gradients are
-    multiples of one another or parts, or a sum is unknown on any rank.
-    """
-    if found.is_multiple:
-        return ""
-    rows, fqn, ranks = now.rows[number], now.sites[number].fqn, equal.ranks
-    outputs = [now.rows[number] for number in ranks.adding_up.get(fqn, ()) if number in now.rows]
-    parts = any(now.layout(*at).part is not None for at in rows.items())
-    taken = {rank: now.total(rank, row) for rank, row in rows.items()}
-    given = {rank: passed_back(now, outputs, [rank]) for rank in rows}
-    both = [(rank, taken[rank], given[rank]) for rank in rows]
-    sums = [(rank, took[0], gave[0], gave[1]) for rank, took, gave in both if took is not None and gave is not None]
-    if parts or len(sums) < len(rows):
-        return ""
-    middle, scale = float(np.mean([gave for _, _, gave, _ in sums])), max(size for *_, size in sums)
-    alone = [
-        rank
-        for rank, took, gave, _ in sums
-        if abs(gave - middle) > _RANKS_DIFFER * scale and abs(took - gave) <= _ROUNDING * scale
-    ]
-    where = "any rank" if len(alone) == ranks.run.world_size else rank_list(sorted(alone))
-    return f"its gradient was not reduced on {where}" if alone else ""
-
-
-def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
-    """(sum, sum of absolutes) of all elements of output gradients on some ranks.
-
-    None where any is unknown or sharded, or these ranks have none.
-
-    Args:
-        now: the step.
-        outputs: the rows of each site of output gradients, by rank.
-        ranks: those whose records are added up.
-    """
-    at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
-    given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
-    known = [each for each in given if each is not None]
-    return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
 
 
 class Row(NamedTuple):
@@ -360,12 +301,12 @@ def _form(now: AlignedStep, rank: int, row: int) -> str:
 
 
 ROWS = (
-    ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers, why=_why_peers)),
+    ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers)),
     ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
     ("layout", Row(Kind.PARAM, (), _all_ranks, _form)),
     ("dtype", Row(Kind.OUTPUT, (Phase.FORWARD,), _all_ranks, lambda now, rank, row: now.layout(rank, row).dtype)),
     ("param", Row(Kind.PARAM, tuple(phase for phase in Phase if phase is not Phase.OPTIMIZER), _by_part)),
-    ("grad", Row(Kind.GRAD, (Phase.OPTIMIZER,), _by_part, why=_why_grad)),
+    ("grad", Row(Kind.GRAD, (Phase.OPTIMIZER,), _by_part)),
     ("param", Row(Kind.PARAM, (Phase.OPTIMIZER,), _by_part)),
     ("buffer", Row(Kind.BUFFER, (), _in_groups)),
     ("setting", Row(Kind.HYPERPARAMETER, (), _all_ranks, AlignedStep.text)),
@@ -437,8 +378,8 @@ def reduction(ranks: Ranks) -> Iterator[Hit]:
     for fqn, found in grads.items():
         if fqn in followers:
             continue
-        why = found.words or "it was not reduced, or not over these ranks, or changed on one after that"
-        if not found.words and any(step <= found.step for step in diverged):
+        why = "it was not reduced, or not over these ranks, or changed on one after that"
+        if any(step <= found.step for step in diverged):
             why = "the ranks had diverged before it, as another finding says"
         elif found.is_multiple:
             why = "it is a multiple there: divided by another number, clipped by a norm of its own or unscaled alone"
@@ -483,7 +424,7 @@ def peers_differ(ranks: Ranks) -> Iterator[Hit]:
     for fqn, found in list(first.items())[:1]:
         evidence = (
             f"rank {found.rank}'s input of {fqn} is not that of rank {found.base}, although their outputs or tables "
-            f"are parts of one whole{found.words}"
+            "are parts of one whole"
         )
         yield Hit(found.step, f"input {fqn}", evidence, found.rank)
 
@@ -572,43 +513,26 @@ def _attribute_hits(ranks: Ranks) -> Iterator[Hit]:
                     break
 
 
-# --- parts that have to be one whole, and tied weights on two ranks, which have to stay equal
+# --- parts that have to be one whole
 
 
 class Parts(Gathered):
-    """Parts of parameters at the first step, and ties between parameters of different ranks.
+    """Parts of parameters at the first step.
 
     Attributes:
         wrong: what is wrong with the parts of a parameter, by FQN.
-        ties: parameters that begin equal on two ranks under two names that neither has both of, by rank and name of
-            both: the step after which they first differ, None while they are equal.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         """Begin with nothing found; `step` looks."""
         super().__init__(ranks)
         self.wrong: dict[str, str] = {}
-        self.ties: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Check parts and find ties in the first step; in every step, note the ties that end in it.
-
-        Sets `wrong`, only where every rank of the launch was recorded, and adds to `ties` the pairs that begin equal. A
-        tie's value is None while it holds, else the step after which its two parameters differ for the first time.
-        """
-        if now.step == self.ranks.steps[0]:
-            self._find_ties(now)
-            for number in now.of(Kind.PARAM, Phase.START):
-                if len(self.ranks.numbers) >= self.ranks.run.world_size and (wrong := self._fault(now, number)):
-                    self.wrong[now.sites[number].fqn] = wrong
-        if None in self.ties.values():
-            numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
-            after = {
-                (at[0], now.sites[number].fqn): now.checksum(*at) for number in numbers for at in _held(now, number)
-            }
-            for (one, two), step in self.ties.items():
-                if step is None and one in after and two in after and after[one] != after[two]:
-                    self.ties[one, two] = now.step
+        """Check the parts in the first step, where every rank of the launch was recorded; adds to `wrong`."""
+        if now.step == self.ranks.steps[0] and len(self.ranks.numbers) >= self.ranks.run.world_size:
+            faults = ((now.sites[n].fqn, self._fault(now, n)) for n in now.of(Kind.PARAM, Phase.START))
+            self.wrong |= {fqn: wrong for fqn, wrong in faults if wrong}
 
     def _fault(self, now: AlignedStep, number: int) -> str:
         """What is wrong with the parts of a site, as a clause; "" where nothing is known to be.
@@ -639,24 +563,6 @@ class Parts(Gathered):
                 return f"rank {rank} holds the same values as rank {other} {same}"
         return ""
 
-    def _find_ties(self, now: AlignedStep) -> None:
-        """Add to `ties` parameters of different names that start equal on two ranks, of which none has both names.
-
-        Only whole parameters of `_LEAST` elements or more that are not all equal.
-        """
-        holders: dict[object, list[tuple[int, str]]] = {}
-        for number in now.of(Kind.PARAM, Phase.START):
-            for rank, row in _held(now, number):
-                layout = now.layout(rank, row)
-                if layout.part is None and layout.numel >= _LEAST and now.stats(rank, row, "var")[0] > 0:
-                    value = layout.shape, layout.dtype, now.checksum(rank, row)
-                    holders.setdefault(value, []).append((rank, now.sites[number].fqn))
-        names = {(rank, now.sites[n].fqn) for n in now.of(Kind.PARAM, Phase.START) for rank in now.rows[n]}
-        for one, *others in holders.values():
-            for two in others:
-                if one[0] != two[0] and (two[0], one[1]) not in names and (one[0], two[1]) not in names:
-                    self.ties[one, two] = None
-
 
 @rule(Level.ERROR, over_ranks=True)
 def shards(ranks: Ranks) -> Iterator[Hit]:
@@ -669,20 +575,3 @@ def shards(ranks: Ranks) -> Iterator[Hit]:
     require(ranks.has_parts, "parameters that are cut over ranks")
     for fqn, wrong in ranks.of(Parts).wrong.items():
         yield Hit(ranks.steps[0], f"param {fqn}", f"of {fqn}, {wrong}", ranks.numbers[0])
-
-
-@rule(Level.ERROR, over_ranks=True)
-def tied_weights(ranks: Ranks) -> Iterator[Hit]:
-    """Tied weights on two ranks differ.
-
-    When: parameters that begin equal on two ranks, under two names, differ after a step
-    Cause: an embedding and a head on two stages whose gradients are not all-reduced
-    """
-    ties = require(ranks.of(Parts).ties, "parameters that begin equal under different names on two ranks")
-    for ((rank, one), (other, two)), step in ties.items():
-        if step is not None:
-            evidence = (
-                f"{one} of rank {rank} and {two} of rank {other} begin equal, as tied weights do, and differ after "
-                f"step {step}: their gradients were not added up"
-            )
-            yield Hit(step, f"param {two}", evidence, other)

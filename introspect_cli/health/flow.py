@@ -80,8 +80,8 @@ def _layers(table: Table) -> list[int]:
             owners.add(table.fqn[site].rpartition(".")[0])
     layers = []
     for site in table.pick(Kind.GRAD_OUTPUT, phase=Phase.BACKWARD):
-        made = table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site], table.path[site])
-        lookup = any(word in table.module_class[site] for word in _LOOKUPS)
+        made = table.of_call(site, Kind.OUTPUT, table.path[site])
+        lookup = any(word in table.sites.module_class[site] for word in _LOOKUPS)
         if made is not None and table.fqn[site] in owners and not table.call[site] and not lookup:
             layers.append((int(table.order[made]), site))
     return [site for _, site in sorted(layers)]
@@ -188,7 +188,7 @@ def _heads(table: Table) -> list[list[str]]:
     returned = {checksums[columns.place[site]] for site in roots} - {0}
     shared: dict[int, list[str]] = {}
     for site in table.pick(Kind.INPUT, phase=Phase.FORWARD):
-        fqn, out = table.fqn[site], table.site(Phase.FORWARD, Kind.OUTPUT, table.fqn[site], table.call[site])
+        fqn, out = table.fqn[site], table.of_call(site, Kind.OUTPUT)
         is_inner = "." in fqn and table.path[site] == "[0]"
         if is_inner and out is not None and checksums[columns.place[out]] in returned:
             shared.setdefault(checksums[columns.place[site]], []).append(fqn)
@@ -219,7 +219,7 @@ def dead_units(table: Table) -> Iterator[Hit]:
     for site in require(_activations(table), "outputs of modules with statistics"):
         steps, zeros = table.stat(site, "zeros")
         start = lasting(zeros >= DEAD, LASTING)
-        if start is not None and not (table.kind[site] == Kind.OUTPUT.value and _is_from_input(table, site)):
+        if start is not None and not (table.sites.kind[site] == Kind.OUTPUT.value and _is_from_input(table, site)):
             text = f"{zeros[-1]:.0%} of its values are zero, {DEAD:.0%} or more since step {steps[start]}"
             yield table.hit(site, steps[start], text)
 
@@ -228,9 +228,9 @@ def _activations(table: Table) -> list[int]:
     """Sites of floating point outputs, and of inputs with a gradient, of two or more dimensions; no `_NO_ZEROS`."""
     sites = []
     for site in table.tensors(Kind.OUTPUT, Kind.INPUT, phase=Phase.FORWARD):
-        layout, place = table.layout(site), (table.fqn[site], table.call[site], table.path[site])
-        flows = table.kind[site] == Kind.OUTPUT or table.site(Phase.BACKWARD, Kind.GRAD_INPUT, *place) is not None
-        counts = not any(word in table.module_class[site] for word in _NO_ZEROS)
+        layout, gradient = table.layout(site), table.of_call(site, Kind.GRAD_INPUT, table.path[site])
+        flows = table.sites.kind[site] == Kind.OUTPUT or gradient is not None
+        counts = not any(word in table.sites.module_class[site] for word in _NO_ZEROS)
         if flows and counts and layout is not None and len(layout.shape) > 1:
             sites.append(site)
     return sites
@@ -241,7 +241,7 @@ def _is_from_input(table: Table, site: int) -> bool:
 
     False where zeros of that input were not counted.
     """
-    given = table.site(Phase.FORWARD, Kind.INPUT, table.fqn[site], table.call[site], "[0]")
+    given = table.of_call(site, Kind.INPUT, "[0]")
     before = np.zeros(0) if given is None else table.stat(given, "zeros")[1]
     return len(before) > 0 and bool(np.median(before) >= min(DEAD, float(np.median(table.stat(site, "zeros")[1]))))
 
@@ -255,12 +255,12 @@ def saturated(table: Table) -> Iterator[Hit]:
     Cause: weights or inputs that are too large; normalise them or lower the initial scale
     """
     outputs = table.tensors(Kind.OUTPUT, floats=False)
-    squashing = [site for site in outputs if table.module_class[site] in ("Tanh", "Sigmoid")]
+    squashing = [site for site in outputs if table.sites.module_class[site] in ("Tanh", "Sigmoid")]
     for site in require(squashing, "a Tanh or Sigmoid module"):
         steps, (mean, var) = table.stats(site, "mean", "var")
         square = var + mean * mean
         # E[1 - t^2] for tanh, E[s (1 - s)] of at most 1/4 for the sigmoid: the derivative, averaged.
-        slope = 1 - square if table.module_class[site] == "Tanh" else 4 * (mean - square)
+        slope = 1 - square if table.sites.module_class[site] == "Tanh" else 4 * (mean - square)
         start = lasting(slope < SATURATED, LASTING)
         if start is not None:
             under = f"{max(slope[-1], 0):.1%} of the largest, under {SATURATED:.0%} since step {steps[start]}"
@@ -313,7 +313,7 @@ def _sums(table: Table) -> tuple[list[str], NDArray[np.float64], NDArray[np.floa
     for site in table.pick(Kind.GRAD):
         owner, _, name = table.fqn[site].rpartition(".")
         calls = outputs.get(owner, [])
-        if name == "bias" and not table.call[site] and calls and table.module_class[calls[0]].startswith(_SUMMED):
+        if name == "bias" and not table.call[site] and calls and table.sites.module_class[calls[0]].startswith(_SUMMED):
             sums = np.array([_total(table, call) for call in calls])
             names.append(table.fqn[site])
             taken.append(_total(table, site))

@@ -197,7 +197,7 @@ def pack(
             run, number = next(iter(numbers.items()))
             layout = tables[run].layout(number)
             described = (layout.dtype, layout.shape, layout.numel) if layout else ("", (), 0)
-            about.append((tables[run].module_class[number], *described))
+            about.append((tables[run].sites.module_class[number], *described))
     none = 0, len(window.steps)
     values = np.stack(kept) if kept else np.zeros(none, np.float32)
     compares = np.stack(states) if states else np.zeros(none, np.uint8)
@@ -314,8 +314,8 @@ def depth(table: Table, kind: Kind, most: int = 300) -> Depth:
             continue
         scale = norm[np.isfinite(norm)] / layout.numel**0.5
         if len(scale) and layout.dtype.startswith(("float", "bfloat")):
-            low, middle, high = np.quantile(scale, [0.1, 0.5, 0.9])
-            rows.append((f"{table.fqn[site]}{table.path[site]}", float(low), float(middle), float(high), layout.dtype))
+            scales = np.quantile(scale, [0.1, 0.5, 0.9]).tolist()
+            rows.append((f"{table.fqn[site]}{table.path[site]}", *scales, layout.dtype))
     if not rows:
         return Depth((), (), (), ())
     names, low, middle, high, dtypes = zip(*rows, strict=True)

@@ -50,11 +50,11 @@ _MADE = {
 
 def _is_mask(table: Table, event: NonFinite) -> bool:
     """Whether non-finite values are intended: -Inf alone in `_MASKS` or a forward operator, or bounds in a buffer."""
-    if event.nans or (event.posinfs and table.kind[event.site] != Kind.BUFFER.value):
+    if event.nans or (event.posinfs and table.sites.kind[event.site] != Kind.BUFFER.value):
         return False
     if event.posinfs:
         return any(table.fqn[site] == table.fqn[event.site] for site in _bound_buffers(table))
-    kind, forward = table.kind[event.site], table.phase[event.site] == Phase.FORWARD.value
+    kind, forward = table.sites.kind[event.site], table.sites.phase[event.site] == Phase.FORWARD.value
     return kind in _MASKS or (forward and kind == Kind.OP_OUTPUT.value)
 
 
@@ -62,7 +62,7 @@ def _bound_buffers(table: Table) -> list[int]:
     """Sites of start values, of buffers or others, with infinities and no NaN in the first step."""
     first = int(table.many.steps[0])
     began = (event for event in table.nonfinite if event.step == first and not event.nans)
-    return [event.site for event in began if table.phase[event.site] == Phase.START.value]
+    return [event.site for event in began if table.sites.phase[event.site] == Phase.START.value]
 
 
 @rule(Level.ERROR)
@@ -82,7 +82,7 @@ def nonfinite(table: Table) -> Iterator[Hit]:
     events = [
         event
         for event in table.nonfinite
-        if not _is_mask(table, event) and not (event.step in skipped and table.kind[event.site] in _BACKWARD)
+        if not _is_mask(table, event) and not (event.step in skipped and table.sites.kind[event.site] in _BACKWARD)
     ]
     if events:
         yield Hit(events[0].step, table.name(events[0].site), _maker_sentence(table, events[0], events))
@@ -96,13 +96,13 @@ def _maker_sentence(table: Table, event: NonFinite, events: list[NonFinite]) -> 
     counts = ("NaN", event.nans), ("+Inf", event.posinfs), ("-Inf", event.neginfs)
     parts = " and ".join(f"{count:,} {name}" for name, count in counts if count)
     what = f"{parts} among {event.numel:,} values of {table.name(event.site)} at step {event.step}"
-    kind, call = table.kind[event.site], (table.fqn[event.site], table.call[event.site])
+    kind, call = table.sites.kind[event.site], (table.fqn[event.site], table.call[event.site])
     why = _MADE.get(kind, "nothing earlier has any")
     if kind == Kind.OUTPUT:
         bad = {other.site for other in events if other.step <= event.step}
         inputs = {site for site in table.pick(Kind.INPUT) if (table.fqn[site], table.call[site]) == call}
         if inputs and not inputs & bad:
-            why = f"its inputs are finite, so {table.module_class[event.site]} {call[0]} made them"
+            why = f"its inputs are finite, so {table.sites.module_class[event.site]} {call[0]} made them"
     return f"{what}; {why}"
 
 
@@ -114,7 +114,7 @@ def overflow_ahead(table: Table) -> Iterator[Hit]:
         ({LARGEST[float16]:g} for float16); bfloat16 and float32 count up to {MASKED:g}, where masks are filled
     Cause: activations or a loss scale that grow; use bfloat16, normalise, or lower the scale
     """
-    require(any(layout.dtype in LARGEST for layout in table.layouts), "a tensor of float16, bfloat16 or float32")
+    require(any(layout.dtype in LARGEST for layout in table.reader.layouts), "a tensor of float16, bfloat16 or float32")
     # Not the gradients on their way: a scaler makes them as large as they can be, on purpose.
     for site in table.pick(Kind.INPUT, Kind.OUTPUT, Kind.GRAD, Kind.PARAM):
         layout = table.layout(site)
@@ -140,7 +140,7 @@ def skipped_steps(table: Table) -> Iterator[Hit]:
     Cause: a gradient scaler that looks for its scale; usual in the first steps
     """
     require(table.moves.names, "parameters after optimizer steps")
-    backward = {event.step for event in table.nonfinite if table.kind[event.site] in _BACKWARD}
+    backward = {event.step for event in table.nonfinite if table.sites.kind[event.site] in _BACKWARD}
     for step in sorted(backward & table.moves.skipped)[:1]:
         yield Hit(step, "gradients", f"not finite at step {step}, and no parameter was changed by that step")
 
@@ -156,7 +156,7 @@ def underflow(table: Table) -> Iterator[Hit]:
     gradients = ((site, table.layout(site)) for site in table.pick(Kind.GRAD_INPUT, phase=Phase.BACKWARD))
     sites = [site for site, layout in gradients if layout is not None and layout.dtype == "float16"]
     for site in require(sites, "float16 gradients"):
-        above = table.site(Phase.BACKWARD, Kind.GRAD_OUTPUT, table.fqn[site], table.call[site])
+        above = table.of_call(site, Kind.GRAD_OUTPUT)
         steps, zeros = table.stat(site, "zeros")
         source = table.stat(above, "zeros")[1] if above is not None else np.zeros(0)
         lost = np.flatnonzero((zeros > LOST) & (source < KEPT)) if len(zeros) == len(source) else np.zeros(0, np.int64)

@@ -106,7 +106,7 @@ def not_in_optimizer(table: Table) -> Iterator[Hit]:
     """
     trained = set(require(table.moves.names, "parameters after optimizer steps"))
     roots = {name.partition(".")[0] for name in trained}
-    aliases = {alias for module in table.modules for text in module.aliases for alias in text.split("=")}
+    aliases = {alias for module in table.reader.modules for text in module.aliases for alias in text.split("=")}
     copied = _copied_modules(table, trained)
     for site in table.pick(Kind.PARAM, phase=Phase.START):
         name = table.fqn[site]
@@ -226,7 +226,7 @@ def _batches(table: Table) -> dict[str, list[tuple[int, tuple[int, ...], int]]]:
         for (loader, _), places in sorted(groups.items()):
             seen = [place for place in places if columns.layout[row, place] >= 0]
             if seen:
-                layouts = [table.layouts[int(columns.layout[row, place])] for place in seen]
+                layouts = [table.reader.layouts[int(columns.layout[row, place])] for place in seen]
                 samples, *_ = (*max(layouts, key=lambda layout: layout.numel).shape, 1)
                 batches.setdefault(loader, []).append((step, tuple(columns.checksum[row, seen].tolist()), samples))
     return require(batches, "batches of a DataLoader")
@@ -267,7 +267,9 @@ def batchnorm_frozen(table: Table) -> Iterator[Hit]:
     Cause: a model left in eval mode, a momentum of 0, or statistics frozen on purpose
     """
     called = {table.fqn[site] for site in table.pick(Kind.OUTPUT, phase=Phase.FORWARD)}
-    buffers = [site for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER) if "Norm" in table.module_class[site]]
+    buffers = [
+        site for site in table.pick(Kind.BUFFER, phase=Phase.OPTIMIZER) if "Norm" in table.sites.module_class[site]
+    ]
     running = [site for site in buffers if table.fqn[site].endswith(".running_mean")]
     for site in require(running, "running statistics of a BatchNorm"):
         column = table.column(site)

@@ -23,7 +23,6 @@ UNCHANGED = 2.0**-16
 """Relative change of the mean of absolutes up to which an operator leaves the scale as it is."""
 
 _LAYER = re.compile(r"\.(\d+)(?=\.|$)")
-_NOT_COMPARED = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Node:
     record: Record
     forward: int | None = None
     inputs: int = 0
-    state: str = _NOT_COMPARED
+    state: str = ""
     rel_l2: float | None = None
 
     @property
@@ -110,15 +109,11 @@ def _read(reader: Any, step: int) -> Graph:
     """
     batch = reader.read(step)
     order = sorted(range(len(batch.site)), key=lambda row: int(batch.sequence[row]))
-    params: dict[int, Record] = {}
     nodes: dict[int, Node] = {}
     edges: list[tuple[int, int]] = []
     for row in order:
         record = reader.record(batch, row, step)
         number = int(batch.site[row])
-        if record.site.kind is Kind.PARAM:
-            params[number] = record
-            continue
         if record.site.kind is not Kind.OP_OUTPUT:
             continue
         given = record.given or Given()
@@ -127,16 +122,15 @@ def _read(reader: Any, step: int) -> Graph:
     return Graph(step, tuple(nodes.values()), tuple(dict.fromkeys(edges)), len(nodes))
 
 
-def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, layers: bool = True) -> Graph:
-    """A copy of the graph without what `targets`, `scales` and `layers` leave out; inputs lead on to later users.
+def prune(graph: Graph, targets: tuple[str, ...] = (), *, repeating: bool = False) -> Graph:
+    """A copy of the graph without what is left out; inputs lead on to later users.
 
     Args:
         graph: what to prune.
         targets: globs over FQNs or operator names to keep; all where empty.
-        scales: take out operators with one input whose mean of absolutes they and the backward operators that belong
-            to them leave within a relative 2^-16. What has several inputs stays.
-        layers: of layers that are numbered alike, keep the first and the last; and leave out what runs on gradients
-            between the backward pass and the optimizer step, which is as much as there are parameters.
+        repeating: keep what says nothing new: operators with one input whose mean of absolutes they and the backward
+            operators that belong to them leave within a relative 2^-16; of layers that are numbered alike, all but the
+            first and the last; and what runs on gradients between the backward pass and the optimizer step.
 
     Returns:
         the rest. What diverges in the forward or backward pass, and what holds NaN or infinities, always stays.
@@ -144,12 +138,10 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, scales: bool = True, l
     gone: set[int] = set()
     if targets:
         gone |= {node.number for node in graph.nodes if not _targeted(node, targets)}
-    if layers:
-        gone |= _middle(graph)
-    if scales:
-        gone |= _unchanging(graph)
-    gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in (_NOT_COMPARED, "equal")}
-    if layers:
+    if not repeating:
+        gone |= _middle(graph) | _unchanging(graph)
+    gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in ("", "equal")}
+    if not repeating:
         passing = (node for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER)
         gone |= {node.number for node in passing if not node.nonfinite and node.state != "origin"}
     return without(graph, gone)

@@ -248,14 +248,6 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     return [_history(sites, number, points[number]) for number in chosen if points[number]]
 
 
-def paired(a: list[History], b: list[History]) -> list[tuple[History | None, History | None]]:
-    """(a's, b's) history of each site in a's order, then those only in b; None for a missing side."""
-    second = {history.site: history for history in b}
-    names = dict.fromkeys([*(history.site for history in a), *second])
-    first = {history.site: history for history in a}
-    return [(first.get(name), second.get(name)) for name in names]
-
-
 def _history(sites: Any, number: int, rows: list[tuple[int, float | None, str]]) -> History:
     """The history of a site from (step, value, text) rows, at least one; without texts where all are ""."""
     site, _ = sites[number]

@@ -36,8 +36,6 @@ DEEPEST = 4
 MOST = 20_000
 """Directories that a search looks into."""
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
 
 @dataclass(frozen=True)
 class RunRow:
@@ -73,16 +71,12 @@ class RunList:
     """What a search found, and where it did not look.
 
     Attributes:
-        rows: runs, the latest first.
-        unread: directories that may not be read.
-        deeper: directories that lie too deep.
-        left: directories that the search ended before.
+        runs: the latest first.
+        not_searched: directories that may not be read, lie too deep, or that the search ended before.
     """
 
-    rows: list[RunRow]
-    unread: list[Path]
-    deeper: int
-    left: int
+    runs: list[RunRow]
+    not_searched: list[Path]
 
 
 def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
@@ -100,26 +94,23 @@ def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
             raise UsageError(f"there is no directory {root}; name one that holds runs.")
         waiting.append((root, 0))
     paths: list[Path] = []
-    unread: list[Path] = []
-    deeper = looked = 0
-    while waiting and looked < most:
+    left: list[Path] = []
+    looked = 0
+    while waiting:
         folder, depth = waiting.popleft()
         looked += 1
         try:
-            runs, inside = _look_into(folder)
+            runs, inside = _look_into(folder) if looked <= most and depth <= DEEPEST else ([], None)
         except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
             continue  # it has gone since
         except OSError:
-            unread.append(folder)
-            continue
+            runs, inside = [], None
         paths += runs
-        if depth == DEEPEST:
-            deeper += len(inside)
-        else:
-            waiting.extend((path, depth + 1) for path in inside)
+        waiting.extend((path, depth + 1) for path in inside or ())
+        left += [folder] if inside is None else []
     oldest = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
     rows = sorted(map(_row, paths), key=lambda row: (row.started or oldest, str(row.path)), reverse=True)
-    return RunList(rows, unread, deeper, len(waiting))
+    return RunList(rows, left)
 
 
 def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -171,37 +162,13 @@ def _command(manifest: dict[str, Any]) -> str:
     return " ".join([Path(str(words[0])).name, *map(str, words[1:])]) if words else ""
 
 
-def parse_age(text: str) -> dt.timedelta:
-    """`7d`, `12h`, `30m`, `45s` or `2w` as a duration.
+def prunable(rows: Sequence[RunRow], *, keep: int) -> list[RunRow]:
+    """The runs (given the latest first) that may go: not among the first `keep`.
 
-    Raises:
-        UsageError: it is none.
+    A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one.
     """
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not (number.isascii() and number.isdigit()):
-        raise UsageError(f"{text!r} is not an age: give a number and s, m, h, d or w, as in 7d.")
-    return dt.timedelta(seconds=int(number) * _UNITS[unit])
-
-
-def prunable(rows: Sequence[RunRow], *, keep: int, older_than: dt.timedelta | None, now: dt.datetime) -> list[RunRow]:
-    """The runs that may go: not among the first `keep`, and started more than `older_than` ago.
-
-    A run that is still being written never goes, nor one that cannot be asked whether it is, nor a packed one, nor one
-    whose age is not known while an age is asked for.
-
-    Args:
-        rows: runs, the latest first.
-        keep: how many of them stay in any case.
-        older_than: None for any age.
-        now: the present time.
-    """
-    return [
-        row
-        for row in rows[keep:]
-        if row.ended not in ("running", "unreadable")
-        and row.path.suffix != ".zip"
-        and (older_than is None or (row.started is not None and now - row.started > older_than))
-    ]
+    written = ("running", "unreadable")
+    return [row for row in rows[keep:] if row.ended not in written and row.path.suffix != ".zip"]
 
 
 _COUNTED = re.compile(r"@([0-9]{1,9})")
@@ -248,4 +215,4 @@ def latest(count: int, asked: str = "") -> list[Path]:
 
 
 def _runs_here() -> list[RunRow]:
-    return find_runs([Path(RUNS)]).rows if Path(RUNS).is_dir() else []
+    return find_runs([Path(RUNS)]).runs if Path(RUNS).is_dir() else []

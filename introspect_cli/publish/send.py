@@ -8,17 +8,36 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.publish.part import OTHER_RUN, PartSender
 from introspect_cli.store import documents
-from introspect_cli.store.files import ATTEMPT_NAME, LIMIT_DOCUMENT, LOG, MANIFEST, RANK_NAME, Folder, reason
-from introspect_cli.store.remote import NothingThereError, Storage
+from introspect_cli.store.files import (
+    ATTEMPT_NAME,
+    HEADS,
+    LIMIT_DOCUMENT,
+    LOG,
+    MANIFEST,
+    RANK_NAME,
+    SOURCES,
+    TENSORS,
+    DamageError,
+    Directory,
+    Folder,
+    is_locked,
+    reason,
+)
+from introspect_cli.store.log import START, Frames
+from introspect_cli.store.pack import files_of
+from introspect_cli.store.remote import CATALOGUE, Catalogue, NothingThereError, Storage, below, catalogues
 from introspect_cli.store.run import launch_of, read_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
 
 ROUND_SECONDS = 10.0
 """Seconds between two rounds."""
@@ -137,3 +156,189 @@ class Sender:
         elif _job_id(there, f"{self.storage.url}/{name}") != _job_id(data, name):
             raise StoreError(OTHER_RUN.format(self.storage.url))
         self._manifests_sent.add(base)
+
+
+MAX_OBJECT = 16 << 20
+
+OTHER_RUN = "{} holds another run: choose another URL, or remove what is there"
+
+_TENSOR = ".safetensors"
+_NEVER_REPLACED = (f"{TENSORS}/", f"{SOURCES}/")
+"""Directories of files that are named by their content."""
+
+
+class ByteRange(NamedTuple):
+    """Bytes of a file to upload."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class _State(NamedTuple):
+    """State of a directory at one moment.
+
+    Attributes:
+        over: whether nobody writes it any more.
+        inline: content that goes into the catalogue itself, by the name of its file: what may be replaced by another.
+        lengths: bytes of each other file, by its name; of a log those that hold whole frames.
+    """
+
+    over: bool
+    inline: dict[str, bytes]
+    lengths: dict[str, int]
+
+
+class PartSender:
+    """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
+
+    Attributes:
+        over: whether all is sent of a run that nobody writes any more.
+        waiting: bytes that were there to send, and were not sent yet.
+    """
+
+    def __init__(self, run: Path, place: str, storage: Storage, run_id: str, *, sources: bool) -> None:
+        """Read the catalogue of this directory that is in the storage, if any, to go on from it; nothing is sent yet.
+
+        Args:
+            run: the run's directory.
+            place: the directory in it; "" for all of it.
+            storage: where to.
+            run_id: the run's.
+            sources: whether the text of source files goes with it.
+
+        Raises:
+            StoreError: it cannot be found out, or another run is there.
+        """
+        self.waiting = 0
+        self.over = False
+        self._path = run / place
+        self._storage, self._place = storage, place
+        self._run_id = run_id
+        self._sources = sources
+        self._sent: dict[str, list[int]] = {}
+        self._resume()
+
+    def _resume(self) -> None:
+        """Take over the objects of an earlier catalogue that exist, as far as each file has them without a gap.
+
+        Nothing where there is no catalogue or it is damaged.
+
+        Raises:
+            StoreError: the catalogue is another run's.
+        """
+        try:
+            [before] = catalogues(self._storage, [self._place])
+            there = self._storage.entries(self._place, deep=True) or {}
+        except (NothingThereError, DamageError):
+            return
+        if before is None:
+            return
+        if before.run_id != self._run_id:
+            raise StoreError(OTHER_RUN.format(self._storage.url))
+        for name in before.objects:
+            whole = takewhile(lambda each: there.get(each[0]) == each[2], before.objects_of(name))
+            self._sent[name] = [length for _, _, length in whole]
+
+    def send(self, every: float) -> None:
+        """Upload what is new, then the catalogue; sets `waiting` and `over`.
+
+        The catalogue is uploaded even if nothing is new, except where `over` was set before.
+
+        Args:
+            every: within how many seconds this will be called again; said in the catalogue.
+
+        Raises:
+            StoreError: some of it was not sent.
+            OSError: a file could not be read.
+        """
+        state = self._state()
+        unsent = list(self._unsent(state))
+        self.waiting = sum(part.end - part.begin for part in unsent)
+        if self.over and not unsent:
+            return
+        for part in unsent:
+            self._put(part)
+        inline, sent = state.inline, {name: lengths for name, lengths in self._sent.items() if lengths}
+        catalogue = Catalogue(self._run_id, state.over, time.time(), every, inline, sent)
+        self._storage.put(below(self._place, CATALOGUE), catalogue.encoded())
+        self.over = state.over
+
+    # --- what there is
+
+    def _state(self) -> _State:
+        """The directory's present state: whether nobody holds its lock, small files, lengths of logs and tensors.
+
+        Without `sources`, the text of source files is left out.
+        """
+        with Folder.at(str(self._path)) as folder:
+            over = not is_locked(folder)  # asked first: what is then read is all there will be
+            inline, lengths = dict[str, bytes](), dict[str, int]()
+            for name, path in files_of(self._path, sources=self._sources):
+                if name.startswith(_NEVER_REPLACED):
+                    lengths[name] = path.stat().st_size
+                elif not name.endswith((LOG, HEADS)):
+                    inline[name] = path.read_bytes()
+            below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
+            for name in below:
+                number = int((name or self._path.name).removeprefix("rank"))
+                with folder.folder(name) if name else nullcontext(folder) as rank:
+                    if LOG in rank:
+                        self._add_rank(rank, f"{name}/" if name else "", number, inline, lengths)
+        return _State(over, inline, lengths)
+
+    def _add_rank(
+        self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
+    ) -> None:
+        """Add a rank's heads and the beginning of its log to `inline`, and the log's length to `lengths`.
+
+        Nothing of a log that has no run id yet.
+
+        Args:
+            rank: the rank's directory.
+            prefix: path of that in the directory that is sent, with a slash at its end; "" where it is the same.
+            number: the rank.
+            inline: filled, as in `_State`.
+            lengths: filled, as in `_State`.
+        """
+        log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
+        with rank.file(LOG) as file:
+            frames = Frames(file, number, file.path)
+            if not frames.run_id:
+                return
+            inline[name], lengths[log] = frames.encoded(), int(frames.begins[-1])
+            inline[log] = file.read(0, START.size)
+
+    # --- what is to be sent
+
+    def _unsent(self, state: _State) -> Iterator[ByteRange]:
+        """Byte ranges that are in no object yet, of at most `MAX_OBJECT` bytes: sources, then logs, then tensors.
+
+        Files of one sort by the order of `state.lengths`; the head of a log, which is inline, is not among them.
+        """
+        for name in sorted(state.lengths, key=lambda name: name.endswith(LOG) + 2 * name.endswith(_TENSOR)):
+            begin = len(state.inline.get(name, b"")) + sum(self._sent.get(name, ()))
+            for at in range(begin, state.lengths[name], MAX_OBJECT):
+                yield ByteRange(name, at, min(at + MAX_OBJECT, state.lengths[name]))
+
+    def _read(self, name: str, begin: int, end: int) -> bytes:
+        """Bytes `begin` to before `end` of a file of the directory; fewer where the file is shorter."""
+        folders, _, last = name.rpartition("/")
+        with Folder.at(str(self._path / folders)) as place, place.file(last) as file:
+            return file.read(begin, end)
+
+    # --- sending
+
+    def _put(self, part: ByteRange) -> None:
+        """Upload a byte range as an object, and take it off `waiting`.
+
+        Raises:
+            OSError: the file became shorter.
+        """
+        name, begin, end = part
+        data = self._read(name, begin, end)
+        if len(data) != end - begin:
+            raise OSError(f"{self._path / name} became shorter")
+        self._storage.put(below(self._place, f"{name}.{begin:012d}"), data)
+        self._sent.setdefault(name, []).append(len(data))
+        self.waiting -= len(data)

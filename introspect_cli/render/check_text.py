@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
@@ -11,7 +10,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.render.blocks import Block, Line, line, number, rest_of
-from introspect_cli.render.plots_text import map_blocks
+from introspect_cli.render.diff_text import map_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _STYLE = {Level.ERROR: "bad", Level.WARNING: "unsure", Level.INFO: "dim"}
 _SHOWN = 4
-_READABLE = 76  # columns, of a pipe too
 
 
 def check_blocks(result: CheckResult) -> list[Block]:
@@ -78,16 +76,11 @@ def _finding(finding: Finding, since: str) -> list[Block]:
 
 
 def rules_blocks(rules: Sequence[Rule]) -> list[Block]:
-    """Each rule with its level, what it looks for and when that counts, not its cause.
-
-    Wrapped at `_READABLE` columns, even in a pipe.
-    """
+    """Each rule with its level, what it looks for and when that counts, not its cause."""
     blocks: list[Block] = []
     for rule in rules:
         blocks.append(Line(((rule.id, "name"), (f"  {rule.level.value}", _STYLE[rule.level])), wrap=False))
-        for text, style in ((rule.about, ""), (f"when: {rule.when}", "dim")):
-            folded = textwrap.wrap(text, _READABLE, break_long_words=False, break_on_hyphens=False)
-            blocks += [line(part, style, 4 if number else 2) for number, part in enumerate(folded)]
+        blocks += [line(rule.about, "", 2), line(f"when: {rule.when}", "dim", 2)]
     return blocks
 
 

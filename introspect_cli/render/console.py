@@ -56,28 +56,17 @@ class Screen:
         self.interactive = bool(getattr(self._stream, "isatty", lambda: False)())
         encoding = (getattr(self._stream, "encoding", None) or "ascii").lower().replace("-", "")
         self.unicode = encoding.startswith("utf")
-        self.width = width or self._measure()
         self._console = Console(
             file=self._stream,
-            width=min(self.width, WIDEST),
+            width=width,
             markup=False,
             highlight=False,
             emoji=False,
             soft_wrap=True,
             no_color=True if os.environ.get("NO_COLOR") else None,
         )
-
-    def _measure(self) -> int:
-        """Number of columns: `COLUMNS` of the environment, else `WIDEST` in a pipe, else the terminal's, else 80."""
-        columns = os.environ.get("COLUMNS", "")
-        if columns.isdecimal() and int(columns) > 0:
-            return int(columns)
-        if not self.interactive:
-            return WIDEST
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns or 80
-        except (OSError, ValueError):
-            return 80
+        has_edge = width or self.interactive or os.environ.get("COLUMNS", "").isdecimal()
+        self.width = self._console.width if has_edge else WIDEST
 
     def draw(self, blocks: Iterable[Block]) -> None:
         """Draw the blocks, one below the other."""

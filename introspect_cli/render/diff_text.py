@@ -1,21 +1,54 @@
-"""A comparison as lines and tables: the sentence, its evidence, the settings, the divergences."""
+"""A comparison as lines and tables: the sentence, its evidence, divergences, changed statements, settings, findings."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import likely_words
-from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Verdict
-from introspect_cli.render.blocks import Block, Line, distance, line, rest_of, section
-from introspect_cli.render.divergence_text import detail_blocks, divergence_table
-from introspect_cli.render.findings import findings_blocks
+from introspect_cli.compare.answer.restored import head_of, parts_words
+from introspect_cli.compare.changes.statements import Nearness
+from introspect_cli.compare.outcome import SHOWN, clause_of
+from introspect_cli.compare.result import (
+    Certainty,
+    DiffResult,
+    Divergence,
+    Restored,
+    Role,
+    SettingChange,
+    Size,
+    Verdict,
+)
+from introspect_cli.compare.settings.differences import describe
+from introspect_cli.compare.table import is_shapeless, shapes_differ
+from introspect_cli.records import Kind, Status, Summary
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    Fold,
+    Line,
+    Table,
+    distance,
+    line,
+    number,
+    rest_of,
+    section,
+    shape,
+    site_text,
+    table_of,
+    two_numbers,
+)
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from introspect_cli.compare.changes.statements import CodeChanges, Ranked, Side
+    from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.groups import Groups
     from introspect_cli.records import Site
-
 
 _VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_TENSORS = 8
@@ -188,10 +221,404 @@ def groups_blocks(groups: Groups) -> list[Block]:
     Every group but the first has how it differs from the largest, which is the first.
     """
     blocks: list[Block] = [line(clean(groups.sentence), _VERDICT_STYLE[groups.verdict])]
-    for number, group in enumerate(groups.groups):
-        blocks += [line(), line(f"Group {number + 1}, {count(len(group), 'run')}:", "heading")]
+    for place, group in enumerate(groups.groups):
+        blocks += [line(), line(f"Group {place + 1}, {count(len(group), 'run')}:", "heading")]
         blocks += [line(clean(path), indent=2) for path in group]
-        if number:
-            difference = groups.differences[number - 1]
+        if place:
+            difference = groups.differences[place - 1]
             blocks.append(line(f"against {clean(difference.a)}: {clean(difference.sentence)}", indent=2))
     return blocks
+
+
+_COMPARED = ("mean", "std", "amean", "min", "max")
+_TELLING = ("nans", "infs", "zeros", "mean", "std", "min", "max")
+_SHORT = {"float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}
+
+
+def divergence_table(divergences: Sequence[Divergence], *, ranks: bool = False, moments: bool = False) -> Table:
+    """A table of divergences without empty columns.
+
+    Args:
+        divergences: a row each.
+        ranks: whether there is a column for the rank.
+        moments: whether they are of two checkpoints, which have no step, phase, rank or role.
+    """
+    noisy = any(each.floor is not None for each in divergences)
+    sized = any(each.size is Size.ROUNDING for each in divergences)
+    shifted = any(each.step_b != each.step for each in divergences)
+    at = not moments
+    columns: list[tuple[Column, Callable[[Divergence], str]]] = [
+        (Column("step", right=True), lambda each: str(each.step) * at),
+        (Column("of b", right=True), lambda each: str(each.step_b) * (at and shifted)),
+        (Column("rank", right=True), lambda each: str(each.rank) * (at and ranks)),
+        (Column("phase", drop_at=2), lambda each: each.site.phase.value * at),
+        (Column("tensor" if moments else "module", least=18), module_of),
+        (Column("what", least=14), lambda each: site_text(each.site)),
+        (Column("a", least=7), lambda each: glance(each)[0]),
+        (Column("b", least=7), lambda each: glance(each)[1]),
+        (Column("rel. L2", right=True), lambda each: distance(each.rel_l2)),
+        (Column("x noise", right=True), lambda each: _over_noise(each) * noisy),
+        (Column("size", drop_at=1), lambda each: (each.size.name.lower() if each.size is not None else "-") * sized),
+        (Column("role"), lambda each: each.role.value * at),
+    ]
+    return table_of(divergences, columns, lambda each: "origin" if each.role is Role.ORIGIN else "")
+
+
+def _over_noise(divergence: Divergence) -> str:
+    """The distance in multiples of the noise; `-` where one of them is unknown or there is no noise."""
+    rel, floor = divergence.rel_l2, divergence.floor
+    return f"{rel / floor:.3g}" if rel is not None and floor else "-"
+
+
+def module_of(divergence: Divergence) -> str:
+    """`model.head (Linear)`; the name alone where the class is unknown or equals the name."""
+    name, owner = clean(divergence.site.fqn), clean(divergence.module_class)
+    return f"{name} ({owner})" if owner and owner != name else name
+
+
+def glance(divergence: Divergence) -> tuple[str, str]:
+    """(a, b) in a few characters: plain values, else what differs first: shape, dtype, NaN or Inf count, a statistic.
+
+    Random states by the beginning of their checksums; `(none)` for a side without a record.
+    """
+    a, b = divergence.a, divergence.b
+    if a is None or b is None or Status.VALUE in (a.status, b.status):
+        return _one_record(a), _one_record(b)
+    forms = [(shape(side.layout.shape), _SHORT.get(side.layout.dtype, side.layout.dtype)) for side in (a, b)]
+    if shapes_differ(a, b):
+        return forms[0][0], forms[1][0]
+    if a.layout.dtype != b.layout.dtype:
+        return forms[0][1], forms[1][1]
+    if divergence.site.kind is Kind.RNG:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    for name, word in (("nans", "NaN"), ("infs", "Inf")):
+        if a.stats.get(name, 0) != b.stats.get(name, 0):
+            return f"{a.stats.get(name, 0):.0f} {word}", f"{b.stats.get(name, 0):.0f} {word}"
+    return _statistic(a, b)
+
+
+def _one_record(summary: Summary | None) -> str:
+    """One record in a few characters: its value, or shape and dtype; `(none)` where missing."""
+    if summary is None:
+        return "(none)"
+    if summary.status is Status.VALUE:
+        return clean(summary.text, 24)
+    if summary.layout.numel == 1 and "mean" in summary.stats:
+        return number(summary.stats["mean"])
+    return f"{shape(summary.layout.shape)} {_SHORT.get(summary.layout.dtype, summary.layout.dtype)}"
+
+
+def _shape(summary: Summary) -> str:
+    """The shape in words; only the number of elements where a record has no shape of its own."""
+    return f"{summary.layout.numel} elements" if is_shapeless(summary) else shape(summary.layout.shape)
+
+
+def _statistic(a: Summary, b: Summary) -> tuple[str, str]:
+    """(a, b) of the statistic that moved most relative to the spread of values; checksums where none moved by 1e-8.
+
+    A statistic later in `_COMPARED` is taken only if it moved half as much again. Of one element, its value; `a` begins
+    with the statistic's name, `b` has none.
+    """
+    if a.layout.numel == 1 and "mean" in a.stats and "mean" in b.stats:
+        return two_numbers(a.stats["mean"], b.stats["mean"])
+    spread = max(abs(a.stats.get("std", 0.0)), abs(b.stats.get("std", 0.0)))
+    best, moved = "", 0.0
+    for name in _COMPARED:
+        one, two = a.stats.get(name), b.stats.get(name)
+        if one is None or two is None:
+            continue
+        scale = max(spread, abs(one), abs(two)) if name != "mean" else max(spread, 1e-30)
+        change = abs(one - two) / scale if scale else 0.0
+        if change > moved * 1.5:
+            best, moved = name, change
+    if not best or moved < 1e-8:
+        return f"#{a.checksum:016x}"[:9], f"#{b.checksum:016x}"[:9]
+    text_a, text_b = two_numbers(a.stats[best], b.stats[best])
+    return f"{best} {text_a}", text_b
+
+
+def detail_blocks(result: DiffResult) -> list[Block]:
+    """For each listed divergence, lines on what differs: elements if compared, layout and statistics, else checksums.
+
+    For a record of one run alone, that record.
+    """
+    blocks: list[Block] = []
+    for divergence in result.divergences:
+        a, b = divergence.a, divergence.b
+        title = f"{divergence.step_words}: {site_text(divergence.site)} of {module_of(divergence)}"
+        blocks += [line(), line(title, "origin" if divergence.role is Role.ORIGIN else "heading")]
+        if a is None or b is None:
+            blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_record(a or b)}", indent=2))
+            continue
+        statistics = statistics_words(divergence)
+        if divergence.elements is not None:
+            blocks.append(line(elements_words(divergence.elements), indent=2))
+        if statistics:
+            blocks.append(line(statistics, indent=2))
+        elif divergence.elements is None:
+            blocks.append(line(f"checksum {a.checksum:016x} -> {b.checksum:016x}", indent=2))
+    return blocks
+
+
+def statistics_words(divergence: Divergence) -> str:
+    """What differs between the records of both runs: layout, value, statistics; "" where only one run has the site."""
+    a, b = divergence.a, divergence.b
+    if a is None or b is None:
+        return ""
+    clauses = [
+        f"{name} {one or '-'} -> {two or '-'}"
+        for name, one, two in (
+            ("shape", *((_shape(a), _shape(b)) if shapes_differ(a, b) else ("", ""))),
+            ("dtype", a.layout.dtype, b.layout.dtype),
+            ("device", a.layout.device, b.layout.device),
+            ("value", clean(a.text, 60), clean(b.text, 60)),
+        )
+        if one != two
+    ]
+    clauses += [
+        f"{name} {' -> '.join(two_numbers(a.stats[name], b.stats[name], 5, 17))}"
+        for name in _TELLING
+        if name in a.stats and name in b.stats and a.stats[name] != b.stats[name]
+    ]
+    return ", ".join(clauses)
+
+
+def elements_words(elements: Elements) -> str:
+    """How two whole tensors differ, in a line: how many elements, by how much, where."""
+    share = f" ({number(100 * elements.differing / elements.total, 3)} %)" if elements.total else ""
+    verb = "differs" if elements.differing == 1 else "differ"
+    words = f"{elements.differing:,} of {count(elements.total, 'element')} {verb}{share}"
+    if elements.largest is not None:
+        words += f", max |a-b| {number(elements.largest, 3)} at {list(elements.where)}"
+    if elements.first != elements.where:
+        words += f"; first at {list(elements.first)}"
+    return words
+
+
+HEADS = {
+    Nearness.RECORDED: "Changed in a line that the records name",
+    Nearness.COMPUTES: "Changed in the code that computes it",
+    Nearness.BUILDS: "Changed in what builds it or gives it its values",
+    Nearness.BETWEEN: "Changed in what ran between the last record that agrees and this one",
+    Nearness.ALONE: "The only statement that changed, and nothing else on record differs",
+    Nearness.ELSEWHERE: "Changed elsewhere, in nothing that reaches this place by name",
+}
+"""What a group of changes has in common."""
+_LONGEST = 6
+"""Lines of a statement that are shown."""
+_WHY = {
+    "text": "its text is not in both runs",
+    "secret": "only in comments or in what was redacted",
+}
+
+
+def changes_blocks(code: CodeChanges | None) -> list[Block]:
+    """All changed statements, grouped by nearness to the divergence, the nearest group first.
+
+    Then files that changed in comments or names alone or were not read. One line where no file differs, or for None: no
+    digests were recorded.
+    """
+    if code is None:
+        return [line("Nothing is known of the source files: a run has no digests of them (--no-source).")]
+    blocks: list[Block] = []
+    for nearness in Nearness:
+        changes = (change_lines(one) for one in code.ranked if one.nearness is nearness)
+        blocks += section(f"{HEADS[nearness]}:", chain.from_iterable(changes))
+    others = [(name, ", in comments alone") for name in code.in_comments]
+    others += [(name, ", in the names of variables alone") for name in code.in_names]
+    others += [(name, f": {_WHY.get(why, why)}") for name, why in code.unread]
+    blocks += [line(f"{clean(name)} changed{how}.", "dim") for name, how in others]
+    blocks = blocks or [line(f"No source file on record differs ({count(code.compared, 'file')} compared).")]
+    return blocks[1:] if blocks[0] == line() else blocks
+
+
+def change_lines(one: Ranked) -> Iterator[Line]:
+    """The place of a change, then its lines in a and in b; of a whole file, a line that says why no lines are shown."""
+    change = one.change
+    scope = f"  in {clean(change.scope)}" if change.scope else ""
+    sides = change.a is not None and change.b is not None and change.a.first != change.b.first
+    moved = f"  ({'moved from ' * (change.unit == 'moved')}line {change.a.first} of a)" if sides and change.a else ""
+    yield Line(((clean(change.place), "name"), (f"{scope}{moved}", "dim")), indent=2)
+    if change.unit == "file":
+        only = "a" if change.b is None else "b" if change.a is None else ""
+        whole = (
+            "changed; it cannot be parsed" if change.file.endswith(".py") else "changed; it is not read value by value"
+        )
+        yield line(f"only in {only}" if only else whole, "dim", 4)
+        return
+    for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
+        yield from _side_lines(side, sign, style)
+
+
+def _side_lines(side: Side | None, sign: str, style: str) -> Iterator[Line]:
+    """The first `_LONGEST` lines of one side, each after `sign` and cut at 160 characters, and how many more there are.
+
+    Nothing for None.
+    """
+    if side is None:
+        return
+    lines = side.text.splitlines()
+    for text in lines[:_LONGEST]:
+        yield line(f"{sign} {clean(text, 160)}", style, 4, wrap=False)
+    if len(lines) > _LONGEST:
+        yield line(f"{sign} ... {count(len(lines) - _LONGEST, 'more line')}", "dim", 4)
+
+
+# --- where two runs differ over all steps
+
+_MOST_ROWS = 40
+
+
+def map_blocks(result: DiffResult, most: int = _MOST_ROWS) -> list[Block]:
+    """The divergence map as a table: the first `most` modules that differ, by step; [] where the result has no map.
+
+    Of each module the first step in which its forward or backward pass differs, and the largest distance in the forward
+    pass of any step. Then how many more differ, and how many are equal.
+    """
+    found = result.map
+    if found is None:
+        return []
+    modules: list[tuple[int, str, float]] = []
+    for name, values, behind in zip(found.modules, found.values, found.behind, strict=True):
+        differs = [place for place, value in enumerate(values) if value > 0 or behind[place]]
+        if differs:
+            modules.append((found.steps[differs[0]], clean(name), max(values[place] for place in differs)))
+    modules.sort(key=lambda row: row[0])
+    columns: list[tuple[Column, Callable[[tuple[int, str, float]], str]]] = [
+        (Column("module", least=18), lambda row: row[1]),
+        (Column("from step", right=True), lambda row: str(row[0])),
+        (Column("up to rel. L2", right=True), lambda row: _farthest(row[2])),
+    ]
+    span = f" (steps {found.steps[0]} to {found.steps[-1]})" if found.steps else ""
+    table = table_of(modules[:most], columns, caption=f"Divergence map{span}")
+    equal = rest_of(len(found.modules), len(modules), what="more that are equal in all of them")
+    return [line(), table, *rest_of(len(modules), most), *equal]
+
+
+def _farthest(value: float) -> str:
+    """The largest distance of a module, for a cell: `one run only` for infinity, `backward pass` for 0."""
+    return "one run only" if math.isinf(value) else distance(value) if value > 0 else "backward pass"
+
+
+_SHOWN_SETTINGS = 3
+_SHOWN_STRUCTURE = 12
+_MOST = 100
+
+
+def findings_blocks(result: DiffResult, *, everything: bool, settings: bool = False) -> list[Block]:
+    """Lines of each finding: parts of a checkpoint, independent divergences, structure, settings.
+
+    Args:
+        result: the comparison.
+        everything: whether lists are shown whole.
+        settings: whether settings that differ are among the findings.
+    """
+    blocks = [*_resumed_blocks(result), *_origins_blocks(result, everything), *_structure_blocks(result, everything)]
+    return [*blocks, *_settings_blocks(result, everything)] if settings else blocks
+
+
+def page_blocks(result: DiffResult) -> list[Block]:
+    """The findings for a page: the first `_LIKELY` likely changes, others up to `_MOST` in a fold, and the rest.
+
+    Changes and what a resumed run lost only where there is a first divergence.
+    """
+    blocks: list[Block] = []
+    code, resumed = result.code, result.resumed
+    if code is not None and result.first is not None and (code.ranked or code.in_comments or code.in_names):
+        shown = replace(code, ranked=code.likely[:_LIKELY])
+        blocks += changes_blocks(shown) if shown.ranked or code.in_comments or code.in_names else []
+        rest = code.ranked[len(shown.ranked) : _MOST]
+        more = f"{count(len(code.ranked) - len(shown.ranked), 'more changed statement')} in {count(code.files, 'file')}"
+        likely = len(code.likely) - len(shown.ranked) or "none"
+        folded = changes_blocks(replace(code, ranked=rest, in_comments=(), in_names=(), unread=()))
+        blocks += [Fold(f"{more}, {likely} of them likely", tuple(folded))] if rest else []
+    if resumed is not None and result.first is not None:
+        blocks.append(line(head_of(resumed)))
+    return [*blocks, *findings_blocks(result, everything=True)]
+
+
+# --- what a resumed run goes on with
+
+
+def _resumed_blocks(result: DiffResult) -> list[Block]:
+    """What a resumed run restored: a line for what was not, for what was, and for what cannot be told.
+
+    [] where no run resumed.
+    """
+    resumed = result.resumed
+    if resumed is None:
+        return []
+    styles = {Restored.NO: "bad", Restored.YES: "", Restored.UNSEEN: ""}
+    by_state = {state: parts_words([part for part in resumed.parts if part.state is state]) for state in styles}
+    lines = [
+        line(clean(f"{state.value}: {'; '.join(parts)}"), styles[state], 2)
+        for state, parts in by_state.items()
+        if parts
+    ]
+    return section(f"What run {resumed.run} begins with, against step {resumed.at} of {resumed.whole}:", lines)
+
+
+# --- what rests on nothing that differs
+
+
+def _origins_blocks(result: DiffResult, everything: bool) -> list[Block]:
+    """A line per origin; [] where there is only the first divergence.
+
+    Without `everything`, also [] where all origins are parts of a checkpoint that were not restored.
+    """
+    several = any(origin.divergence != result.first for origin in result.origins)
+    if not several or (not everything and all(origin.part for origin in result.origins)):
+        return []
+    origins = (line(clean(origin.sentence), indent=2) for origin in result.origins)
+    return section("Independent divergences (nothing they depend on differs):", origins)
+
+
+# --- what differs besides numbers
+
+
+def _structure_blocks(result: DiffResult, everything: bool) -> list[Block]:
+    """Lines on differences in structure that the head does not name, with their evidence.
+
+    [] where there are none, or where a verdict other than DIVERGED names them all in its sentence and none has
+    evidence.
+    """
+    changes = tuple(change for change in result.structure if not (result.head and clause_of(change) in result.head))
+    in_sentence = result.verdict is not Verdict.DIVERGED and len(changes) <= SHOWN
+    if not changes or (in_sentence and not any(change.evidence for change in changes)):
+        return []
+    shown = changes if everything else changes[:_SHOWN_STRUCTURE]
+    clauses = (f"{clause_of(change)}{f' ({change.evidence})' if change.evidence else ''}" for change in shown)
+    rest = rest_of(len(changes), len(shown), "--all lists them", 2)
+    return section("What differs besides numbers:", [*(line(clean(each), indent=2) for each in clauses), *rest])
+
+
+# --- settings: their values stand in JSON and on a page in places of their own
+
+
+def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
+    """Differing settings: all with `everything`; else the first few, and only of UNDECIDED runs of unequal lengths.
+
+    [] otherwise. Source files whose changed statements are known are left out.
+    """
+    counts, told = result.counts, {one.change.file for one in result.code.ranked} if result.code is not None else ()
+    settings = [one for one in result.settings if one.source != "sources" or one.name not in told]
+    if not settings or not (everything or (result.verdict is Verdict.UNDECIDED and counts.steps_a != counts.steps_b)):
+        return []
+    shown = settings if everything else settings[:_SHOWN_SETTINGS]
+    rest = rest_of(len(settings), len(shown), "--settings lists them", 2)
+    return section("Settings that differ:", [*map(_setting, shown), *rest])
+
+
+def settings_blocks(result: DiffResult) -> list[Block]:
+    """All differing settings, those that can explain the divergence first; a line where none differs."""
+    if not result.settings:
+        return [line("No setting that both runs kept differs.")]
+    blocks: list[Block] = []
+    for title, chosen in (("These can explain the divergence:", True), ("Other settings that differ:", False)):
+        blocks += section(title, [_setting(change) for change in result.settings if change.explains is chosen])
+    return blocks[1:]
+
+
+def _setting(change: SettingChange) -> Line:
+    """A line: how a setting differs, and the document it is in."""
+    return Line(((clean(describe(change), 240), "name"), (f"  ({clean(change.source)})", "dim")), indent=2)

@@ -202,16 +202,12 @@ def _legend(graph: Graph) -> str:
 def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
     """(left, top) of each node by its number; width, at least 560, and height of the picture.
 
-    A node stands below all that it was given, and what is made early directly above its first use. Without inputs,
-    nodes of the loss, backward pass and optimizer stand below the forward pass so far.
+    A node stands below all that it was given. Without inputs, nodes of the loss, backward pass and optimizer stand
+    below the forward pass so far.
     """
-    by_number = {node.number: node for node in graph.nodes}
     before: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
-    users: dict[int, list[int]] = {node.number: [] for node in graph.nodes}
     for start, end in graph.edges:
         before[end].append(start)
-        if not _is_across(by_number[start], by_number[end]):
-            users[start].append(end)
     depth: dict[int, int] = {}
     first_backward = 0
     for node in graph.nodes:
@@ -222,9 +218,6 @@ def _layout(graph: Graph) -> tuple[dict[int, tuple[float, float]], int, int]:
         depth[node.number] = level
         if phase is Phase.FORWARD:
             first_backward = max(first_backward, level + 1)
-    for node in reversed(graph.nodes):  # what is made early and used late (a dropout's mask) stands above its first use
-        if users[node.number]:
-            depth[node.number] = max(depth[node.number], min(depth[end] for end in users[node.number]) - 1)
     layers: list[list[int]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for item, level in depth.items():
         layers[level].append(item)

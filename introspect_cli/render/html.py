@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.render.blocks import Block, Column, Figure, Table, line, number, shape, table_of
-from introspect_cli.render.cards import first_screen, first_table, rests_on
 from introspect_cli.render.check_text import check_blocks
-from introspect_cli.render.findings import settings_blocks
+from introspect_cli.render.diff_text import settings_blocks
 from introspect_cli.render.graph import graph_svg
-from introspect_cli.render.markup import card, html_of, style, text
+from introspect_cli.render.markup import card, first_screen, first_table, html_of, rests_on, style, text
 from introspect_cli.render.page_data import Page, page_data
 from introspect_cli.render.show_text import facts_of, notes_of
 from introspect_cli.render.values_text import closeup_blocks

@@ -1,52 +1,44 @@
-"""What the verbs say as plain nested data, and as strict JSON; scripts build on it, so the docs have its keys."""
+"""What the verbs say as plain nested data, and as strict JSON; scripts build on it, so the docs have its keys.
+
+A document is what the verb's result is made of, field by field. A few types have a form of their own.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-import re
+import math
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.render.findings import findings_document
-from introspect_cli.render.plain import label_document, plain, site_document
-from introspect_cli.texts import clean
+from introspect_cli.compare.result import RESOLUTION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable
 
-    from introspect_cli.compare.groups import Groups
-    from introspect_cli.compare.result import DiffResult, Separate
+    from introspect_cli.compare.changes.statements import CodeChanges, Ranked
+    from introspect_cli.compare.result import DiffResult, Divergence
     from introspect_cli.health.findings import CheckResult, Rule
-    from introspect_cli.inspect.data_flow import Graph
-    from introspect_cli.inspect.module_tree import ModuleRow, ValueRow
-    from introspect_cli.inspect.overview import History, Overview, Stored
-    from introspect_cli.inspect.runs import RunList
-    from introspect_cli.labels import Labels
-    from introspect_cli.records import Record
-    from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes.search import Proof
+    from introspect_cli.inspect.module_tree import ModuleRow
+    from introspect_cli.records import Record, Site, Summary
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
 
-_UNUSUAL = re.compile(r"[^\n -~]")
+_LONGEST_CODE = 4000
+"""Characters of one changed statement."""
+
+
+def document(**parts: Any) -> dict[str, Any]:
+    """A document: its version, and its parts as plain values."""
+    return {"format": FORMAT, **plain(parts)}
 
 
 def to_json(document: dict[str, Any]) -> str:
-    """A document as strict JSON, indented by 2; NaN and infinities become null, "inf" and "-inf".
-
-    Names come from stores and from directories: characters that a terminal would obey are written as JSON escapes.
-    """
-    try:
-        text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        text = json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)
-    return _UNUSUAL.sub(_harmless, text)
-
-
-def _harmless(match: re.Match[str]) -> str:
-    """The matched character, as JSON's escape of it where a terminal would obey it."""
-    char = match[0]
-    return char if clean(char) == char else "\\u007f" if char == "\x7f" else json.dumps(char)[1:-1]
+    """A document as strict JSON in ASCII, indented by 2: no character of a name is one that a terminal would obey."""
+    return json.dumps(document, indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def to_yaml(document: dict[str, Any]) -> str:
@@ -57,8 +49,107 @@ def to_yaml(document: dict[str, Any]) -> str:
     return str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100)).rstrip("\n")
 
 
-# Comparisons.
+# --- plain values
 
+
+def finite(value: Any) -> Any:
+    """A value as it is; of floats, None for NaN, which JSON has no word for, and "inf" or "-inf" for infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def plain(value: Any) -> Any:
+    """A value as dicts, lists, texts and finite numbers; NaN is None, infinities are texts.
+
+    Types whose names are in `_FORMS` have a form of their own. Other dataclasses become dicts, members of an Enum their
+    values, times ISO 8601, paths texts, arrays nested lists, complex numbers [real part, imaginary part]; other objects
+    stay as they are.
+    """
+    form = _FORMS.get(type(value).__name__)
+    if form is not None:
+        return form(value)
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {finite(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, complex):
+        value = [value.real, value.imag]
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else finite(value)
+
+
+def _site(site: Site, module_class: str) -> dict[str, Any]:
+    """A site and its module's class as plain values."""
+    return {
+        "phase": site.phase.value,
+        "kind": site.kind.value,
+        "fqn": site.fqn,
+        "module_class": module_class,
+        "call": site.call,
+        "path": site.path,
+    }
+
+
+def _divergence(divergence: Divergence) -> dict[str, Any]:
+    """A divergence; keys beyond the usual ones only where they have a value.
+
+    `rel_l2` is None, with `rel_l2_below`, where sketches cannot tell the values apart.
+    """
+    unresolved = divergence.rel_l2 == 0 and not divergence.exact  # sketches cannot tell values this close apart
+    usual = {
+        "step": divergence.step,
+        "rank": divergence.rank,
+        **_site(divergence.site, divergence.module_class),
+        "role": divergence.role,
+        "reason": divergence.reason,
+        "a": divergence.a,
+        "b": divergence.b,
+        "rel_l2": None if unresolved else divergence.rel_l2,
+    }
+    extra: dict[str, Any] = {
+        "step_b": divergence.step_b if divergence.step_b != divergence.step else None,
+        "exact": divergence.exact or None,
+        "rel_l2_below": RESOLUTION if unresolved else None,
+        "scale": divergence.scale,
+        "residual": divergence.residual,
+        "source": divergence.source or None,
+        "noise": divergence.floor,
+        "size": divergence.size,
+        "labels": divergence.labels or None,
+        "labels_b": divergence.labels_b or None,
+    }
+    made: dict[str, Any] = plain(usual | {name: value for name, value in extra.items() if value is not None})
+    return made
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    """A summary, its statistics by name beside the rest."""
+    return {
+        "status": summary.status.name.lower(),
+        "shape": list(summary.layout.shape),
+        "dtype": summary.layout.dtype,
+        "device": summary.layout.device,
+        "checksum": f"{summary.checksum:016x}",
+        **{name: finite(value) for name, value in summary.stats.items()},
+        "text": summary.text,
+    }
+
+
+def _record(record: Record) -> dict[str, Any]:
+    """A record: rank and sequence, site and summary beside one another."""
+    where = {"rank": record.rank, "sequence": record.sequence}
+    return where | _site(record.site, record.info.module_class) | _summary(record.summary)
+
+
+# --- comparisons
 
 _DIFF = (
     *("a", "b", "verdict", "sentence", "first", "divergences", "settings", "counts", "evidence", "candidates"),
@@ -67,165 +158,83 @@ _DIFF = (
 
 
 def diff_document(result: DiffResult) -> dict[str, Any]:
-    """A comparison of two runs; `findings` are those that explain the divergence, and `map` is there if it was made."""
+    """A comparison of two runs; `findings` are those that explain the divergence.
+
+    `origins` only where there are others than the first divergence, `resumed` and `map` only where there are any.
+    """
+    others = any(one.part or one.divergence != result.first for one in result.origins)
+    found = {"origins": result.origins if others else None, "resumed": result.resumed, "map": result.map}
+    return document(
+        **{name: getattr(result, name) for name in _DIFF},
+        findings=result.explains,
+        causes=result.causes,
+        training=result.training,
+        evaluation=result.evaluation,
+        structure=result.structure,
+        code=result.code,
+        **{name: value for name, value in found.items() if value is not None},
+    )
+
+
+def _code(code: CodeChanges) -> dict[str, Any]:
+    """Changed statements, the most likely cause first, and files of which none are told."""
     return {
-        "format": FORMAT,
-        **{name: plain(getattr(result, name)) for name in _DIFF},
-        "findings": plain(result.explains),
-        "causes": plain(result.causes),
-        **{name: _separate(getattr(result, name)) for name in ("training", "evaluation")},
-        **findings_document(result),
-        **({} if result.map is None else {"map": plain(result.map)}),
+        "changes": plain(code.ranked),
+        "in_comments": list(code.in_comments),
+        "in_names": list(code.in_names),
+        "unread": [{"file": name, "why": why} for name, why in code.unread],
     }
 
 
-def _separate(result: Separate | None) -> dict[str, Any] | None:
-    """Verdict, sentence and first divergence of training or evaluation by itself; None for None."""
-    names = ("verdict", "sentence", "first")
-    return None if result is None else {name: plain(getattr(result, name)) for name in names}
+def _with_place(change: Any) -> dict[str, Any]:
+    """A change, or a setting that differs, with its place."""
+    return {"place": change.place, **plain(vars(change))}
 
 
-def groups_document(groups: Groups) -> dict[str, Any]:
-    """A comparison of more than two runs."""
-    return {"format": FORMAT, **plain(groups)}
+def _ranked(one: Ranked) -> dict[str, Any]:
+    """A changed statement and how near to the divergence it is."""
+    change = {name: getattr(one.change, name) for name in ("place", "file", "scope", "unit", "a", "b")}
+    made: dict[str, Any] = plain(change | {"nearness": one.nearness, "likely": one.likely})
+    return made
 
 
-# One run.
-
-
-def overview_document(run: Overview) -> dict[str, Any]:
-    """An overview as plain values."""
-    return {"format": FORMAT, **vars(run), "ranks": list(run.ranks)}
-
-
-def tree_document(rows: Sequence[ModuleRow]) -> dict[str, Any]:
-    """The module tree, flat, in order."""
-    return {"format": FORMAT, "modules": [_module(row) for row in rows]}
+# --- one run
 
 
 def _module(row: ModuleRow) -> dict[str, Any]:
-    """A row of the module tree with its nested values, as plain values."""
-    info, values = row.info, []
-    for place, value in enumerate(row.values):
-        at = {"side": _side(row.values, place), "path": value.path, "class": value.value_class or None}
-        what = {"shape": plain(value.shape), "dtype": value.dtype or None, "std": value.scale, "folded": value.folded}
-        values.append(at | what)
+    """A row of the module tree."""
+    info = row.info
     named = {"fqn": info.fqn, "class": info.module_class, "variable": info.variable or None, "source": info.source}
     own = {"own_parameters": info.parameters, "own_buffers": info.buffers, "aliases": info.aliases}
     output = {"output_shape": row.shape, "output_dtype": row.dtype or None, "output_std": row.scale}
-    counts = {"calls": row.calls, "folded": row.folded, "values": values}
-    found: dict[str, Any] = plain(named | own | {"parameters": row.parameters} | output | counts)
-    return found
-
-
-def _side(values: Sequence[ValueRow], place: int) -> str:
-    """The name (`input` or `output`) of the nearest row of depth 1 at or before `place`; `output` for none."""
-    return next((value.name for value in reversed(values[: place + 1]) if value.depth == 1), "output")
-
-
-def records_document(records: Sequence[Record], step: int, labels: Labels) -> dict[str, Any]:
-    """The records of one step with rank, sequence, site and summary, and what the framework calls the step."""
-    rows = [
-        {"rank": record.rank, "sequence": record.sequence}
-        | site_document(record.site, record.info.module_class)
-        | plain(record.summary)
-        for record in records
-    ]
-    return {"format": FORMAT, "step": step, "labels": label_document(labels), "records": rows}
-
-
-def history_document(histories: Sequence[History], stat: str) -> dict[str, Any]:
-    """Sites over all steps: steps, values of `stat`, and texts (null where there are none)."""
-    listed = [{**plain(history), "texts": list(history.texts) or None} for history in histories]
-    return {"format": FORMAT, "stat": stat, "histories": listed}
-
-
-def values_document(records: Sequence[Stored]) -> dict[str, Any]:
-    """Stored tensors, nested lists of numbers; null where one was not stored."""
-    rows = []
-    for stored in records:
-        site = stored.record.site
-        about = {"step": stored.record.step, "fqn": site.fqn, "kind": site.kind.value, "path": site.path}
-        values = None if stored.values is None else _plain_array(stored.values)
-        rows.append({**about, "summary": plain(stored.record.summary), "values": values})
-    return {"format": FORMAT, "values": rows}
-
-
-def _plain_array(values: Any) -> Any:
-    """An array as nested lists that JSON can hold; a complex one as [real parts, imaginary parts]."""
-    if values.dtype.kind == "c":
-        return [_plain_array(values.real), _plain_array(values.imag)]
-    return plain(values.tolist())
-
-
-def settings_document(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, by document."""
-    return {"format": FORMAT, "settings": dict(settings)}
-
-
-def graph_document(graph: Graph) -> dict[str, Any]:
-    """The operators of a step, edges as pairs of site numbers, and how many operators there were before pruning."""
-    nodes = []
-    for node in graph.nodes:
-        site, info = node.record.site, node.record.info
-        what = {"site": node.number, "phase": site.phase.value, "fqn": site.fqn, "operator": info.op, "path": site.path}
-        where = {"call": site.call, "source": info.source, "forward": node.forward}
-        nodes.append({**what, **where, "summary": plain(node.record.summary)})
-    return {"format": FORMAT, "step": graph.step, "total": graph.total, "nodes": nodes, "edges": plain(graph.edges)}
-
-
-# Checks, and lists of runs.
+    made: dict[str, Any] = plain(
+        named | own | {"parameters": row.parameters} | output | {"calls": row.calls, "folded": row.folded}
+    )
+    return made
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
-    """A check's result as plain values; `not_observed` are the rules that could not be decided, and what each needs."""
-    return {
-        "format": FORMAT,
-        "run": result.run,
-        "steps": result.steps,
-        "findings": plain(result.findings),
-        "checked": list(result.checked),
-        "not_observed": [{"rule": rule, "needs": needs} for rule, needs in result.unseen],
-        "notes": list(result.notes),
-    }
+    """A check's result; `not_observed` are the rules that could not be decided, and what each needs."""
+    named = {name: getattr(result, name) for name in ("run", "steps", "findings", "checked", "notes")}
+    return document(**named, not_observed=[{"rule": rule, "needs": needs} for rule, needs in result.unseen])
 
 
-def rules_document(rules: Sequence[Rule]) -> dict[str, Any]:
-    """The rules of a check."""
-    keys = ("level", "about", "when", "cause")
-    return {
-        "format": FORMAT,
-        "rules": [{"rule": rule.id, **{key: plain(getattr(rule, key)) for key in keys}} for rule in rules],
-    }
+def _rule(rule: Rule) -> dict[str, Any]:
+    """A rule of a check."""
+    return {"rule": rule.id, "level": rule.level.value, "about": rule.about, "when": rule.when, "cause": rule.cause}
 
 
-def runs_document(search: RunList) -> dict[str, Any]:
-    """Runs below some directories; times are ISO 8601 in UTC, sizes bytes, `not_searched` directories."""
-    unseen = {"unreadable": plain(search.unread), "too_deep": search.deeper, "too_many": search.left}
-    return {"format": FORMAT, "runs": plain(search.rows), "not_searched": unseen}
-
-
-# Runs that were made again.
-
-
-def culprit_document(culprit: Culprit) -> dict[str, Any]:
-    """A bisection over commits, with its proof and its comparison as documents; null for a missing one."""
-    proof = None if culprit.proof is None else proof_document(culprit.proof)
-    return _with_result({"format": FORMAT, **vars(culprit), "proof": proof}, culprit.result)
-
-
-def proof_document(proof: Proof) -> dict[str, Any]:
-    """The smallest set of changes that makes two runs diverge: each with kind and place.
-
-    `result` is the comparison; null where there is none.
-    """
-    from introspect_cli.rerun.changes.elements import kind_of, place_of
-
-    elements = [{"kind": kind_of(element), "place": place_of(element), **plain(element)} for element in proof.elements]
-    return _with_result({"format": FORMAT, **vars(proof), "elements": elements}, proof.result)
-
-
-def _with_result(document: dict[str, Any], result: DiffResult | None) -> dict[str, Any]:
-    """A document as plain values, with the comparison `result` as a document below the key `result`."""
-    made: dict[str, Any] = plain({**document, "result": None})
-    return {**made, "result": None if result is None else diff_document(result)}
+_FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "Divergence": _divergence,
+    "Summary": _summary,
+    "Record": _record,
+    "DiffResult": diff_document,
+    "CodeChanges": _code,
+    "Ranked": _ranked,
+    "Change": _with_place,
+    "Difference": _with_place,
+    "Side": lambda side: {**vars(side), "text": side.text[:_LONGEST_CODE]},
+    "ModuleRow": _module,
+    "Rule": _rule,
+}
+"""The form of a type, by its name: most verbs import few of them."""

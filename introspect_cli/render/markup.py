@@ -1,17 +1,42 @@
-"""What a terminal shows as blocks, as markup: every text is escaped here, control characters shown as escapes."""
+"""Blocks as markup, and the first screen of a page: the verdict in a line, three cards, the step as it ran.
+
+A notebook shows the same. Every text is escaped here, control characters shown as escapes; there is no script.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from introspect_cli.render.blocks import Block, Fold, Line, Span, Table
-from introspect_cli.texts import clean
+from introspect_cli.compare.result import Certainty, DiffResult, Divergence, Role, StripCell, Verdict
+from introspect_cli.compare.say import what
+from introspect_cli.compare.table import ROUNDING
+from introspect_cli.labels import step_words
+from introspect_cli.records import Kind
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    Fold,
+    Line,
+    Span,
+    Table,
+    cut,
+    distance,
+    line,
+    number,
+    shape,
+    statistic,
+)
+from introspect_cli.render.diff_text import glance, page_blocks, why_lines
+from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from introspect_cli.records import Summary
 
 _LONGEST = 4000
 _TAGS = {"name": "code", "small": "small"}
@@ -90,3 +115,203 @@ def card(title: str, big: str, rows: Iterable[tuple[str, str]], more: str = "") 
     """A card as markup; rows without a value are left out. Title, `big`, `more` and rows are put in unescaped."""
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in rows if value)
     return f'<article class="card"><h3>{title}</h3><div class="big">{big}</div>{more}<dl>{listed}</dl></article>'
+
+
+_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
+_WORD = {Verdict.SAME: "same", Verdict.DIVERGED: "diverged", Verdict.UNDECIDED: "could not tell"}
+_MOST_CELLS = 400
+_ROWS = {"forward": "forward pass", "backward": "backward pass", "update": "after the update"}
+_STATE_ORDER = ("equal", "not seen", "within", "differs", "only b", "only a")
+
+
+def first_screen(result: DiffResult) -> str:
+    """Markup of a comparison's verdict, three cards, findings and strip.
+
+    Without a first divergence, and for checkpoints, the verdict with the whole sentence, findings and counts.
+    """
+    badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
+    first, found = result.first, html_of(page_blocks(result))
+    if first is None or result.subject == "checkpoints":
+        return f'<p class="verdict sentence">{badge} {text(result.sentence)}</p>{found}{html_of([_count_line(result)])}'
+    place = f"First divergence at {first.step_words}: {what(first.site)}"
+    both = ""
+    if result.training is not None and result.evaluation is not None:
+        one, two = (_WORD[part.verdict] for part in (result.training, result.evaluation))
+        both = f'<p class="quiet">Training: {one}. Evaluation: {two}.</p>'
+    return (
+        f'<p class="verdict">{badge} <strong>{text(place)}</strong></p>{both}'
+        f'<div class="cards">{_where(result, first)}{_how_much(result, first)}{_why(result, first)}</div>'
+        f"{found}{strip(result)}"
+    )
+
+
+def breakable(name: str) -> str:
+    """A dotted name as markup that may break after each dot."""
+    return text(name).replace(".", ".<wbr>")
+
+
+def _where(result: DiffResult, first: Divergence) -> str:
+    """The card "Where": step, module, kind and source line of the first divergence.
+
+    Also the step of b if it is another one, and the rank if several ranks diverge.
+    """
+    site = first.site
+    steps = text(step_words(first.step, first.labels))
+    if result.counts.steps_compared:
+        steps += f" <small>of {count(result.counts.steps_compared, 'step')} compared</small>"
+    kind = f"{site.kind.value}{f' {site.path}' if site.path else ''}{f', call {site.call}' if site.call else ''}"
+    source = first.source or result.defined_in
+    rows = [
+        ("record", f"{text(kind)} <small>({text(site.phase.value)})</small>"),
+        ("class", text(first.module_class if first.module_class != site.fqn else "")),
+        ("defined in" if not first.source else "run by", f"<code>{text(source)}</code>" if source else ""),
+        ("step of b", str(first.step_b) if first.step_b != first.step else ""),
+        ("rank", str(first.rank) if len({candidate.rank for candidate in result.candidates}) > 1 else ""),
+    ]
+    return card("Where", f'{steps}<br><code class="name">{breakable(site.fqn)}</code>', rows)
+
+
+def roundings(first: Divergence) -> str:
+    """The distance in units of the dtype's rounding, in words.
+
+    "" where it is unknown or 0, dtypes differ or do not round, or random states differ.
+    """
+    if first.a is None or first.b is None or first.rel_l2 is None or first.site.kind is Kind.RNG:
+        return ""
+    dtype = first.a.layout.dtype
+    unit = ROUNDING.get(dtype)
+    if unit is None or first.b.layout.dtype != dtype or not first.rel_l2 > 0:
+        return ""
+    k = first.rel_l2 / unit
+    return f"{f'{k:,.0f}' if 10 <= k < 1e7 else number(k, 2)} {dtype} rounding units"
+
+
+def _how_much(result: DiffResult, first: Divergence) -> str:
+    """The card "How much": distance, roundings, noise floor, both values, and what agrees before.
+
+    In place of the distance, the run that alone has the record, or that it was not measured.
+    """
+    a, b = first.a, first.b
+    how = "from whole tensors" if first.exact else "estimated from sketches"
+    big = f"{text(distance(first.rel_l2))} <small>relative L2, {how}</small>"
+    if a is None or b is None or first.rel_l2 is None:
+        big = f"only in {'b' if a is None else 'a'}" if a is None or b is None else "not measured"
+    floor = "" if first.floor is None else distance(first.floor) if first.floor else "0: the noise runs agree here"
+    rows = [("in roundings", text(roundings(first))), ("noise floor", text(floor))]
+    if a is not None and b is not None:
+        one, two = map(text, glance(first))
+        rows.append(("values", f'<span class="a">a {one}</span> <span class="b">b {two}</span>'))
+    rows += [("before", text(" ".join(result.before)))]
+    return card("How much", big, rows)
+
+
+def _why(result: DiffResult, first: Divergence) -> str:
+    """The card "Why": the first finding, or the reason, and the lines that a terminal shows.
+
+    In place of the finding, that the cause is unknown where not all was recorded, or that none is on record where
+    several causes remain.
+    """
+    follows = first.role is not Role.ORIGIN and first.reason != "resumed"
+    known = result.explains[0].text if result.explains else first.reason
+    if [one.certainty for one in result.explains[:2]] == [Certainty.LEFT] * 2:
+        known = "no cause is on record"  # none of those that are left is more than the others
+    blamed = "unknown: not everything was recorded" if follows else known
+    return card("Why", text(blamed), (), html_of(why_lines(result) if result.head else [line(result.sentence)]))
+
+
+def _count_line(result: DiffResult) -> Block:
+    """A line: how many records agree, differ and were not observed."""
+    counts = result.counts
+    counted = (
+        f"{count(counts.records, 'record')} of {count(counts.steps_compared, 'step')} compared: {counts.equal:,} "
+        f"agree, {counts.diverged:,} differ at {count(counts.steps_diverged, 'step')}, {counts.not_observed:,} were "
+        "not observed."
+    )
+    return line(counted, "dim")
+
+
+def rests_on(result: DiffResult) -> list[Block]:
+    """Evidence, counts where there is a first divergence, and notes in a fold; no fold without notes."""
+    blocks: list[Block] = [line(f"- {clause}") for clause in result.evidence]
+    blocks += [_count_line(result)] * (result.first is not None)
+    notes = tuple(line(f"- {note}") for note in result.notes)
+    return [*blocks, Fold(f"Notes ({len(notes)})", notes)] if notes else blocks
+
+
+def first_table(first: Divergence) -> list[Block]:
+    """A table of the rows in which both records at the first divergence differ, then the names of equal rows."""
+
+    def sides(words: Callable[[Summary], str], absent: str = "") -> tuple[str, str]:
+        """Both texts of a row; `absent` for a side without a record."""
+        a, b = (absent if side is None else words(side) for side in (first.a, first.b))
+        return a, b
+
+    names = dict.fromkeys(name for side in (first.a, first.b) if side is not None for name in side.stats)
+    rows = [
+        ("checksum", *sides(lambda side: side.text or f"{side.checksum:016x}", "not there")),
+        ("layout", *sides(lambda side: f"{shape(side.layout.shape)} {side.layout.dtype}")),
+        *((name, *sides(partial(statistic, name=name, digits=7))) for name in names),
+    ]
+    shown = tuple(row for row in rows if row[1] != row[2])
+    equal = ", ".join(name for name, a, b in rows if a == b and a)
+    table = Table(
+        (Column(""), Column("a"), Column("b")), shown, (), f"Step {first.step}, {what(first.site)}: what differs"
+    )
+    return [table, *([line(f"Equal in both as printed: {equal}.", "dim")] if equal else [])]
+
+
+def strip(result: DiffResult) -> str:
+    """Markup of the first diverging step in order of execution; "" without a first divergence or cells."""
+    if result.first is None or not result.strip:
+        return ""
+    each = [(title, [cell for cell in result.strip if cell.row == row]) for row, title in _ROWS.items()]
+    rows = "".join(_strip_row(title, cells, result.first) for title, cells in each if cells)
+    caption = f"Step {result.first.step} of a as it ran, left to right: equal is pale, the first divergence is marked."
+    return f'<figure class="strip"><figcaption>{caption}</figcaption>{rows}</figure>'
+
+
+def _shade(cell: StripCell) -> str:
+    """CSS class of a cell by its state; of one that differs `h0` to `h4`: how many of four bounds its distance reaches.
+
+    `far` where the distance is unknown, `one` where only one run has the record.
+    """
+    if cell.state != "differs":
+        return {"equal": "eq", "within": "in", "not seen": "un"}.get(cell.state, "one")
+    rel = cell.rel_l2
+    return "far" if rel is None else f"h{sum(rel >= bound for bound in (1e-6, 1e-4, 1e-2, 0.3))}"
+
+
+def _strip_row(title: str, cells: Sequence[StripCell], first: Divergence) -> str:
+    """One row of the strip, of at most `_MOST_CELLS` cells.
+
+    Where there are more records, neighbours share a cell: it shows the first divergence if that is among them, else the
+    one that is furthest from equal by state, then by distance.
+    """
+    fold = -(-len(cells) // _MOST_CELLS)
+    wide = 100 / -(-len(cells) // fold)
+    parts, mark = [], ""
+    for place in range(0, len(cells), fold):
+        folded = cells[place : place + fold]
+        # A shared cell shows the first divergence if it holds it, else what is furthest from equal.
+        lead = next((cell for cell in folded if cell.site == first.site), None)
+        cell = lead or max(folded, key=lambda cell: (_STATE_ORDER.index(cell.state), cell.rel_l2 or 0.0))
+        tip = cell.state if cell.rel_l2 is None else f"relative L2 {distance(cell.rel_l2)}"
+        left = place // fold * wide
+        parts.append(
+            f'<rect class="{_shade(cell)}" x="{left:.3f}%" y="16" width="{wide:.3f}%" height="20">'
+            f"<title>{text(what(cell.site))}: {tip}</title></rect>"
+        )
+        if lead is not None:
+            at = left + wide / 2
+            name = escape(cut(clean(first.site.fqn), 36, front=True))
+            anchor = "start" if at < 30 else "end" if at > 70 else "middle"
+            mark = (
+                f'<rect class="origin" x="{left:.3f}%" y="13" width="{wide:.3f}%" height="26"/>'
+                f'<text class="named" x="{at:.3f}%" y="10" text-anchor="{anchor}">{name}</text>'
+            )
+    equal = sum(cell.state == "equal" for cell in cells)
+    label = f"{title}: {equal} of {count(len(cells), 'record')} equal"
+    return (
+        f'<div class="strip-row"><span>{title} <small>{equal} of {len(cells)} equal</small></span>'
+        f'<svg width="100%" height="42" role="img" aria-label="{label}">{"".join(parts)}{mark}</svg></div>'
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from introspect_cli.compare.table import ROUNDING
-from introspect_cli.render.plain import finite
+from introspect_cli.render.json import finite
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:

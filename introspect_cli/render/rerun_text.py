@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.changes.statements import Change, Nearness, Ranked
 from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.render.blocks import Block, line
-from introspect_cli.render.diff_text import diff_blocks, first_blocks
-from introspect_cli.render.divergence_text import change_lines
+from introspect_cli.render.diff_text import change_lines, diff_blocks, first_blocks
 from introspect_cli.render.values_text import closeup_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.rerun.bisect import Culprit
-    from introspect_cli.rerun.changes.elements import Element
     from introspect_cli.rerun.changes.search import Proof
+    from introspect_cli.rerun.changes.sides import Element
     from introspect_cli.rerun.zoom import Zoomed
 
 _SHOWN = 6
@@ -89,7 +88,7 @@ def _element_blocks(element: Element) -> list[Block]:
 def zoom_blocks(zoomed: Zoomed) -> list[Block]:
     """The whole answer of a zoom: the sentence, whether runs repeat, closeups, and the new captures.
 
-    The comparison from before alone where that does not diverge. The source lines are with the first closeup.
+    The comparison from before alone where that does not diverge.
     """
     blocks: list[Block] = []
     if zoomed.before.verdict is not Verdict.DIVERGED:
@@ -101,8 +100,8 @@ def zoom_blocks(zoomed: Zoomed) -> list[Block]:
         blocks.append(line(f"Run again, they do not diverge: {clean(zoomed.after.sentence)}", "unsure"))
     if zoomed.after is None or not zoomed.after.first:
         blocks.append(line("What follows is from the runs as they were recorded.", "unsure"))
-    for place, closeup in enumerate(zoomed.closeups):
-        blocks += [line(), *closeup_blocks(closeup, zoomed.source if not place else ())]
+    for closeup in zoomed.closeups:
+        blocks += [line(), *closeup_blocks(closeup)]
     if zoomed.directory is not None:
         runs = " ".join(clean(str(side.run)) for side in zoomed.sides if side.run is not None)
         blocks += [line(), line(f"The new captures: {runs}", "dim", wrap=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.say import some
 from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
@@ -20,15 +21,14 @@ from introspect_cli.render.blocks import (
     statistic,
     table_of,
 )
-from introspect_cli.render.json import to_yaml
-from introspect_cli.render.plain import plain
+from introspect_cli.render.json import plain, to_yaml
 from introspect_cli.texts import clean, count, human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from introspect_cli.inspect.module_tree import ModuleRow
-    from introspect_cli.inspect.overview import Overview
+    from introspect_cli.inspect.overview import History, Overview
 
 
 _STATE_STYLE = {"complete": "good", "running": "unsure", "interrupted": "bad"}
@@ -98,8 +98,7 @@ def _unseen(manifest: dict[str, Any]) -> str:
     """`; 2 modules ran without being seen: ...`; "" where none did."""
     unseen = manifest.get("ran_unseen")
     names = list(map(clean, unseen)) if isinstance(unseen, dict) else []
-    some = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
-    return f"; {count(len(names), 'module')} ran without being seen: {some}" if names else ""
+    return f"; {count(len(names), 'module')} ran without being seen: {some(names, _NAMED)}" if names else ""
 
 
 def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
@@ -181,7 +180,7 @@ def _named(first: Labels, last: Labels) -> list[str]:
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
-    """The module tree as one table, nested values and counts of folded rows below their module.
+    """The module tree as one table, counts of folded rows below their module.
 
     A line where no module was recorded.
     """
@@ -196,25 +195,14 @@ def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
         named, scale = clean(row.info.module_class), "" if row.scale is None else number(row.scale, 3)
         style = "" if depth else "heading"
         lines.append((style, "  " * depth + name, named, parameters, form, row.dtype, scale, calls))
-        for value in row.values:
-            inner = "  " * (depth + value.depth)
-            form = shape(value.shape) if value.shape is not None else ""
-            scale = "" if value.scale is None else number(value.scale, 3)
-            of, dtype = clean(value.value_class), clean(value.dtype)
-            lines.append(("dim", inner + clean(value.name), of, "", form, dtype, scale, ""))
-            lines += _folded(inner, value.folded)
-        lines += _folded("  " * depth, row.folded)
+        if row.folded:
+            lines.append(("dim", f"{'  ' * depth}... {row.folded} more like it", *[""] * 6))
     heads = (
         *(Column("module", least=16), Column("class", least=10), Column("parameters", right=True), Column("output")),
         *(Column("dtype", drop_at=2), Column("std", right=True), Column("calls", right=True, drop_at=1)),
     )
     table = Table(heads, tuple(tuple(cells) for _, *cells in lines), tuple(style for style, *_ in lines))
     return [table if lines else line("No module was recorded.")]
-
-
-def _folded(indent: str, number: int) -> list[tuple[str, ...]]:
-    """A row of the tree that stands for `number` hidden ones; [] for none."""
-    return [("dim", f"{indent}... {number} more like it", *[""] * 6)] if number else []
 
 
 def records_blocks(records: Sequence[Record], step: int, labels: Labels) -> list[Block]:
@@ -260,6 +248,25 @@ def _record_style(record: Record) -> str:
     return "dim" if record.summary.status is Status.NOT_OBSERVED else ""
 
 
+_ENDS = 20
+
+
+def history_blocks(histories: Sequence[History], stat: str) -> list[Block]:
+    """For each site a heading and one paragraph of its values, or texts: all, or the first and the last `_ENDS`."""
+    blocks: list[Block] = []
+    for history in histories:
+        numbers = [value for value in history.values if value is not None]
+        span = f"{number(min(numbers))} to {number(max(numbers))}" if numbers else "no number"
+        title = f"{'' if history.texts else f' {stat}: {span}'} over {count(len(history.steps), 'step')}"
+        blocks.append(Line(((clean(history.site), "heading"), (title, ""))))
+        texts = history.texts or tuple(number(value, 5) for value in history.values)
+        pairs = [f"{step}: {clean(text, 40)}" for step, text in zip(history.steps, texts, strict=True)]
+        if len(pairs) > 2 * _ENDS:
+            pairs = [*pairs[:_ENDS], f"... {len(pairs) - 2 * _ENDS} more ...", *pairs[-_ENDS:]]
+        blocks.append(line("  ".join(pairs), "", 2))
+    return blocks
+
+
 def settings_blocks(settings: dict[str, Any]) -> list[Block]:
     """All settings, as lines of YAML; a line where none were kept."""
     if not settings:
@@ -273,7 +280,7 @@ _NAMED = 3
 
 def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
     """A table of runs in their order, a total, and directories that were not searched; a line where there is no run."""
-    rows, unseen = search.rows, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
+    rows, unseen = search.runs, [line(sentence, "unsure") for sentence in unseen_sentences(search)]
     if not rows:
         return [line(f"No runs {'found ' * bool(unseen)}below {', '.join(map(clean, places))}."), *unseen]
     columns: list[tuple[Column, Callable[[RunRow], str]]] = [
@@ -293,13 +300,8 @@ def runs_blocks(search: RunList, places: Sequence[str]) -> list[Block]:
 
 
 def unseen_sentences(search: RunList) -> list[str]:
-    """Where a search did not look, in sentences; [] where it looked everywhere."""
-    named = ", ".join(clean(str(path), 200) for path in search.unread[:_NAMED])
-    more = f" and {len(search.unread) - _NAMED:,} more" if len(search.unread) > _NAMED else ""
-    deeper, left = (count(number, "directory", "directories") for number in (search.deeper, search.left))
-    said = {
-        f"for lack of permission or by another error: {named}{more}.": search.unread,
-        f"more than {DEEPEST} levels down: {deeper}.": search.deeper,
-        f"nor what is below: {left}; the search ends after {MOST:,}. Name one further down.": search.left,
-    }
-    return [f"Not searched, {sentence}" for sentence, found in said.items() if found]
+    """A sentence on where a search did not look; [] where it looked everywhere."""
+    left = search.not_searched
+    named = some([clean(str(path), 200) for path in left], _NAMED)
+    why = f"not readable, more than {DEEPEST} levels down or beyond {MOST:,} directories: name one further down"
+    return [f"Not searched: {named} ({why})."] if left else []

@@ -13,7 +13,7 @@ import numpy as np
 from introspect_cli.compare.elements import SIGN, Picture, ulp_words
 from introspect_cli.compare.say import what
 from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
-from introspect_cli.render.divergence_text import elements_words, statistics_words
+from introspect_cli.render.diff_text import elements_words, statistics_words
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.elements import TensorDifference
     from introspect_cli.inspect.overview import Stored
-    from introspect_cli.rerun.zoom import SourceLine
 
 _BAR = 24
 _CELL, _STEPS = 8, 12
@@ -70,21 +69,17 @@ def _element_table(elements: Sequence[tuple[Sequence[int], Any, Any]], differing
 # One divergence looked at closely.
 
 
-def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[Block]:
+def closeup_blocks(closeup: Closeup) -> list[Block]:
     """A divergence element by element: source line, inputs, counts, picture, largest differences, histogram of ULPs.
 
     Where elements are not known, why, and the recorded statistics; where none differs, no picture and tables.
-
-    Args:
-        closeup: the divergence.
-        source: lines of the script that ran it; () where they are not known.
     """
     site = closeup.divergence.site
     layouts = [side.layout for side in (closeup.divergence.a, closeup.divergence.b) if side is not None]
     title = f"step {closeup.divergence.step}: {what(site)}"
     sizes = f"  {shape(layouts[0].shape)} {' in a, '.join(dict.fromkeys(layout.dtype for layout in layouts))}"
     sizes += " in b" * (len({layout.dtype for layout in layouts}) > 1)
-    blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim"))), *_inputs_of(closeup, source)]
+    blocks: list[Block] = [Line(((clean(title), "heading"), (clean(sizes), "dim"))), *_inputs_of(closeup)]
     difference = closeup.difference
     if difference is None:
         blocks.append(line(f"No elements to show: {clean(closeup.missing, 400)}.", "", 2))
@@ -100,12 +95,10 @@ def closeup_blocks(closeup: Closeup, source: Sequence[SourceLine] = ()) -> list[
     return [*blocks, drawn, *_tables(difference)]
 
 
-def _inputs_of(closeup: Closeup, source: Sequence[SourceLine]) -> list[Block]:
-    """The lines of code that ran an operator, and what it was given."""
-    blocks: list[Block] = []
-    for place in source:
-        spans = (f"run by {clean(place.place)} in {place.name}", "dim"), (f"  {clean(place.text, 160)}", "name")
-        blocks.append(Line(spans if place.text else spans[:1], 2, wrap=False))
+def _inputs_of(closeup: Closeup) -> list[Block]:
+    """The line of code that ran it, and what it was given."""
+    source = closeup.divergence.source
+    blocks: list[Block] = [line(f"run by {clean(source)}", "dim", 2)] if source else []
     for state, label in (("equal", "equal"), ("differs", "different"), ("not recorded", "not recorded")):
         texts = [clean(given.text) for given in closeup.given if given.state == state]
         blocks += [Line(((f"inputs {label}: ", "dim"), ("; ".join(texts), "")), 2)] if texts else []

@@ -177,22 +177,19 @@ class Captures:
             UsageError: a file was imported from the user's work tree.
         """
         run = self.base / self.name(revision, side, more)
+        tell = self.tell if side else lambda _: None
         kept = None if fresh else complete_run(run)
         changed = "" if kept is None else self.changed_since(run)
-        how = f"running {shlex.join(self.command.words)} (introspect watch {_near(run)})"
-        if kept is not None:
-            how = f"{changed} has changed since it was captured; {how}" if changed else f"captured before, {_near(run)}"
-        if side:
-            self.tell(f"{side} is {revision.words}: {how}")
         if kept is not None and not changed:
+            tell(f"{side} is {revision.words}: captured before, {_near(run)}")
             os.utime(run)
             return kept
+        why = f"{changed} has changed since it was captured; " if changed else ""
+        running = f"running {shlex.join(self.command.words)} (introspect watch {_near(run)})"
+        tell(f"{side} is {revision.words}: {why}{running}")
         began = time.monotonic()
         done = self.capture(revision, run, more)
-        if side and done.usable:
-            with open_run(run) as opened:
-                how = ", up to its first divergence" if opened.manifest.get("stopped") is True else ""
-            self.tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s{how}")
+        tell(f"{side}: {count(done.steps, 'step')} in {time.monotonic() - began:.0f} s")
         return done
 
     def name(self, revision: Revision, side: str, more: tuple[str, ...]) -> str:

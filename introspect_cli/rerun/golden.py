@@ -30,8 +30,6 @@ from introspect_cli.store.run import open_run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.run import Run
-
 
 ABOUT, STORE = "golden.yaml", GOLDEN_RUN
 KINDS = "rng,batch,loss,output,grad,param,buffer"
@@ -69,14 +67,13 @@ def small_run_options(steps: int) -> list[str]:
     return ["--record", KINDS, "--stats", "none", "--steps", schedule, "--until-step", str(steps - 1), *small]
 
 
-def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = False) -> int:
+def save(golden: Golden, path: Path, *, force: bool = False) -> int:
     """Run the script in the current directory and write the golden run at `path`.
 
     Args:
         golden: what to run, and how it will be compared.
         path: directory of the golden run.
         force: whether to write into a directory that has something in it; other files there are kept.
-        sources: whether to keep the text of the source files.
 
     Returns:
         the bytes of all files in that directory.
@@ -87,19 +84,18 @@ def save(golden: Golden, path: Path, *, force: bool = False, sources: bool = Fal
     if path.exists() and not force and any(path.iterdir()):
         raise StoreError(f"{path} exists already; choose another place with -o, or --force to replace it")
     with tempfile.TemporaryDirectory() as folder:
-        run = _capture_small(golden, Path(folder) / "run", sources=sources)
-        return pack_golden(run, golden, path, sources=sources)
+        return pack_golden(_capture_small(golden, Path(folder) / "run"), golden, path)
 
 
-def pack_golden(run: Path, golden: Golden, path: Path, *, sources: bool = False) -> int:
+def pack_golden(run: Path, golden: Golden, path: Path) -> int:
     """Write the golden run of a run at `path`: `golden.yaml` and the packed run, in place of those that are there.
 
-    The directory is made. Returns the bytes of all files in it. With `sources`, the texts of source files are packed.
+    The directory is made. Returns the bytes of all files in it.
     """
     path.mkdir(parents=True, exist_ok=True)
     (path / ABOUT).write_bytes(documents.dump(vars(golden), ABOUT, "golden"))
     (path / STORE).unlink(missing_ok=True)
-    pack(run, path / STORE, sources=sources)
+    pack(run, path / STORE, sources=False)
     return sum(file.stat().st_size for file in path.iterdir())
 
 
@@ -119,25 +115,13 @@ def read_golden(path: Path) -> Golden:
         raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
 
 
-def _open_golden(path: Path) -> Run:
-    """Open the packed run of the golden run at `path`; to be closed by the caller.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
-    try:
-        return open_run(path / STORE)
-    except StoreError as error:
-        raise StoreError(f"{path} cannot be read; save it again with --force ({error})") from None
-
-
 def takes_long(path: Path) -> bool:
     """Whether the golden run took `LONG_SECONDS` seconds or more: then comparing a new run while it goes on pays.
 
     Raises:
         StoreError: it cannot be read.
     """
-    with _open_golden(path) as run:
+    with open_run(path / STORE) as run:
         return duration(run) >= LONG_SECONDS
 
 
@@ -179,7 +163,7 @@ def compare_golden(path: Path, golden: Golden, run: Path, noise: Sequence[Path] 
         difference is as small as rounding and the machines round differently.
     """
     with ExitStack() as stack:
-        kept, new = stack.enter_context(_open_golden(path)), stack.enter_context(open_run(run))
+        kept, new = (stack.enter_context(open_run(each)) for each in (path / STORE, run))
         others = [stack.enter_context(open_run(other)) for other in noise]
         a, b = (new, kept) if others else (kept, new)
         answer = compare_runs(a, b, DiffOptions(rtol=golden.rtol, atol=golden.atol), others)
@@ -207,19 +191,18 @@ def _undecided_if_rounding(result: DiffResult) -> DiffResult:
     return replace(result.unexplained(), verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
-def _capture_small(golden: Golden, run: Path, more: Sequence[str] = (), *, sources: bool = False) -> Path:
+def _capture_small(golden: Golden, run: Path, more: Sequence[str] = ()) -> Path:
     """Run the script in the current directory under a small capture, and return `run`, whatever its exit code.
 
     Args:
         golden: what to run.
         run: directory of the run.
         more: capture options beside those of `golden`.
-        sources: whether to keep the text of the source files.
 
     Raises:
         StoreError: it recorded no step.
     """
-    options = [*small_run_options(golden.steps), *(["--source"] if sources else []), *golden.options, *more]
+    options = (*small_run_options(golden.steps), *golden.options, *more)
     done = capture(run, Place(Path.cwd(), Path.cwd()), (*options, *golden.words))
     if done.usable:
         return run

@@ -1,15 +1,14 @@
 """Compare a run with a reference while it is written, from another process.
 
-Training must not wait for a comparison, nor do any of it. So it is asked from outside, as any reader would: steps whose
-digests are those of the reference at the same number are passed over; where one differs the whole question is asked of
-the run so far, as `diff` asks it, since a digest knows nothing of tolerance, of offsets, or of what one run did not
-record. A comparison that takes longer than a step falls behind, looks at more steps at once the next time, and rests
-twice as long as it worked.
+Training must not wait for a comparison, nor do any of it. So it is asked from outside, as any reader would: with each
+new step the whole question is asked of the run so far, as `diff` asks it; that takes milliseconds while digests agree.
+A comparison that takes longer than a step falls behind, looks at more steps at once the next time, and rests twice as
+long as it worked.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.result import DiffResult, Verdict
@@ -76,44 +75,6 @@ class LiveReference:
             raise
 
 
-@dataclass
-class Digests:
-    """Digests of a run's steps compared with the reference's, each step once.
-
-    Attributes:
-        by_rank: the reference's digests by rank and step.
-        last_looked: the last step compared, by rank.
-    """
-
-    by_rank: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    last_looked: dict[int, int] = field(default_factory=dict)
-    _reference: Run | None = None
-
-    @property
-    def last(self) -> int:
-        """The last step compared on every rank; -1 where there is none."""
-        return min(self.last_looked.values(), default=-1)
-
-    def compare_new(self, reference: Run, run: Run) -> bool:
-        """Compare the digest of each step after the last one compared; whether any differs.
-
-        Steps that the reference does not have are skipped for good. Where the run has a rank that the reference has
-        not, the result is True and no step is compared. Sets `last_looked`; reads the reference's digests again where
-        it was opened again.
-        """
-        if reference is not self._reference:
-            self.by_rank |= {rank: reference.rank(rank).digests() for rank in reference.ranks}
-            self._reference = reference
-        if set(run.ranks) - set(self.by_rank):
-            return True
-        differs = False
-        for rank in run.ranks:
-            digests, last, other = run.rank(rank).digests(), self.last_looked.get(rank, -1), self.by_rank[rank]
-            differs |= any(step > last and other.get(step, digest) != digest for step, digest in digests.items())
-            self.last_looked[rank] = max(digests, default=-1)
-        return differs
-
-
 def compare_live(
     against: LiveReference,
     path: Path,
@@ -138,25 +99,24 @@ def compare_live(
         StoreError: one of them cannot be read.
         UsageError: the two cannot be compared.
     """
-    digests, last = Digests(), -1
-    is_waiting = is_reported = False  # for a full comparison; to `first`
+    last: int | None = None
+    is_reported = False  # to `first`
 
     def look(run: Run) -> DiffResult | None:
-        """Look at the run once: compare new steps by digest, and in full once they differ, or when the run is over.
+        """Compare the run so far where it has a new step, or is over.
 
-        Calls `first` once, with the first full result that is DIVERGED; before that, `agreed` whenever the last common
-        step is another. Returns the result of a full comparison, None where none was made; the last look makes one.
+        Calls `first` once, with the first result that is DIVERGED; before that, `agreed` with each new step. Returns
+        the result, None where none was made; the last look makes one.
         """
-        nonlocal last, is_waiting, is_reported
-        is_waiting = (digests.compare_new(against.reference(), run) or is_waiting) and not is_reported
+        nonlocal last, is_reported
         is_over = run.state is not RunState.RUNNING
-        result = against.result(run) if is_over or is_waiting else None
-        is_waiting &= result is None
+        if not is_over and (is_reported or run.last_step == last):
+            return None
+        last, result = run.last_step, against.result(run)
         if result is not None and result.verdict is Verdict.DIVERGED and not is_reported:
             is_reported = True
             first(result)
-        if not (is_over or is_waiting or is_reported) and digests.last != last:
-            last = digests.last
+        elif result is not None and result.counts.steps_compared and last is not None and not is_over:
             agreed(last)
         return result
 

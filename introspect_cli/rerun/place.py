@@ -97,8 +97,8 @@ class Surroundings:
     Attributes:
         root: the project.
         directory: where the script ran.
-        tops: directories that are rebuilt, none inside another: the project, where the script ran, and where source
-            files from elsewhere lie. The first holds the project.
+        tops: directories that are rebuilt, none inside another: the project, and where the script ran. The first holds
+            the project.
         files: paths below the tops that are copied or linked, files and whole directories.
         empty: directories below the tops, which are made.
     """
@@ -126,15 +126,14 @@ def survey(
     Args:
         root: the project.
         directory: where the script ran.
-        sources: files whose text is given otherwise; left out. One from elsewhere makes its package's root a top.
+        sources: files whose text is given otherwise; left out.
         before: files changed after this time (seconds since 1970) are left out, except those that git tracks; None to
             leave out none.
         skipped: a directory that is left out: where variants and their runs are kept.
     """
     root, directory = Path(os.path.realpath(root)), Path(os.path.realpath(directory))
-    tops = _outermost([directory, root] if root.is_relative_to(directory) else [root, directory])
-    elsewhere = [path for path in sources if not any(path.is_relative_to(top) for top in tops)]
-    tops = _outermost([*tops, *map(_package_root, elsewhere)])
+    both = dict.fromkeys((root, directory))
+    tops = tuple(top for top in both if not any(top.is_relative_to(other) for other in both if other != top))
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     tracked = frozenset() if before is None else tracked_files(root)
     latest = math.inf if before is None else before
@@ -164,20 +163,6 @@ def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], sk
 def scripts_of(words: Sequence[str]) -> list[Path]:
     """The script of a command line as a list of one path, its links resolved; empty for `-m MODULE`."""
     return [Path(os.path.realpath(words[0]))] if words[0] != "-m" else []
-
-
-def _outermost(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Directories without those that equal or are inside an earlier one, in order; a later one may hold an earlier."""
-    outermost: list[Path] = []
-    for path in paths:
-        if not any(path.is_relative_to(other) for other in outermost):
-            outermost.append(path)
-    return tuple(outermost)
-
-
-def _package_root(path: Path) -> Path:
-    """The directory from which a source file is imported: the first parent without `__init__.py`."""
-    return next(parent for parent in path.parents if not (parent / "__init__.py").is_file())
 
 
 def _modified_at(path: Path) -> float:

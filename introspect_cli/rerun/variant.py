@@ -219,17 +219,8 @@ class Reference:
 
     @property
     def stop_options(self) -> tuple[str, ...]:
-        """Capture options that end a rerun after the step `until`, and at its first divergence where that pays.
-
-        It pays where `until` is None or the reference took about `LONG_SECONDS` or more to that step, since a
-        comparison with a running script takes a second or two to begin.
-        """
-        stops = stop_options(self.run)
-        if self.until is None:
-            return stops
-        with open_run(self.run) as run:
-            pays = duration(run) * min((self.until + 1) / max(run.steps, 1), 1.0) >= LONG_SECONDS
-        return ("--until-step", str(self.until), *(stops if pays else ()))
+        """Capture options that end a rerun after the step `until`; where that is None, at its first divergence."""
+        return stop_options(self.run) if self.until is None else ("--until-step", str(self.until))
 
     @property
     def exit_code(self) -> int:

@@ -20,13 +20,13 @@ from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, Verdict
 from introspect_cli.compare.say import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.texts import Texts, encode_text, opened_files, read_unchanged, source_texts
+from introspect_cli.rerun.changes.sides import Texts, encode_text, opened_files, read_unchanged, source_texts
 from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files import RUNS
-from introspect_cli.store.run import Run, Sources, open_run
+from introspect_cli.store.run import Run, open_run
 from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
@@ -57,21 +57,6 @@ class Side:
 
 
 @dataclass(frozen=True)
-class SourceLine:
-    """A line of the user's code that ran the operator.
-
-    Attributes:
-        name: the run, `a` or `b`; `a and b` where both have the same.
-        place: `file:line`.
-        text: what stands there; "" where it could not be read.
-    """
-
-    name: str
-    place: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Zoomed:
     """Result of zooming into the first divergence.
 
@@ -80,7 +65,6 @@ class Zoomed:
         sides: both runs, run again; empty where nothing diverges.
         after: the comparison of the new captures; None where a run does not repeat.
         closeups: the divergences that were looked at, the first one first; as recorded where `after` has none.
-        source: the line of code that ran the first of them, where it is an operator.
         directory: where the new captures are; None where there are none.
     """
 
@@ -88,7 +72,6 @@ class Zoomed:
     sides: tuple[Side, ...] = ()
     after: DiffResult | None = None
     closeups: tuple[Closeup, ...] = ()
-    source: tuple[SourceLine, ...] = ()
     directory: Path | None = None
 
 
@@ -201,8 +184,7 @@ class _Rerun:
             if after.first is None:
                 return replace(zoomed, after=after)
             closeups = tuple(closeup(one, two, divergence) for divergence in worth_a_look(after, first))
-            lines = source_lines((one, two), after.first)
-        return replace(zoomed, after=replace(after, divergences=()), closeups=closeups, source=lines)
+        return replace(zoomed, after=replace(after, divergences=()), closeups=closeups)
 
     def _capture_side(self, name: str, run: Run, recipe: Recipe, steps: tuple[int, ...], globs: Sequence[str]) -> Side:
         """Capture a run again, at operator level, into `directory / name`, and compare it with its store.
@@ -344,23 +326,3 @@ def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:
     batches = {name for kind, name in every if kind == Kind.BATCH.value}
     batches = batches or {name for kind, name in every if is_outermost(kind, name)}
     return tuple(dict.fromkeys([*globs, *(f"={name}" for name in sorted(batches))]))
-
-
-def source_lines(runs: tuple[Run, Run], first: Divergence) -> tuple[SourceLine, ...]:
-    """Source lines that ran the diverging operator, in a and in b; one, named `a and b`, where they are equal.
-
-    A side without the site or without a recorded line is left out, so there may be none. The text of a line is "" where
-    its file is not kept.
-    """
-    lines = []
-    for name, run, step in zip("ab", runs, (first.step, first.step_b), strict=True):
-        records = (record for record in run.rank(first.rank).records(step) if record.site == first.site)
-        place = next((record.info.source for record in records), "")
-        file, _, number = place.rpartition(":")
-        source = Sources(run).get(file)
-        text = [] if source is None or not number.isdecimal() else source.text.splitlines()[int(number) - 1 :]
-        if place:
-            lines.append(SourceLine(name, place, text[0].strip() if text else ""))
-    if len(lines) == 2 and (lines[0].place, lines[0].text) == (lines[1].place, lines[1].text):
-        return (replace(lines[0], name="a and b"),)
-    return tuple(lines)

@@ -53,7 +53,7 @@ def flatten(value: Any) -> Leaves:
     elif cls is dict and all(_is_tensor(item) for item in value.values()):
         return [(_key_text(key, index), item) for index, (key, item) in enumerate(value.items())]
     leaves: Leaves = []
-    _collect(value, "", leaves, [], [], 0)
+    _collect(value, "", leaves, [], 0)
     return leaves
 
 
@@ -188,10 +188,8 @@ def _held_in(item: Any) -> dict[Any, Any]:
     return _own_dict(item) or {}
 
 
-def _collect(
-    value: Any, path: str, leaves: Leaves, holders: list[tuple[str, str]], above: list[int], objects: int
-) -> None:
-    """Append the leaves, and path and class name of each container, of a nested value.
+def _collect(value: Any, path: str, leaves: Leaves, above: list[int], objects: int) -> None:
+    """Append the leaves of a nested value.
 
     A container that is inside itself, or below 16 levels, is left out.
 
@@ -199,11 +197,10 @@ def _collect(
         value: the value.
         path: where it is.
         leaves: takes path and value of each leaf, at most 100,000.
-        holders: takes path and class name of each container, at most 100,000.
         above: the ids of the containers around it, outermost first.
         objects: how many of these are neither tuple, list, dict nor dataclass.
     """
-    if len(leaves) >= MAX_LEAVES or len(holders) >= MAX_LEAVES:
+    if len(leaves) >= MAX_LEAVES:
         return
     children = _children(value, objects)
     if children is None:
@@ -211,20 +208,9 @@ def _collect(
         return
     if len(above) >= MAX_DEPTH or id(value) in above:
         return
-    holders.append((path, type(value).__name__))
     above.append(id(value))
     cls = type(value)
     plain = issubclass(cls, (tuple, list, dict)) or dataclasses.is_dataclass(cls)
     for piece, item in children:
-        _collect(item, path + piece, leaves, holders, above, objects if plain else objects + 1)
+        _collect(item, path + piece, leaves, above, objects if plain else objects + 1)
     above.pop()
-
-
-def containers(value: Any) -> list[tuple[str, str]]:
-    """Path and class name of each container in a nested value, each before those inside it; none for a leaf.
-
-    Those left out are the same as in `flatten`: inside themselves, below 16 levels, or after 100,000.
-    """
-    holders: list[tuple[str, str]] = []
-    _collect(value, "", [], holders, [], 0)
-    return holders

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 import introspect_cli
-from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.selection import one_step
+from introspect_cli.errors import StoreError
 from introspect_cli.store.documents import decode_labels, encode_labels
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -122,25 +121,14 @@ def test_lightnings_numbers_are_those_that_the_script_itself_prints(plain):
         assert label["batch"][1] == int(last[2])
 
 
-def test_a_step_is_found_by_its_frameworks_numbers(plain, introspect):
+def test_a_step_is_shown_with_its_frameworks_numbers(plain, introspect):
     path, _, _ = plain
-    done = introspect("show", "step", "epoch=1,batch=3", path, "--kinds", "loss")
+    done = introspect("show", "step", "4", path, "--kinds", "loss")
     assert done.returncode == 0, done.stderr
     assert "Step 4 (epoch 1, batches 2-3)" in done.stdout
-    done = introspect("show", "step", "epoch=1,batch=3", path, "--format", "json")
-    assert json.loads(done.stdout)["step"] == 4
+    done = introspect("show", "step", "4", path, "--format", "json")
     assert json.loads(done.stdout)["labels"]["batch"] == [2, 3]
     assert "lightning, global_step 0 to 5, epoch 0 to 1" in " ".join(introspect("show", path).stdout.split())
-    with introspect_cli.open_run(path) as run:
-        assert set(run.to_arrow(steps="epoch=1,batch=0:4").column("step").to_pylist()) == {3, 4}
-        assert one_step("global_step=2", run.run) == 2
-        assert {record.step for record in run.records("epoch=1,batch=3")} == {4}
-        with pytest.raises(UsageError, match=r"epoch=1 means 3 steps of .*, 3 to 5: name one of them"):
-            one_step("epoch=1", run.run)
-        with pytest.raises(UsageError, match=r"no step of .* is epoch=7: epoch is 0 to 1"):
-            one_step("epoch=7", run.run)
-        with pytest.raises(UsageError, match="'three' is not a step"):
-            one_step("three", run.run)
 
 
 def test_a_resumed_run_is_numbered_and_compared_as_its_framework_counts(resumed):

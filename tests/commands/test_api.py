@@ -69,15 +69,6 @@ def test_an_optimizer_built_before_the_block_still_makes_the_steps(train, tmp_pa
         }  # fmt: skip
 
 
-def test_two_blocks_that_do_the_same_are_the_same(train, tmp_path):
-    train(tmp_path / "a")
-    train(tmp_path / "b")
-    comparison = introspect_cli.diff(tmp_path / "a", tmp_path / "b")
-    assert comparison.same
-    assert comparison.first is None
-    assert repr(comparison).startswith("<same: ")
-
-
 def test_options_are_those_of_the_command(train, tmp_path):
     train(tmp_path / "run", record=["param"], schedule="1:", stats=["mean"])
     with introspect_cli.open_run(tmp_path / "run") as run:

@@ -10,7 +10,7 @@ from synthetic import row, summary, write_run
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import ModuleInfo
-from introspect_cli.render.plain import divergence_document
+from introspect_cli.render.json import divergence_document
 from introspect_cli.store.run import open_run
 
 F32 = np.float32

@@ -11,8 +11,7 @@ from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed, changed_between
 from introspect_cli.compare.changes.statements import Clues
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.edits import edits_of
-from introspect_cli.rerun.changes.units import join_edits
+from introspect_cli.rerun.changes.edits import edits_of, join_edits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import lines

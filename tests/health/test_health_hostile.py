@@ -90,8 +90,7 @@ def test_an_absurd_run_is_answered(introspect, absurd, words):
 
 
 def test_what_was_exported_of_it_comes_back(introspect, absurd):
-    for form in ("yaml", "json-tree"):
-        assert introspect("export", "a", "--format", form, "-o", form).returncode == 0
-        done = introspect("import", form, "-o", f"back-{form}")
-        assert done.returncode == 0, done.stderr
-        assert introspect("verify", f"back-{form}").returncode == 0
+    assert introspect("export", "a", "--format", "yaml", "-o", "yaml").returncode == 0
+    done = introspect("import", "yaml", "-o", "back")
+    assert done.returncode == 0, done.stderr
+    assert introspect("verify", "back").returncode == 0

@@ -12,7 +12,7 @@ from torch import nn
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import UsageError
-from introspect_cli.inspect.data_flow import backward_of, graph_of, prune, without
+from introspect_cli.inspect.data_flow import graph_of, prune
 from introspect_cli.records import Phase
 from introspect_cli.render.graph import mark_ops
 from introspect_cli.store.run import open_run
@@ -82,15 +82,8 @@ def test_edges_lead_from_what_wrote_a_value_to_what_was_given_it(graph):
     assert all(order[start] < order[end] for start, end in graph.edges)
 
 
-def test_a_forward_operator_knows_the_gradient_it_passes_on(graph):
-    names = named(graph)
-    gradients = {names[number]: node.name for number, node in backward_of(graph).items()}
-    assert gradients["forward Deep.layers.1 aten.tanh.default"] == "aten.tanh_backward.default"
-    assert gradients["forward Deep aten.exp.default"] == "aten.mul.Tensor"
-
-
 def test_operators_that_leave_the_scale_are_pruned_and_their_neighbours_joined(graph):
-    pruned = prune(graph, layers=False)
+    pruned = prune(graph)
     names, all_names = set(named(pruned).values()), set(named(graph).values())
     assert all_names - names >= {"forward Deep aten.flip.default", "forward Deep aten.clone.default"}
     assert "forward Deep.layers.3 aten.add.Tensor" in names, "several inputs"
@@ -118,23 +111,19 @@ def test_an_operator_with_a_parameter_has_several_inputs_and_stays(tmp_path):
 
 
 def test_the_middle_of_repeated_layers_is_pruned(graph):
-    names = set(named(prune(graph, scales=False)).values())
+    names = set(named(prune(graph)).values())
     assert "forward Deep.layers.0.fc aten.addmm.default" in names
     assert "forward Deep.layers.3.fc aten.addmm.default" in names
     assert not [name for name in names if ".layers.1" in name or ".layers.2" in name]
 
 
 def test_targets_are_named_by_globs(graph):
-    pruned = prune(graph, ("*.fc",), scales=False, layers=False)
+    pruned = prune(graph, ("*.fc",), repeating=True)
     assert {node.record.site.fqn.rpartition(".")[2] for node in pruned.nodes} == {"fc"}
     names = named(pruned)
     assert ("forward Deep.layers.0.fc aten.addmm.default", "forward Deep.layers.1.fc aten.addmm.default") in {
         (names[start], names[end]) for start, end in pruned.edges
     }
-
-
-def test_taking_everything_out_leaves_nothing(graph):
-    assert without(graph, [node.number for node in graph.nodes]).edges == ()
 
 
 def test_a_comparison_marks_its_origin_and_pruning_keeps_it(runs):

@@ -1,8 +1,5 @@
 """`introspect show`: a run at a glance, its tree, a step, a history, its settings."""
 
-import json
-import os
-import re
 import subprocess
 import sys
 
@@ -93,21 +90,3 @@ def test_capture_says_what_it_needs(tmp_path):
     assert done.returncode == 2
     assert done.stderr == "introspect: capture needs torch: `pip install torch`, in the environment of the script\n"
     assert not done.stdout
-
-
-def test_two_histories_stand_side_by_side(introspect, tmp_path):
-    for name, shift in (("a", 0.0), ("b", 0.5)):
-        steps = [
-            [row("optimizer", "grad", "Net.attn.qkv.weight", np.array([1.0, 2 + number + shift * (number > 3)]))]
-            for number in range(20)
-        ]
-        write_run(tmp_path / name, steps)
-    words = ("show", "history", "attn", "--kinds", "grad", "--stat", "max", "a", "b")
-    shown = introspect(*words, env={**os.environ, "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}).stdout
-    assert "grad Net.attn.qkv.weight" in shown
-    assert re.search(r"^ +4 +6 +6.5$", shown, re.MULTILINE), shown
-    assert "differs at 16 of 20 steps." in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    document = json.loads(introspect(*words, "--format", "json").stdout)
-    assert document["b"]["histories"][0]["values"][4] == 6.5
-    assert introspect("show", "a", "b").returncode == 2

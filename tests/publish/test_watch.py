@@ -158,13 +158,6 @@ def test_what_is_wider_than_the_terminal_is_wrapped_and_not_cut(runs):
     assert max(map(len, rows)) <= 80
 
 
-def test_a_terminal_that_cannot_draw_over_gets_lines(runs):
-    drawn, code = on_a_terminal("watch", "b", cwd=runs, TERM="dumb")
-    assert code == 0, drawn
-    assert drawn.startswith("b  complete, step 5")
-    assert "\x1b" not in drawn
-
-
 def test_a_pipe_gets_a_line_for_each_look_and_the_screen_at_the_end(runs, introspect):
     done = introspect("watch", "b", cwd=runs)
     assert done.stdout.startswith("b  complete, step 5")

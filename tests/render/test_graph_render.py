@@ -84,23 +84,6 @@ def test_boxes_do_not_overlap_and_lie_inside(runs):
             assert abs(x0 - x1) >= 168 or abs(y0 - y1) >= 38
 
 
-def test_what_is_used_late_stands_above_what_uses_it(tmp_path):
-    class Late(nn.Module):
-        def forward(self, x):
-            mask = torch.rand(4)
-            return x.exp().sin().tanh() * mask
-
-    root = ET.fromstring(graph_svg(graph(captured(tmp_path / "run", lambda: Late()(torch.ones(4)), level="op"))))
-    heights = {
-        group.findtext(f"{SVG}title").splitlines()[0].rpartition("aten.")[2]: float(
-            re.findall(r"-?\d+", group.get("transform"))[1]
-        )
-        for group in root.iter(f"{SVG}g")
-        if group.find(f"{SVG}title") is not None
-    }
-    assert heights["rand.default"] == heights["tanh.default"] < heights["mul.Tensor"]
-
-
 def test_what_is_not_finite_is_red(runs):
     found = boxes(graph_svg(graph(runs["nan"])))
     assert found["forward Net: aten.div.Tensor"] == "fill:#d7263d"

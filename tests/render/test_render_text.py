@@ -6,7 +6,6 @@ import math
 import pytest
 from rich.style import Style
 
-from introspect_cli.inspect.overview import History
 from introspect_cli.render.blocks import (
     Column,
     Line,
@@ -21,7 +20,6 @@ from introspect_cli.render.blocks import (
     two_numbers,
 )
 from introspect_cli.render.console import STYLES, Screen
-from introspect_cli.render.plots_text import pair_blocks
 from introspect_cli.texts import clean, count, human_size
 
 
@@ -172,10 +170,3 @@ def test_colours_are_read_on_black_and_on_white(back):
         light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # relative luminance, WCAG 2
         contrast = (max(light, back) + 0.05) / (min(light, back) + 0.05)
         assert contrast > 3.5, (name, contrast)
-
-
-@pytest.mark.parametrize(("differing", "said"), [(1, "differs at 1 of 90 steps."), (30, "and 10 more")])
-def test_a_history_of_two_runs_lists_where_they_differ(differing, said):
-    numbers = [[*[each] * differing, *[1.0] * (90 - differing)] for each in (0.0, 2.0)]
-    *_, last = pair_blocks([tuple(History("Net loss", "loss", range(90), each) for each in numbers)], "mean")
-    assert last.text == said

@@ -20,12 +20,11 @@ from synthetic import COUNTS, NUMBERS, row, site, write_run
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.result import DiffOptions, DivergenceMap
-from introspect_cli.health.history import DIFFERS, EQUAL, pack
-from introspect_cli.health.reading import read_table
-from introspect_cli.records import Kind, Layout, ModuleInfo, SiteInfo
-from introspect_cli.render.cards import first_screen
-from introspect_cli.render.page_data import levels_of
+from introspect_cli.compare.result import DiffOptions
+from introspect_cli.health.history import pack
+from introspect_cli.health.table import read_table
+from introspect_cli.records import Layout, ModuleInfo, SiteInfo
+from introspect_cli.render.markup import first_screen
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
@@ -323,62 +322,6 @@ def test_ten_thousand_sites_stay_small_and_say_what_was_left_out(tmp_path):
     assert packed.values.nbytes <= 100_000
 
 
-def series_of(packed, place, stat, run=0):
-    """A series as the page reads it."""
-    entry = packed.series[place][stat][run]
-    return [entry] * len(packed.kept) if isinstance(entry, float) else packed.values[entry].tolist()
-
-
-def test_packed_values_are_those_recorded(tmp_path):
-    write_run(tmp_path / "a", [step_rows(number) for number in range(9)])
-    with open_run(tmp_path / "a") as run:
-        packed = pack([read_table(run.rank(0))])
-        place = packed.sites.index(("forward", "output", "Net.layer", 0, ""))
-        recorded = [
-            next(r for r in run.rank(0).records(step) if r.site.kind is Kind.OUTPUT).summary.stats for step in range(9)
-        ]
-    assert series_of(packed, place, "mean") == [np.float32(each["mean"]) for each in recorded]
-    assert series_of(packed, place, "std") == pytest.approx([each["std"] for each in recorded], rel=1e-6)
-    assert series_of(packed, place, "absmax") == [np.float32(each["absmax"]) for each in recorded]
-    assert len(packed.sites) == packed.total
-    assert packed.kept.tolist() == list(range(9))
-
-
-def test_where_not_all_steps_find_room_the_one_that_matters_does(tmp_path):
-    steps = [
-        [row("forward", "output", f"Net.{n}", np.array([n, step], np.float32)) for n in range(8)] for step in range(99)
-    ]
-    write_run(tmp_path / "a", steps)
-    with open_run(tmp_path / "a") as run:
-        packed = pack([read_table(run.rank(0))], keep_step=33, budget=7000)
-    assert len(packed.sites) == packed.total == 8
-    assert packed.steps == 99
-    assert len(packed.kept) < 60
-    assert 33 in packed.kept
-
-
-def late_peak(tmp_path):
-    """Two runs of forty steps that differ from step 30 on, in a peak that thinning hides from the steps before it."""
-    for name, offset in (("a", 0.0), ("b", 1.0)):
-        steps = []
-        for number in range(40):
-            value = np.array([0.25, 0.5 + offset * (number >= 30)], np.float32)
-            steps.append([row("forward", "output", "Net.layer", value, module_class="Linear")])
-        write_run(tmp_path / name, steps)
-
-
-def test_checksums_decide_what_differs_and_numbers_are_the_recorded_ones(tmp_path):
-    late_peak(tmp_path)
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        tables = [read_table(run.rank(0)) for run in (a, b)]
-        packed = pack(tables, keep_step=30, compared=True)
-        alone = pack(tables[:1])
-    assert packed.states[0].tolist() == [DIFFERS if step >= 30 else EQUAL for step in packed.kept]
-    assert series_of(packed, 0, "mean", 0) == [0.375] * 40
-    assert series_of(packed, 0, "absmax", 1) == [1.5 if step >= 30 else 0.5 for step in range(40)]
-    assert not len(alone.states)
-
-
 def test_the_map_does_not_call_equal_what_the_answer_says_diverges(introspect, page, tmp_path, browser):
     """A parameter differs after the first step, its module's outputs from the next step on."""
     for name, offset in (("a", 0.0), ("b", 1.0)):
@@ -407,16 +350,6 @@ def test_a_run_that_went_wrong_says_so_before_its_curves(page, tmp_path, browser
     assert "error" in text(browser, "#findings")
 
 
-def test_the_shades_span_the_distances_there_are():
-    """Early steps and late ones are told apart, however far or near all of them are."""
-    values = ((0.0, 1e-6, 2e-6), (float("nan"), float("inf"), 1.0))
-    plain = ((False,) * 3,) * 2
-    unmeasured = ((False,) * 3, (False, False, True))
-    levels, low, high = levels_of(DivergenceMap(("Net.one", "Net.two"), (0, 1, 2), values, plain, unmeasured))
-    assert (low, high) == (-6, -5)
-    assert levels.tolist() == [[1, 3, 78], [0, 255, 254]]
-
-
 def compared(tmp_path, **options):
     with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
         return compare_runs(a, b, DiffOptions(want_map=True, **options))
@@ -437,30 +370,6 @@ def test_the_first_screen_says_where_how_much_and_why(tmp_path):
     assert "no cause is on record" in screen
     assert "its code, its options" in screen
     assert "--lr a -&gt; b" in screen
-
-
-def test_the_strip_is_in_execution_order_and_equal_up_to_the_origin(tmp_path):
-    pair(tmp_path)
-    result = compared(tmp_path)
-    cells = [(cell.row, cell.site.kind.value, cell.state) for cell in result.strip]
-    assert cells == [
-        ("forward", "batch", "equal"),
-        ("forward", "output", "differs"),
-        ("forward", "loss", "differs"),
-        ("backward", "grad_output", "differs"),
-        ("update", "param", "differs"),
-    ]
-    assert result.strip[1].rel_l2 == result.first.rel_l2
-    assert "forward pass: 1 of 3 records equal" in first_screen(result)
-
-
-def test_a_nan_has_no_distance_in_map_and_strip(tmp_path):
-    for name, value in (("a", 1.0), ("b", np.nan)):
-        write_run(tmp_path / name, [[row("forward", "output", "Net.layer", np.array([value, 2], np.float32))]] * 2)
-    result = compared(tmp_path)
-    assert result.strip[0].rel_l2 is None
-    assert result.map.unmeasured == ((True, True),)
-    assert 'class="far"' in first_screen(result)
 
 
 def test_runs_that_agree_have_a_verdict_and_no_cards(tmp_path):

@@ -126,7 +126,6 @@ def test_the_scripts_of_the_page_on_lightning_run(run_page):
     diverged = introspect_cli.diff(place / "runA", place / "runC")
     assert diverged.sentence.startswith("First divergence at step 0 (epoch 0, batch 0): ")
     assert "lr" in diverged.sentence
-    assert introspect_cli.diff(place / "runA", place / "runB", steps="epoch=1").result.counts.steps_compared == 4
 
 
 def test_the_scripts_of_the_page_on_transformers_run(run_page, introspect):
@@ -137,7 +136,7 @@ def test_the_scripts_of_the_page_on_transformers_run(run_page, introspect):
     assert not diverged.same
     assert diverged.first.step_words == "step 0 (epoch 0, batches 0-1)"
     assert "lr" in diverged.sentence
-    done = introspect("show", "step", "epoch=0,batch=7", "runA", "--kinds", "loss", cwd=place)
+    done = introspect("show", "step", "3", "runA", "--kinds", "loss", cwd=place)
     assert done.stdout.startswith("Step 3 (epoch 0, batches 6-7)"), done.stdout + done.stderr
 
 

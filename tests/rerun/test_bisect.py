@@ -16,8 +16,7 @@ from repositories import MODEL, git, introspect
 
 from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.settings.documents import arguments
-from introspect_cli.rerun.changes.elements import Difference, command_line
-from introspect_cli.rerun.changes.search import ddmin
+from introspect_cli.rerun.changes.sides import Difference, command_line
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import Reference, capture
 
@@ -183,7 +182,7 @@ def test_an_argument_and_a_variable_that_only_together_make_runs_diverge(reposit
     introspect(repository, "capture", *words, code=0, USE_SHIFT="1")
     answer = introspect(repository, "bisect", "--changes", "../a", "../b", code=1, USE_SHIFT="0")
     sentence = " ".join(answer.stdout.partition("--shift: ")[0].split())
-    assert "differing settings, 2 together make them diverge: --shift and USE_SHIFT; proven by " in sentence
+    assert "differing settings, 2 make them diverge: --shift and USE_SHIFT; proven by " in sentence
     assert "deterministic" not in answer.stdout.partition("runs, in ")[0]
 
 
@@ -207,18 +206,6 @@ def test_git_bisect_run_takes_the_exit_status_of_diff(repository: Path):
 
 def _settings(*names: str) -> list[Difference]:
     return [Difference("argument", name, 1, 2) for name in names]
-
-
-@pytest.mark.parametrize("culprits", [{"a"}, {"h"}, {"b", "g"}, {"a", "d", "e"}, set("abcdefgh")])
-def test_ddmin_finds_the_smallest_set(culprits: set[str]):
-    asked = []
-
-    def fails(items):
-        asked.append(items)
-        return culprits <= {item.name for item in items}
-
-    assert {item.name for item in ddmin(_settings(*"abcdefgh"), fails)} == culprits
-    assert all(asked)
 
 
 def test_a_command_line_is_read_and_written_the_same():

@@ -116,7 +116,7 @@ def test_what_is_no_golden_run_is_reported(tmp_path, kept):
     with pytest.raises(UsageError, match="run that test to check it"):
         golden.check(path)
     (path / "run.zip").write_bytes(b"no zip")
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match="is not a run"):
         compare_golden(path, Golden(), captured(tmp_path / "b", train))
     (path / "golden.yaml").write_text("steps: x\n")
     with pytest.raises(StoreError, match="save it again with --force"):

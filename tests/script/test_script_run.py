@@ -93,12 +93,6 @@ def test_callbacks_are_reported_how_it_ended(tmp_path, text, ending):
     assert drive(tmp_path, text).stdout.splitlines()[-2:] == ["started", ending]
 
 
-def test_a_script_that_does_not_compile_ends_without_having_started(tmp_path):
-    lines = drive(tmp_path, "def f(:").stdout.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("Ending(exit_code=1, how='exception', exception='SyntaxError")
-
-
 def test_the_end_is_reported_before_the_traceback_and_the_handlers(tmp_path):
     text = "import atexit\natexit.register(print, 'handler')\nraise ValueError('last')"
     done = drive(tmp_path, text, ended="print('ended', file=sys.stderr)")
@@ -115,9 +109,3 @@ def test_a_failing_callback_does_not_reach_the_script(tmp_path, where, failure):
     assert done.stderr.startswith("introspect: ")
     assert done.stderr.endswith("goes on unrecorded\n")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_forked_child_that_comes_back_tells_nobody(tmp_path):
-    text = "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nelse: raise SystemExit(7)"
-    done = drive(tmp_path, text, ended="print('told')")
-    assert done.stdout.splitlines().count("told") == 1

@@ -84,11 +84,6 @@ def test_a_seed_between_two_recorded_steps_is_named(answer):
     assert "torch.manual_seed(5) (train.py:19) sets it in b only." in result.sentence
 
 
-def test_two_seeds_at_one_place_are_both_named(answer):
-    result = answer(THERE, "torch.manual_seed(10 + step)", "torch.manual_seed(step)")
-    assert "torch.manual_seed 0 -> 10 (train.py:19)" in result.sentence
-
-
 def test_runs_that_set_the_same_are_the_same_and_nothing_stays_replaced(answer):
     functions = torch.manual_seed, torch.set_rng_state, random.seed, random.Random.seed
     assert answer(THERE, "torch.manual_seed(step)", "torch.manual_seed(step + 0)").verdict.value == "same"

@@ -2,10 +2,6 @@
 
 A value may be a tensor, or nested: every tensor in it has a site of its own. A tensor may be one rank's share of a
 larger one, as tensor parallelism hands them around, and is then recorded as such a part.
-
-Records name leaves by path and say nothing of what is in between: `['cache'][0].key` could be a dict of tuples or of
-lists. So the classes that hold others are noted once for each module, when a nested value first goes in or comes out,
-and stand among the settings, so that no step grows by them.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import torch
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.ranks import launchers
 from introspect_cli.records import GRADIENT_OF, Kind, Phase
-from introspect_cli.tensors.flatten import containers, flatten, is_plain
+from introspect_cli.tensors.flatten import flatten, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,10 +28,6 @@ if TYPE_CHECKING:
 
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
-
-
-MAX_CONTAINERS = 20_000
-"""Containers that are noted of one run, at most."""
 
 
 class ModuleValues:
@@ -59,9 +51,6 @@ class ModuleValues:
         self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
         self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
-        self._nested: dict[str, dict[str, dict[str, str]]] = {}
-        self._nested_seen: set[tuple[str, Kind, str]] = set()
-        self._nested_count = 0
 
     def listen(self, listener: Callable[[ModuleState, Kind, str, torch.Tensor], None]) -> None:
         """Call the listener with state, kind, path and value of every tensor that is a module's input or output.
@@ -127,7 +116,6 @@ class ModuleValues:
             site = self._context.site(state, phase, kind, prefix, call)
             self._recorder.gap(site, f"{type(value).__name__} cannot be looked into: {type(error).__name__}")
             return
-        self._note_classes(state.fqn, kind, prefix, value)
         if kind in self.kinds:
             shown = [leaf for leaf in leaves if issubclass(type(leaf[1]), torch.Tensor) or is_plain(type(leaf[1]))]
             sites = [self._context.site(state, phase, kind, prefix + path, call) for path, _ in shown]
@@ -135,20 +123,6 @@ class ModuleValues:
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
                 self._follow(state, phase, kind, call, prefix + path, leaf)
-
-    def _note_classes(self, fqn: str, kind: Kind, prefix: str, value: Any) -> None:
-        """Note the class of each container in a value by path: the document `settings/nested`.
-
-        Only of the first value for each FQN, kind and prefix, and until more than 20,000 containers are noted.
-        """
-        key = (fqn, kind, prefix)
-        if key in self._nested_seen or self._nested_count > MAX_CONTAINERS:
-            return
-        self._nested_seen.add(key)
-        classes = {prefix + path: name for path, name in containers(value)}
-        self._nested_count += len(classes)
-        self._nested.setdefault(fqn, {}).setdefault(kind.value, {}).update(classes)
-        self._context.facts["nested"] = lambda: self._nested
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:

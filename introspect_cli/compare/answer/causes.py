@@ -34,7 +34,7 @@ def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]
     """
     if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
         return code
-    others = (change for change in settings if change.source not in MADE_BY_CODE | {"nested"})
+    others = (change for change in settings if change.source not in MADE_BY_CODE)
     if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
         return code
     return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
@@ -88,7 +88,7 @@ def weighed_by_code(
     )
 
 
-_NO_CAUSE = frozenset({"git", "sources", "nested"})
+_NO_CAUSE = frozenset({"git", "sources"})
 """Sources whose changes are told by others: what a commit changed stands in the files."""
 _GIVEN = frozenset({"command", "environment", "options", "files"})
 """Sources whose names somebody wrote."""

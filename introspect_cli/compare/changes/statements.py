@@ -53,8 +53,8 @@ class Change:
         scope: qualified name of the function or class it stands in, or of the definition that it is; "" for the file.
         a: what stands in a's version; None where the statement was added.
         b: what stands in b's version; None where it was removed.
-        unit: a `statement`, one that `moved` within its function, a `value` of a configuration file (its keys are the
-            scope), or the whole `file`, where a version cannot be parsed or is not there.
+        unit: a `statement` (or a line of a configuration file), one that `moved` within its function, or the whole
+            `file`, where a version cannot be parsed or is not there.
         line: which line of the statement is meant: of b's version, or of a's where it was removed; 0 for its first.
         file_a: the file in a, where the statement stands in another one there.
         pieces: where it does not run without others, as of a variable that was renamed, it and these.
@@ -64,19 +64,14 @@ class Change:
     scope: str
     a: Side | None
     b: Side | None
-    unit: Literal["statement", "moved", "value", "file"] = "statement"
+    unit: Literal["statement", "moved", "file"] = "statement"
     line: int = 0
     file_a: str = ""
     pieces: tuple[Piece, ...] = ()
 
     @property
     def place(self) -> str:
-        """`model.py:41`, the line in b's version, else in a's; `config.yaml: model.dropout` for a value.
-
-        The file's name alone for a whole file.
-        """
-        if self.unit == "value":
-            return f"{self.file}: {self.scope}"
+        """`model.py:41`, the line in b's version, else in a's; the file's name alone for a whole file."""
         side = self.b or self.a
         return self.file if self.unit == "file" or side is None else f"{self.file}:{self.line or side.first}"
 

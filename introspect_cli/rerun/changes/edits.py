@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import ast
 import difflib
-import json
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.compare.changes.statements import (
     DEFINITIONS,
+    FUNCTIONS,
     Change,
     Piece,
     Side,
@@ -27,7 +30,7 @@ from introspect_cli.compare.changes.statements import (
 from introspect_cli.compare.settings.files import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 _MOST_LINES = 20_000
 _MOST_CHANGES = 400
@@ -62,7 +65,7 @@ def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
 def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
     """A's text with the changes `chosen` applied; `text_a` itself without any. None where the file is not to exist.
 
-    Unlike a whole-file change, the result may have other line ends, and JSON is formatted anew.
+    Unlike a whole-file change, the result may have other line ends.
 
     Args:
         chosen: changes of one file that `edits_of` gave; a change of the whole file gives the text of b.
@@ -82,7 +85,7 @@ def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: st
     edits = [
         edit for change, of in _edits_by_change(file, text_a, text_b) if (change.a, change.b) in sides for edit in of
     ]
-    text = _replace_lines(_lines(file, text_a), _lines(file, text_b), edits)
+    text = _replace_lines(_lines(text_a), _lines(text_b), edits)
     if _parse(file, text) is None:
         raise ValueError(f"{file}: the chosen changes make no text that can be read")
     return text
@@ -101,7 +104,7 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
     whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
     if a is None or b is None:
         return whole
-    one, two = _lines(file, text_a), _lines(file, text_b)
+    one, two = _lines(text_a), _lines(text_b)
     if a == b or len(one) + len(two) > _MOST_LINES:
         return [] if a == b else whole
     edited: list[tuple[Change, tuple[Edit, ...]]] = []
@@ -112,11 +115,8 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
         for edits in ([(edit,) for edit in _split_by_line(hunk)] if together == (hunk,) else [], [together]):
             values = [_parse(file, _replace_lines(one, two, edit)) for edit in edits]
             if edits and None not in values:
-                edited += [
-                    (_change(file, one, two, edit, (a, value)), edit)
-                    for edit, value in zip(edits, values, strict=True)
-                    if value != a
-                ]
+                changing = (edit for edit, value in zip(edits, values, strict=True) if value != a)
+                edited += [(_change(file, one, two, edit), edit) for edit in changing]
                 together = ()
                 break
     every = _parse(file, _replace_lines(one, two, [edit for _, edits in edited for edit in edits]))
@@ -139,10 +139,8 @@ def _parse(file: str, text: str) -> Any:
     return ast.dump(tree)
 
 
-def _lines(file: str, text: str) -> list[str]:
-    """The lines of a text, without line ends; JSON, which must be valid, is formatted first, one value a line."""
-    if file.endswith(".json"):
-        text = json.dumps(json.loads(text), indent=1, ensure_ascii=False)
+def _lines(text: str) -> list[str]:
+    """The lines of a text, without line ends."""
     return text.replace("\r\n", "\n").split("\n")
 
 
@@ -163,23 +161,20 @@ def _split_by_line(hunk: Edit) -> list[Edit]:
     return [Edit(low + place, low + place + 1, start + place, start + place + 1) for place in range(high - low)]
 
 
-def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit], values: Any) -> Change:
+def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit]) -> Change:
     """The change that some edits make, with the lines from the first edit to the last in both versions.
 
-    Its scope is the function or class in Python (in b where b has lines, else in a), else the keys that differ.
+    Its scope is the function or class in Python: in b where b has lines, else in a.
 
     Args:
         file: name of the file.
         one: all lines of a.
         two: all lines of b.
         edits: the edits, in order.
-        values: (a, a with these edits), both as `_parse` gives them.
     """
     sides = _side_of(one, edits[0].low, edits[-1].high), _side_of(two, edits[0].start, edits[-1].stop)
-    if not file.endswith(".py"):
-        return Change(file, ", ".join(_differing_keys(*values)), *sides, "value")
     side, lines = (sides[1], two) if sides[1] is not None else (sides[0], one)
-    tree = tree_of("\n".join(lines))
+    tree = tree_of("\n".join(lines)) if file.endswith(".py") else None
     return Change(file, "" if side is None or tree is None else _scope(tree, side), *sides)
 
 
@@ -213,19 +208,113 @@ def _scope(tree: ast.AST, side: Side) -> str:
     return around
 
 
-def _differing_keys(a: Any, b: Any, above: str = "") -> Iterator[str]:
-    """Paths at which two nested values differ: `model.dropout`, `layers[2]`; `above` is the path of the two values.
+_DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
+_IMPORTS = re.compile(r"(?m)^(?:from\s+\S+\s+)?import\s+(.*)")
 
-    A key of one side alone is one path, and so are lists of different lengths. Types count: 1 differs from 1.0.
+
+def join_edits(
+    edits: Sequence[Change], texts_a: Mapping[str, str], texts_b: Mapping[str, str], computes: Sequence[Change]
+) -> list[Change]:
+    """Join edits with a key in common (see `_keys`) to one change with `pieces`, in the order of the first of each.
+
+    An edit alone is a change without `pieces`; a whole-file edit is never joined.
+
+    Args:
+        edits: the edits of all differing files.
+        texts_a: these files in a.
+        texts_b: these files in b.
+        computes: statements that compute something else; a change is named by the first of its edits that is one.
     """
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in [*a, *(key for key in b if key not in a)]:
-            if key not in a or key not in b:
-                yield f"{above}.{key}".lstrip(".")
-            else:
-                yield from _differing_keys(a[key], b[key], f"{above}.{key}".lstrip("."))
-    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for place, pair in enumerate(zip(a, b, strict=True)):
-            yield from _differing_keys(*pair, f"{above}[{place}]")
-    elif a != b or type(a) is not type(b):
-        yield above
+    versions = _Names.of(texts_a), _Names.of(texts_b)
+    group = list(range(len(edits)))
+    first: dict[Hashable, int] = {}
+    for place, edit in enumerate(edits):
+        for key in _keys(edit, versions) if edit.unit != "file" else ():
+            one, two = group[first.setdefault(key, place)], group[place]
+            group = [one if each == two else each for each in group]
+    together: dict[int, list[Change]] = defaultdict(list)
+    for place, edit in enumerate(edits):
+        together[group[place]].append(edit)
+    return [_joined(pieces, computes) for pieces in together.values()]
+
+
+def _joined(pieces: Sequence[Change], computes: Sequence[Change]) -> Change:
+    """One change of the edits `pieces`: as the piece that overlaps the first of `computes` to do so, else the first.
+
+    Its `line` is that statement's where it lies within the piece in b, else 0; `pieces` is () for one edit.
+    """
+    computing = [(piece, one) for one in computes for piece in pieces if overlaps(piece, one)]
+    head, line = (computing[0][0], computing[0][1].line) if computing else (pieces[0], 0)
+    inside = head.b is not None and head.b.first <= line <= head.b.last
+    rest = tuple(Piece(piece.file, piece.a, piece.b) for piece in pieces) if len(pieces) > 1 else ()
+    return replace(head, pieces=rest, line=line if inside else 0)
+
+
+def overlaps(edit: Change, other: Change) -> bool:
+    """Whether `other` has a line in common, in a or in b, with `edit` or any of its pieces."""
+    pieces: tuple[Change | Piece, ...] = edit, *edit.pieces
+    for each in pieces:
+        sides = ((each.a, other.a, other.file_a or other.file), (each.b, other.b, other.file))
+        for one, two, file in sides:
+            if one and two and each.file == file and one.first <= two.last and two.first <= one.last:
+                return True
+    return False
+
+
+@dataclass
+class _Names:
+    """Identifiers of one version's files.
+
+    Attributes:
+        words: by (file, qualified name of a function or class) those that it, or what is inside, gives a value; by
+            (file, "") all of the file, by ("", "") all.
+        parameters: syntax of the parameters by (file, function); `Net` stands for `Net.__init__`.
+    """
+
+    words: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    parameters: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> _Names:
+        """Collect the identifiers of files (texts by name); all words of a file that cannot be parsed, as words of all.
+
+        Names that are only read count for a file, not for a function or class.
+        """
+        names = cls()
+        for file, text in texts.items():
+            tree = tree_of(text)
+            names.words["", ""] |= set(re.findall(r"\w+", text)) if tree is None else set()
+            for scope, node in [] if tree is None else [("", tree), *definitions(tree)]:
+                for inner in ast.walk(node):
+                    if scope and isinstance(getattr(inner, "ctx", None), ast.Load):
+                        continue
+                    found = (getattr(inner, key, None) for key in ("id", "attr", "arg", "name", "asname"))
+                    names.words[file, scope].update(part for name in found if name for part in str(name).split("."))
+                if isinstance(node, FUNCTIONS):
+                    names.parameters[file, scope.removesuffix(".__init__")] = ast.dump(node.args)
+            names.words["", ""] |= names.words[file, ""]
+        return names
+
+
+def _keys(edit: Change, versions: tuple[_Names, _Names]) -> Iterator[Hashable]:
+    """Keys of an edit; edits with one in common are joined.
+
+    They are: the text of an edit that only adds or only removes, since it may have moved; each identifier in it that
+    its function, its file or the project has in one version alone; a name that it defines or imports; the name in it of
+    a function of the same file whose parameters differ.
+    """
+    if edit.a is None or edit.b is None:
+        yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()
+    function = edit.scope.partition(".<locals>.")[0]
+    one, two = versions
+    changed = {scope for place, scope in one.parameters.keys() & two.parameters.keys()
+               if place == edit.file and one.parameters[place, scope] != two.parameters[place, scope]}  # fmt: skip
+    called = {scope.rpartition(".")[2] for scope in changed}
+    for text in (side.text for side in (edit.a, edit.b) if side is not None):
+        words = set(re.findall(r"[^\W\d]\w*", text))
+        for place in (("", ""), (edit.file, ""), (edit.file, edit.scope), (edit.file, function)):
+            yield from ((*place, word) for word in words & (one.words[place] ^ two.words[place]))
+        defined = {name: edit.scope.removesuffix(name).rstrip(".") for name in _DEFINES.findall(text)}
+        imported = dict.fromkeys(re.findall(r"\w+", " ".join(_IMPORTS.findall(text))), "")
+        yield from ((edit.file, outer, "binds", name) for name, outer in (imported | defined).items() if name != "as")
+        yield from (("called", word) for word in words & called)
