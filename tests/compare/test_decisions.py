@@ -24,8 +24,8 @@ gpt-bf16-matmul gpt-init-scale gpt-label-smoothing cnn-labels-shifted cnn-moment
 lstm-optimizer gan-generator-skipped lbfgs-weighted accum-clip-each-micro-batch accum-fp32-by-environment
 accum-mask-missing workers-count rnn-extra-call outputs-keyword outputs-unused-head distill-head-overwritten
 checkpointed-rng-not-preserved checkpointed-backward-twice byhand-lr children-lr unseeded-numpy library-upgrade
-ways-own-call ways-once-more ways-in-turn ways-outermost rollback-to-other-weights images-average-without-buffers
-language-norms-decayed language-evaluated-in-train lstm-hidden-kept
+ways-own-call ways-once-more ways-in-turn ways-outermost ways-by-name rollback-to-other-weights
+images-average-without-buffers language-norms-decayed language-evaluated-in-train lstm-hidden-kept
 """
 _SLICE = [case.name for case in [*cases.load_cases(), *cases.load_field_cases()] if case.in_slice]
 _PLANTED = [*_SLICE, *_ALSO.split()]
