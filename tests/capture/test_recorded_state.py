@@ -8,12 +8,11 @@ import weakref
 
 import pytest
 import torch
-from lit import fit
 from neutrality import watched
 from opcapture import captured, compared, records
 from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
-from validated import STEPS, Net
+from validated import Net
 
 from introspect_cli.capture.probes.optimizer_values import Plan
 from introspect_cli.compare.result import Verdict
@@ -222,16 +221,6 @@ def test_a_forward_before_the_optimizer_whose_graph_is_used_is_training(tmp_path
         assert run.manifest["steps"] == 1
         found = {(record.site.phase.value, record.site.fqn) for record in run.rank(0).records(0)}
         assert {("forward", "Net"), ("loss", "loss")} <= found
-
-
-def test_lightnings_sanity_check_is_evaluation(tmp_path):
-    for name, checks in (("a", 0), ("b", 2)):
-        torch.manual_seed(3)
-        net = Net()
-        with watched(tmp_path / name):
-            fit(net, tmp_path, STEPS, sanity_checks=checks, validation_batches=checks)
-    result = compared(tmp_path / "a", tmp_path / "b")
-    assert (result.verdict, result.counts.steps_compared) == (Verdict.SAME, STEPS), result.sentence
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["its own", "frozen in the optimizer"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,31 +246,6 @@ def test_attach_and_detach_leave_nothing_behind():
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     with pytest.raises(UsageError, match="before it is scripted"):
         attach(torch.jit.script(model))
-
-
-@pytest.mark.sweep
-def test_what_needs_the_tool_fails_with_a_sentence_where_it_is_not_installed(tmp_path):
-    model = Net()
-    attach(model)
-    torch.jit.save(torch.jit.script(model), str(tmp_path / "script.pt"))
-    torch.save(model.inlet, str(tmp_path / "model.pt"))
-    code = (
-        "import sys, torch\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name.partition('.')[0] == 'introspect_cli':\n"
-        "            raise ModuleNotFoundError(f\"No module named '{name}'\", name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "whole = lambda path: torch.load(path, weights_only=False)\n"
-        "for load, path in ((torch.jit.load, 'script.pt'), (whole, 'model.pt')):\n"
-        "    try:\n"
-        "        load(path)\n"
-        "    except Exception as error:\n"
-        "        print(str(error).strip().splitlines()[0])\n"
-    )
-    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert "introspect::tap" in said
-    assert "No module named 'introspect_cli" in said
 
 
 # --- compare_transformed

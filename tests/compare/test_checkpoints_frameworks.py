@@ -125,35 +125,6 @@ def test_a_distributed_checkpoint_is_the_one_that_torch_saved(tmp_path):
     assert "the optimizer has made 2 steps in a and 3 steps in b" in beside
 
 
-def test_a_tensor_that_ranks_wrote_in_parts_is_put_together(tmp_path):
-    """As a launch of two ranks writes it: the parts of the first rank's and the second's file."""
-    import pickle
-
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import (
-        ChunkStorageMetadata,
-        Metadata,
-        MetadataIndex,
-        TensorProperties,
-        TensorStorageMetadata,
-    )
-
-    whole = torch.randn(6, 4)
-    chunks, stored = [], {}
-    (tmp_path / "c").mkdir()
-    for rank in range(2):
-        part, offset = whole[3 * rank : 3 * rank + 3].clone(), torch.Size([3 * rank, 0])
-        torch.save(part, tmp_path / "c" / f"__{rank}_0.distcp")
-        chunks.append(ChunkStorageMetadata(offset, torch.Size([3, 4])))
-        size = (tmp_path / "c" / f"__{rank}_0.distcp").stat().st_size
-        stored[MetadataIndex("w", offset, rank)] = _StorageInfo(f"__{rank}_0.distcp", 0, size)
-    about = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([6, 4]), chunks)
-    (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Metadata({"w": about}, None, stored)))
-    torch.save({"w": whole}, tmp_path / "w.pt")
-    verdict, sentence, _ = said(tmp_path / "c", tmp_path / "w.pt")
-    assert (verdict, sentence) == ("same", "The checkpoints hold the same: 1 tensor of the model is equal.")
-
-
 SAVED = Path(__file__).parents[2] / "fixtures" / "ranks" / "saved.py"
 
 

@@ -94,43 +94,6 @@ def test_an_optimizers_option_explains_nothing_before_the_optimizer_steps(compar
     assert "--lr" in later.sentence
 
 
-def test_hyperparameters_of_the_parameters_own_group(compare):
-    rows = [row("optimizer", "grad", "Net.b", np.ones(3, F32))]
-    before = [row("start", "param", "Net.b", np.ones(3, F32))]
-    after = [row("optimizer", "param", "Net.b", np.full(3, value, F32)) for value in (0.5, 0.4)]
-    plain, decayed = {"lr": 0.1, "weight_decay": 0.0}, {"lr": 0.1, "weight_decay": 0.1}
-    settings = tuple(
-        {"optimizers": [{"name": "SGD", "groups": [decayed | {"params": one}, plain | {"params": two}]}]}
-        for one, two in ((["Net.a"], ["Net.b"]), (["Net.a", "Net.b"], []))
-    )
-    result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
-    assert "weight_decay 0 -> 0.1" in result.sentence
-
-    of_both = {"params": ["Net.a", "Net.b"]}  # where a scheduler of one run alone notes that lr began, that is no cause
-    settings = tuple(
-        {"optimizers": [{"name": "SGD", "groups": [group | of_both]}]}
-        for group in (plain, decayed | {"initial_lr": 0.1})
-    )
-    result = compare([before + rows + after[:1]], [before + rows + after[1:]], settings=settings)
-    assert "weight_decay 0 -> 0.1" in result.sentence
-    assert "initial_lr" not in result.sentence
-
-    rates = ((0.2, 0.4), (0.2, 0.8))  # a schedule moves them in each group; what the script makes them of is in it
-    steps = [
-        [*before, *rows, row("optimizer", "param", "Net.b", np.full(3, rate, F32))]
-        + [row("optimizer", "hyperparameter", "SGD", r, path=f"[{n}]['lr']") for n, r in enumerate((0.3, rate))]
-        for rate in (0.2, 0.4)
-    ]
-    groups = (
-        [{"lr": 0.0, "lr_scale": scale, "params": [f"Net.{name}"]} for name, scale in zip("ab", one, strict=True)]
-        for one in rates
-    )
-    settings = tuple({"optimizers": [{"name": "SGD", "groups": one}]} for one in groups)
-    assert "cause: lr 0.2 -> 0.4." in compare(steps[:1], steps[1:], settings=settings).sentence
-    lean = [one[:3] for one in steps]
-    assert "Likely: lr_scale 0.4 -> 0.8" in compare(lean[:1], lean[1:], settings=settings).sentence
-
-
 def test_of_two_names_for_one_place_that_of_a_comes_first(compare):
     x = np.ones((2, 2), F32)
 

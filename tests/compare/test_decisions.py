@@ -20,15 +20,12 @@ from introspect_cli.store.run import open_run
 
 _ALSO = """
 gpt-data-seed gpt-decay-biases gpt-misses-parameter gpt-frozen-positions gpt-clip gpt-grad-hook gpt-extra-draw
-gpt-bf16-matmul gpt-dropout gpt-shifted-targets gpt-gelu-tanh gpt-init-scale gpt-label-smoothing gpt-embedding-scale
-cnn-labels-shifted cnn-order-seed cnn-momentum-buffer cnn-conv-double cnn-nan-step lstm-optimizer lstm-batch-reordered
-gan-generator-skipped gan-d-lr lbfgs-weighted lbfgs-history lbfgs-lr accum-not-averaged accum-clip-each-micro-batch
-accum-fp32-by-environment accum-mask-missing accum-schedule-early workers-seed workers-count rnn-extra-call
-rnn-state-reset outputs-keyword outputs-unused-head outputs-aux-detached distill-ema-rate distill-teacher-dropout
-distill-head-overwritten distill-unfrozen checkpointed-rng-not-preserved checkpointed-backward-twice byhand-lr
-children-lr unseeded-numpy library-upgrade ways-own-call ways-once-more ways-in-turn ways-outermost
-ways-by-name rollback-to-other-weights
-images-average-without-buffers language-norms-decayed language-evaluated-in-train language-position-detached
+gpt-bf16-matmul gpt-init-scale gpt-label-smoothing cnn-labels-shifted cnn-momentum-buffer cnn-conv-double cnn-nan-step
+lstm-optimizer gan-generator-skipped lbfgs-weighted accum-clip-each-micro-batch accum-fp32-by-environment
+accum-mask-missing workers-count rnn-extra-call outputs-keyword outputs-unused-head distill-head-overwritten
+checkpointed-rng-not-preserved checkpointed-backward-twice byhand-lr children-lr unseeded-numpy library-upgrade
+ways-own-call ways-once-more ways-in-turn ways-outermost ways-by-name rollback-to-other-weights
+images-average-without-buffers language-norms-decayed language-evaluated-in-train lstm-hidden-kept
 """
 _SLICE = [case.name for case in [*cases.load_cases(), *cases.load_field_cases()] if case.in_slice]
 _PLANTED = [*_SLICE, *_ALSO.split()]
@@ -36,7 +33,7 @@ RANKS = ("single", "ddp", "ddp-one", "ddp-rolled", "fsdp2", "hsdp", "tp", "zero1
 ASKED = {
     "planted": [f"{verb} everything {name}{end}" for name in _PLANTED for verb, end in (("diff", ""), ("check", " *"))],
     "reduced": [f"diff {one} {name}" for name in _SLICE[::4] for one in ("lean*", "outputs", "checksums", "state")],
-    "selected": [f"diff {one} {name}" for name in _SLICE[1::3] for one in ("diff-*", "rtol-*")],
+    "selected": [f"diff {one} {name}" for name in (*_SLICE[1::3], "gpt-weight-decay") for one in ("diff-*", "rtol-*")],
     "operators": ["diff everything op-[a-h]*"],
     "scenes": ["diff scenes *"],
     "refactorings": [

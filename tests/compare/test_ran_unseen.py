@@ -31,68 +31,6 @@ def evaluate(model, run):
 """
 
 
-KEEPS_ITS_CALL = """
-class Layer(nn.Linear):
-    def __call__(self, x):
-        return super().__call__(x)
-
-
-class Bare(nn.Linear):
-    def __call__(self, x):
-        return self.forward(x + 1)
-
-    def forward(self, x):
-        return super().forward(x)
-
-
-model = nn.Sequential(Layer(4, 4), Bare(4, 4))
-train(model, model)
-"""
-
-
-def test_a_call_that_is_handed_on_is_one_call(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + KEEPS_ITS_CALL)
-    introspect("capture", "-q", "-o", "run", "train.py")
-    reader = open_run(tmp_path / "run").rank(0)
-    calls = [(one.site.fqn, one.site.call) for one in reader.records(0) if one.site.kind.value == "output"]
-    assert sorted(calls) == [("Sequential", 0), ("Sequential.0", 0), ("Sequential.1", 0), ("Sequential.1", 1)]
-
-
-BY_NAME = """
-class Scale(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return x * self.weight
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lin, self.scale = nn.Linear(4, 4), Scale()
-
-    def forward(self, x):
-        return self.scale.forward(self.lin(x))
-
-
-torch.jit.script(Net())(data)
-model = Net()
-train(model, lambda x: model.forward(x) + model(x))
-"""
-
-
-def test_a_forward_that_is_called_by_its_name_is_one_call(tmp_path, introspect):
-    (tmp_path / "train.py").write_text(BEGIN + BY_NAME)
-    ran = introspect("capture", "-q", "-o", "run", "train.py")
-    assert ran.returncode == 0, ran.stderr
-    with open_run(tmp_path / "run") as run:
-        calls = [(one.site.fqn, one.site.call) for one in run.rank(0).records(0) if one.site.kind.value == "output"]
-        assert sorted(calls) == [(name, call) for name in ("Net", "Net.lin", "Net.scale") for call in (0, 1)]
-        assert "ran_unseen" not in run.manifest
-
-
 def test_a_model_that_is_seen_in_whole_has_nothing_unseen(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         BEGIN

@@ -13,21 +13,6 @@ from torch import nn
 from introspect_cli.compare.result import Size, Verdict
 from introspect_cli.records import Kind
 
-COMPILED = """\
-import sys, torch
-from torch import nn
-torch.manual_seed(0)
-torch.set_num_threads(1)
-model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-call = model if sys.argv[1] == "eager" else torch.compile(model, backend=sys.argv[1])
-for _ in range(3):
-    nn.functional.mse_loss(call(torch.randn(16, 8)), torch.randn(16, 4)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
-
-
 THREADS = """\
 import sys, torch
 from torch import nn
@@ -56,18 +41,6 @@ def pair(tmp_path, forks):
         return done.returncode, json.loads(done.stdout)
 
     return run
-
-
-class TestCompiled:
-    def test_results_that_agree_within_tolerance_are_reported_as_that(self, pair):
-        code, found = pair(COMPILED, ["eager"], ["inductor"])
-        assert code == 1
-        assert found["first"]["size"] == "rounding"
-        code, found = pair(COMPILED, [], [], "--rtol", "1e-4")
-        assert (code, found["verdict"]) == (0, "same")
-        assert "have the same results within the tolerance or noise given" in found["sentence"]
-        assert "not all bit for bit" in found["sentence"]
-        assert "Not compared: " in found["sentence"]
 
 
 class TestThreads:

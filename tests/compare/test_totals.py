@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import opcapture
 import pytest
-from laid_out import ALL, ALONE, CHANGES, ROWS, SHAPE, SHARED, STATES, WHOLE, write, write_changed
+from laid_out import ALL, CHANGES, SHAPE, SHARED, STATES, WHOLE, write, write_changed
 from logs import rewrite, without
 
 from introspect_cli.compare.diff import compare_runs
@@ -19,7 +19,7 @@ from introspect_cli.store.files import LOG
 from introspect_cli.store.log import HEAD, TOTALS
 from introspect_cli.store.reader import RankReader
 from introspect_cli.store.run import open_run
-from introspect_cli.store.run_writer import Launch, StoreWriter
+from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.totals import decode
 from introspect_cli.store.verify import verify_run
 from introspect_cli.store.whole import WholeReader
@@ -66,21 +66,6 @@ def test_steps_of_two_layouts_that_agree_are_not_read(tmp_path, reads):
     assert len({row for _, row in reads}) <= 2, "the first and the last step say what is in all of them"
 
 
-def test_a_digest_is_the_same_in_every_layout_and_another_for_each_change(tmp_path):
-    whole = free(write(tmp_path / "whole", 4, ALL))
-    assert None not in whole
-    assert len(set(whole)) == 3
-    for name, hows in (("shared", SHARED), ("rows", [ROWS] * 7 + [WHOLE]), ("once", [ALONE] * 7 + [WHOLE])):
-        assert free(write(tmp_path / name, 4, hows)) == whole, name
-
-    def changed(step, rank, site, record):
-        if step == 1 and rank == 3 and site == STATES[1]:
-            record[1] ^= 1
-
-    other = free(write(tmp_path / "changed", 4, [ROWS] * 7 + [WHOLE], changed=changed))
-    assert [one == two for one, two in zip(whole, other, strict=True)] == [True, False, True]
-
-
 @pytest.fixture(scope="module")
 def changed_runs(tmp_path_factory):
     return write_changed(tmp_path_factory.mktemp("changed"))
@@ -114,32 +99,6 @@ def test_without_totals_every_step_is_read_and_altered_ones_are_damage(tmp_path,
     data[at] ^= 1
     file.write_bytes(data)
     assert "SUMS" in verify_run(one).findings[0]
-
-
-def test_totals_follow_a_restart_and_steps_that_are_dropped(tmp_path):
-    """Names stay when steps are taken back, and so does what is known of sites and layouts."""
-    path = tmp_path / "run"
-    whole = free(write(tmp_path / "other", 2, ALL, lean=True))
-    append = None
-
-    def twice(self, step, batch):
-        append(self, step, batch)
-        if step == 0 and not hasattr(self, "again"):
-            self.again = True
-            append(self, 1, batch)
-            self.restart()
-            append(self, step, batch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        from introspect_cli.store.rank_writer import RankWriter
-
-        append = RankWriter.append
-        patch.setattr(RankWriter, "append", twice)
-        write(path, 2, ALL, lean=True)
-    assert free(path) == whole
-    with StoreWriter.create(tmp_path / "thin", launch=Launch("0" * 32, "0" * 32, 0, 1)):
-        pass
-    assert verify_run(path).sound
 
 
 def test_a_run_of_one_process_keeps_no_totals(tmp_path):

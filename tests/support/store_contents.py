@@ -2,19 +2,17 @@
 
 What a capture would never write but a stranger can: texts that repaint a terminal, paths nested thousands deep, numbers
 that are none, settings of another type than anybody expects. Each store is whole, with every check right, so nothing
-refuses it: the verbs have to cope. Run as `python tests/support/store_contents.py COUNT SEED PROCESSES` for a campaign.
+refuses it: the verbs have to cope.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import multiprocessing
 import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -367,26 +365,3 @@ def attack(seed: int, most: int = 5) -> list[str]:
     if memory > max(MEMORY, used):
         found.append(f"seed {seed}: {memory} MB of memory were used")
     return found
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def main() -> int:
-    count, first, processes = (int(word) for word in (*sys.argv[1:], *("200", "0", "1")[len(sys.argv) - 1 :]))
-    begin, found = time.monotonic(), []
-    with multiprocessing.Pool(processes, maxtasksperchild=500) as pool:
-        for done, problems in enumerate(pool.imap_unordered(attack, range(first, first + count), chunksize=2), 1):
-            found += problems
-            for text in problems:
-                _say(text)
-            if done % 1000 == 0:
-                _say(f"# {done} pairs, {len(found)} problems, {time.monotonic() - begin:.0f} s")
-    _say(f"{count} pairs of stores in {time.monotonic() - begin:.0f} s: {len(found)} problems")
-    return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

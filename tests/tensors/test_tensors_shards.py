@@ -5,73 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 
-import numpy as np
 import pytest
 import torch
-from summaries import taken
 from torch import distributed
 
-from introspect_cli.records import Status
-from introspect_cli.tensors import checksum, places
-from introspect_cli.tensors.summarizer import Summarizer
+from introspect_cli.tensors import places
 
 HAS_DTENSOR = distributed.is_available() and hasattr(importlib.import_module("torch.distributed.tensor"), "DTensor")
-
-
-def as_rank(rank, call):
-    """What a call returns in a process group that is only pretended."""
-    store = pytest.importorskip("torch.testing._internal.distributed.fake_pg").FakeStore()
-    hook = sys.excepthook  # torch puts one of its own
-    distributed.init_process_group("fake", rank=rank, world_size=4, store=store)
-    try:
-        return call(torch.distributed.device_mesh.DeviceMesh("cpu", torch.arange(4)))
-    finally:
-        distributed.destroy_process_group()
-        sys.excepthook = hook
-
-
-@pytest.mark.skipif(not HAS_DTENSOR, reason="torch without distributed, or without a public name for DTensor")
-@pytest.mark.parametrize("dim", [0, 1])
-def test_checksums_of_all_ranks_add_up(dim):
-    from torch.distributed.tensor import DTensor, Shard, _utils
-
-    torch.manual_seed(0)
-    whole = torch.randn(10, 12)
-    made = Summarizer()
-
-    def add(mesh):
-        sizes, start = _utils.compute_local_shape_and_global_offset(whole.shape, mesh, [Shard(dim)])
-        box = whole[tuple(slice(at, at + size) for at, size in zip(start, sizes, strict=True))].clone()
-        tensor = DTensor.from_local(box, mesh, [Shard(dim)], run_check=False, shape=whole.shape, stride=whole.stride())
-        made.add(tensor)
-
-    for rank in range(4):
-        as_rank(rank, add)
-    made.add(whole)
-    table = taken(made)
-    made.close()
-    assert table.status.tolist() == [Status.PARTIAL] * 4 + [Status.OBSERVED]
-    assert all("local shard" in text for text in table.text[:4])
-    assert {table.layouts[index].shape for index in table.layout_index} == {(10, 12)}
-    header = checksum.header("float32", (10, 12))
-    *parts, wanted = (int(value) for value in table.checksum)
-    assert checksum.mix(sum(checksum.unmix(part) - header for part in parts) + header) == wanted
-    assert table.sketch[:4].sum(axis=0) == pytest.approx(table.sketch[4], rel=1e-5, abs=1e-6)
-    assert np.nansum(table.counts["zeros"][:4]) == table.counts["zeros"][4]
-
-
-@pytest.mark.skipif(not HAS_DTENSOR, reason="torch without distributed, or without a public name for DTensor")
-def test_a_replicated_tensor_is_seen_whole():
-    from torch.distributed.tensor import DTensor, Replicate
-
-    whole = torch.randn(10, 12)
-    made = Summarizer()
-    as_rank(2, lambda mesh: made.add(DTensor.from_local(whole, mesh, [Replicate()], run_check=False)))
-    made.add(whole)
-    table = taken(made)
-    made.close()
-    assert table.status.tolist() == [Status.OBSERVED] * 2
-    assert table.checksum[0] == table.checksum[1]
 
 
 def placements(dims):
