@@ -208,8 +208,8 @@ def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Compari
 
     Without a `limit` among the options, the text groups what follows from the first divergence.
     """
+    from introspect_cli.compare.checkpoints import as_moments
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.moment import as_moments
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.exchange.checkpoints import opened, written
 

@@ -85,10 +85,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "tied": "in {other} it is tied to {target}",
     "losses": "backward runs {a} in this step of a and {b} in b",
     "not-run": "{module} does not run in this step of {other}",
-    "merged": "{parts} of one run are put together as {whole} in {side}",
-    "first-shared-rounding": "the first value of both runs that differs is {name} in step {step}, by rounding[: {far}]",
-    "first-shared": "the first value of both runs that differs is {name} in step {step}, by more than "
-    "rounding[: {far}]",
     "exists-only": "the {kind} {name} exists only in {side}[ ({cls})]",
     "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
@@ -303,8 +299,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "nothing-changed-seed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
     "randomness, from a generator that nothing on record seeded.",
     "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
-    "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.[ The first "
-    "value of both runs that differs is {first} in step {step}.]",
+    "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",

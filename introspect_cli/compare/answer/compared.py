@@ -221,9 +221,7 @@ class Compared:
             return told("hidden", names=_kinds_words(outcome.hidden))
         if not kinds or Kind.PARAM not in kinds:
             return ""
-        shared = outcome.shared
-        where = {} if shared is None else {"first": what(shared.site), "step": str(shared.step)}
-        return told("unchanged", names=_kinds_words(kinds), steps=steps, **{"first": "", "step": ""} | where)
+        return told("unchanged", names=_kinds_words(kinds), steps=steps)
 
 
 def _kinds_words(kinds: frozenset[Kind]) -> str:
@@ -246,7 +244,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
     notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
     notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
-    notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
+    notes += perturbed_notes(*manifests)
     if blind := compared.tally["blind_both"]:
         notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))
     return notes

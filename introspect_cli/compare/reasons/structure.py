@@ -11,8 +11,8 @@ from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
-from introspect_cli.compare.result import Role, Size
-from introspect_cli.compare.say import WHOLE_VALUE, finds, found, how_far, often, what
+from introspect_cli.compare.result import Role
+from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step import Place, backward
 from introspect_cli.compare.table import EQUAL, OTHER, PHASES, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
@@ -130,25 +130,6 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
     every = list(unions)
     recorded = [side for side in "ab" if at.recorded(side, every)]
     return OTHER[recorded[0]] if len(recorded) == 1 else ""
-
-
-def _find_merged(at: View) -> Iterator[Finding]:
-    """Findings: several modules of one run are one in the other; then the step's first divergence that both runs have.
-
-    At most one merge: that which the cause's subject takes part in, if the run without the record has no name equal to
-    or below the subject. The second finding is left out where there is none, or where options select records.
-    """
-    structure, shared = at.outcome.structure, at.outcome.shared
-    for merge in structure.merges if structure is not None else ():
-        parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
-        if at.cause.subject not in {*parts, whole} or not _is_name_missing(at):
-            continue
-        yield found("merged", parts=", ".join(parts), whole=whole, side=merge.side)
-        if shared is not None and not at.narrowed:
-            rounding = shared.size is Size.ROUNDING
-            code = "first-shared-rounding" if rounding else "first-shared"
-            yield found(code, name=what(shared.site), far=how_far(shared).strip(" ()"), step=shared.step)
-        return
 
 
 def _find_subject(at: View) -> Iterator[Finding]:
@@ -284,7 +265,6 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...
     (_ALL, _find_tied),
     (frozenset({Kind.LOSS}), _find_loss_counts),
     (_ALL, _find_not_run),
-    (_ALL, _find_merged),
     (_ALL, _find_subject),
     (_ALL, _find_call_counts),
     (frozenset({Kind.GRAD}), _find_unused_gradient),
