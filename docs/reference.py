@@ -28,7 +28,7 @@ import introspect_cli  # noqa: E402 - as above
 from introspect_cli import cli  # noqa: E402 - as above
 from introspect_cli.capture.options import HEADINGS  # noqa: E402 - as above
 from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
-from introspect_cli.compare.reasons.judge import reasons  # noqa: E402 - as above
+from introspect_cli.compare.reasons.rows import reasons  # noqa: E402 - as above
 from introspect_cli.health.check import choose  # noqa: E402 - as above
 from introspect_cli.render.json import document  # noqa: E402 - as above
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS  # noqa: E402 - as above

@@ -194,96 +194,6 @@ def _outcome_sentences(places: Sequence[str], said: bytes, ended: bool) -> list[
 _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 
 
-class Against(BackgroundProcess):
-    """A process that compares a run with a reference.
-
-    Attributes:
-        reference: as messages call it.
-        first: the step at which the runs diverge, None where it is not one step's; None while they do not.
-        agreed: the last step up to which they were seen not to diverge, -1 before there is one.
-        code: the exit status of `diff`, once it is known.
-    """
-
-    def __init__(self, run: Path, options: CaptureOptions) -> None:
-        """Start the process that compares `run`, which is being written, with `options.against`; nothing waits for it.
-
-        `options.diff` has the options of that comparison.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        assert options.against is not None
-        near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
-        self.reference = options.against if near.startswith(os.pardir) else near
-        self.first: tuple[int | None] | None = None
-        self.agreed = -1
-        self.code: int | None = None
-        self._place: list[Any] | None = None
-        self._ended = -1
-        self._rest = b""
-        question = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
-        module = "introspect_cli.commands.live"
-        super().__init__(module, [json.dumps(question)], "what compares", errors=False)
-
-    def poll(self, ended: int) -> list[str]:
-        """Sentences from at most 64 KiB of what the process has sent since the last call, without waiting; [] for none.
-
-        Also sets `first`, `agreed` and `code`.
-
-        Args:
-            ended: number of the step that has just ended; `finish` says how far behind it the comparison was.
-        """
-        self._ended = ended
-        data = self.read()
-        return self._complete_sentences(data) if data else []
-
-    def finish(self) -> list[str]:
-        """Wait at most 30 seconds for the process to end, and close its descriptor; sets `first`, `agreed` and `code`.
-
-        Returns the sentences that it has sent since the last `poll`, and one more, with the reason, where it sent no
-        verdict.
-        """
-        data, ended = self.rest(self.patience)
-        said = self._complete_sentences(data)
-        if self.code is None:
-            why = "what compares has ended early" if ended else f"it took more than {self.patience:.0f} seconds"
-            until = f" (seen up to step {self.agreed} of {self._ended})" if 0 <= self.agreed < self._ended else ""
-            said.append(f"not compared with {self.reference} to the end{until}: {why}; `introspect diff` compares them")
-        return said
-
-    def _complete_sentences(self, data: bytes) -> list[str]:
-        """Sentences for each complete line of JSON received.
-
-        Bytes after the last line end are kept, and put before the data of the next call.
-        """
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
-
-    def _sentences(self, facts: dict[str, Any]) -> list[str]:
-        """Sentences for one message of the process, none for `agreed`; sets `code`, `agreed` or `first` by what it has.
-
-        A verdict with the place of the divergence that was reported before only confirms that one.
-
-        Args:
-            facts: one of `{"failed": why}`, `{"agreed": last step}`, `{"first": step, "place", "said"}`, or, at the
-                end, `{"verdict", "place", "said"}`.
-        """
-        if "failed" in facts:
-            self.code = UNDECIDED
-            return [f"not compared with {self.reference} any further: {facts['failed']}"]
-        if "agreed" in facts:
-            self.agreed = facts["agreed"]
-            return []
-        said = str(facts["said"])
-        if "first" in facts:
-            self.first, self._place = (facts["first"],), facts["place"]
-            return [f"against {self.reference}: {said}"]
-        self.code = _CODES[facts["verdict"]]
-        if self._place is not None and facts["place"] == self._place:
-            said = "the whole run confirms that divergence"
-        return [f"against {self.reference}, at the end: {said}"]
-
-
 class Reference:
     """The run named by `--against`, as a session uses it; does nothing without one."""
 
@@ -308,17 +218,32 @@ class Reference:
         """
         self._options, self._guarded = options, guarded
         self._rank = launch.rank if launch is not None else 0
-        self._against: Against | None = None
+        self._process: BackgroundProcess | None = None
+        self._called = ""
+        """The reference, as messages call it."""
+        self._first: tuple[int | None] | None = None
+        """The step at which the runs diverge, None where it is not one step's; None while they do not."""
+        self._agreed = -1
+        """The last step up to which they were seen not to diverge, -1 before there is one."""
+        self._code: int | None = None
+        """The exit status of `diff`, once it is known."""
+        self._place: list[Any] | None = None
+        self._ended = -1
+        self._rest = b""
         self._notice: Path | None = None
         """File by which the first rank tells all ranks of a divergence; None where they need not know."""
         self._told: tuple[int | None, int] | None = None
         self._has_ended_the_script = False
         if options.against is not None:
+            near = os.path.relpath(options.against) if os.path.isabs(options.against) else options.against  # noqa: PTH117 - text
+            self._called = options.against if near.startswith(os.pardir) else near
             with guarded:
                 if launch is not None and launch.world_size > 1 and (options.stop or options.keep_around):
                     self._notice = store.parent / "rank0" / DIVERGENCE
                 if not self._rank:
-                    self._against = Against(run, options)
+                    asked = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
+                    module = "introspect_cli.commands.live"
+                    self._process = BackgroundProcess(module, [json.dumps(asked)], "what compares", errors=False)
 
     def digests(self) -> dict[int, bytes] | None:
         """Digest of each step of the reference on this rank, by step.
@@ -346,19 +271,19 @@ class Reference:
             With `--stop`, True once: at the first step that ends after the divergence is reported (on several ranks,
             the step that the file names). Else False.
         """
-        if self._against is None and self._notice is None:
+        if self._process is None and self._notice is None:
             return False
-        ended, after = recorder.step - 1, None
+        self._ended, after = recorder.step - 1, None
+        ended = self._ended
         with self._guarded:
-            first = None
-            if self._against is not None:
-                for sentence in self._against.poll(ended):
+            if self._process is not None:
+                for sentence in self._heard(self._process.read()):
                     say(sentence)
-                first = self._against.first
-                after = None if first is None else ended
+            first = self._first
+            after = None if first is None else ended
             if self._notice is not None and (told := self._share(self._notice, first, ended + 1)) is not None:
                 first, after = (told[0],), told[1]
-            recorder.tell_comparison(-1 if self._against is None else self._against.agreed, first)
+            recorder.tell_comparison(self._agreed, first)
         if not self._options.stop or after is None or ended < after or self._has_ended_the_script:
             return False
         self._has_ended_the_script = True
@@ -398,9 +323,9 @@ class Reference:
 
         None without `--stop`, on ranks other than 0, and where no comparison was started.
         """
-        if self._against is None or not self._options.stop:
+        if self._process is None or not self._options.stop:
             return None
-        return UNDECIDED if self._against.code is None else self._against.code
+        return UNDECIDED if self._code is None else self._code
 
     def finish(self, recorder: Recorder | None) -> list[str]:
         """Wait at most 30 seconds for the verdict and pass it to the black box of `recorder`, unless that is None.
@@ -409,17 +334,55 @@ class Reference:
         """
         said: list[str] = []
         with self._guarded:
-            if self._against is not None:
-                said = self._against.finish()
+            if self._process is not None:
+                data, ended = self._process.rest(self._process.patience)
+                said = self._heard(data)
+                if self._code is None:
+                    patience = f"it took more than {self._process.patience:.0f} seconds"
+                    why = "what compares has ended early" if ended else patience
+                    seen = f" (seen up to step {self._agreed} of {self._ended})"
+                    until = seen if 0 <= self._agreed < self._ended else ""
+                    said.append(
+                        f"not compared with {self._called} to the end{until}: {why}; `introspect diff` compares them"
+                    )
                 if recorder is not None:
-                    recorder.tell_comparison(self._against.agreed, self._against.first)
+                    recorder.tell_comparison(self._agreed, self._first)
         return said
+
+    def _heard(self, data: bytes) -> list[str]:
+        """Sentences for the complete lines of what the process sends; the rest of the last line is kept."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [sentence for line in lines for sentence in self._sentences(json.loads(line))]
+
+    def _sentences(self, facts: dict[str, Any]) -> list[str]:
+        """Sentences for one message of the process, none for `agreed`; sets `code`, `agreed` or `first` by what it has.
+
+        A verdict with the place of the divergence that was reported before only confirms that one.
+
+        Args:
+            facts: one of `{"failed": why}`, `{"agreed": last step}`, `{"first": step, "place", "said"}`, or, at the
+                end, `{"verdict", "place", "said"}`.
+        """
+        if "failed" in facts:
+            self._code = UNDECIDED
+            return [f"not compared with {self._called} any further: {facts['failed']}"]
+        if "agreed" in facts:
+            self._agreed = facts["agreed"]
+            return []
+        said = str(facts["said"])
+        if "first" in facts:
+            self._first, self._place = (facts["first"],), facts["place"]
+            return [f"against {self._called}: {said}"]
+        self._code = _CODES[facts["verdict"]]
+        if self._place is not None and facts["place"] == self._place:
+            said = "the whole run confirms that divergence"
+        return [f"against {self._called}, at the end: {said}"]
 
     def abandon(self) -> None:
         """Forget the comparison in a forked child: close the descriptor here; process and file stay the parent's."""
-        if self._against is not None:
-            self._against.abandon()
-        self._against = self._notice = None
+        if self._process is not None:
+            self._process.abandon()
+        self._process = self._notice = None
 
 
 def _digests(reference: str, rank: int) -> dict[int, bytes]:

@@ -634,3 +634,20 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
         measured = word == "differs" and np.isfinite(distance)
         cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
     return tuple(cells)
+
+
+def drawn_one_sided_start(step: Step) -> int | None:
+    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
+
+    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
+    the seed is the same.
+    """
+    for position, site in enumerate(step.sites):
+        if site.phase is not Phase.START or site.kind not in frozenset({Kind.PARAM, Kind.BUFFER}):
+            continue
+        if not step.is_one_sided(position):
+            return None
+        equal = (step.state == EQUAL) & (step.table.order_of < step.divergences.order[position])
+        before = np.isin(step.of(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
+        return position if before.any() else None
+    return None

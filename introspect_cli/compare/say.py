@@ -1,7 +1,7 @@
-"""The English of `diff`: the words of findings, of what is left, and of the sentence that is put together from them.
+"""The English of `diff`: sites, distances and evidence, findings and what is left, and the sentences made of them.
 
 A template's part in square brackets is left out where a field in it is empty. Nothing is decided here, and nothing
-reads what was said. Sites, distances and evidence have their words here too.
+reads what was said.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
-from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Finding
+from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Finding, Part, Restored, Resumption
 from introspect_cli.compare.table import MODULE_KINDS, rounding, shapes_differ
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
+    from collections.abc import Mapping, Sequence
 
 _PROVED: Final[Mapping[str, str]] = {
     # modules and operators
@@ -34,13 +34,10 @@ _PROVED: Final[Mapping[str, str]] = {
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
-    "drew-before-batch": "since the step began, one run drew other random numbers (an evaluation, shuffling, "
-    "augmentation)",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
-    "stale": "in {side} it is the other run's gradient plus [{times} x ]that of the {of} before: zero_grad is "
-    "missing or late[ on {ranks} ranks] in {side}",
+    "stale": "in {side} it is the other's plus that of the step before: zero_grad is missing or late in {side}",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
@@ -49,7 +46,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "fresh-state-without": "the optimizer state of {side} started from scratch (it begins without {names})",
     "changed-in-one": "{side} alone changes it, and no optimizer does",
     "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
     "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
@@ -59,25 +55,16 @@ _PROVED: Final[Mapping[str, str]] = {
     "filled-by": "{a} initialises it in a, {b} in b",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
-    "not-restored": "the later run began with other values than the earlier run had then ({names}): the checkpoint "
-    "did not restore them",
+    "not-restored": "the later run began with other values ({names}): the checkpoint did not restore them",
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
-    "set-state": "{by} sets another state[ ({line})]",
     "set-in-one": "{by} sets it in {side} only",
-    "generator-state": "the {by} in {name} is in another state when the first step begins",
-    "draw-unseen": "[after {since}, ]something else draws differently in a and b[; {before} draws before it agree]",
-    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} draws before "
-    "it agree]",
-    "first-in-one": "the first draw or seeding that differs is {event}, in {side} only[; {before} draws before it "
-    "agree]",
-    "draws-differ": "the first draw or seeding that differs is {a} in a and {b} in b[; {before} draws before it agree]",
-    "draw-between": "random numbers were drawn between {after} and {before} in {side} and not in {other}",
-    "draw-by": "{module}[, after {after},] drew random numbers in {side} and not in {other}",
-    "unseeded": "{names} was drawn from in step {step} without ever having been seeded, so every process gets "
-    "different "
-    "numbers (capture --seed seeds all generators)",
+    "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} before agree]",
+    "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
+    "draw-before": "random numbers were drawn before {name} in {side} and not in {other}",
+    "draw-by": "{name} drew random numbers in {side} and not in {other}",
+    "unseeded": "{names} was drawn from in step {step} and never seeded (capture --seed seeds all generators)",
     "port-unequal": "no equal parameter in the other run: {names}",
     "port-turned": "the numbers of b in another order: {names}",
     # what one run alone has
@@ -95,12 +82,9 @@ _PROVED: Final[Mapping[str, str]] = {
     "random-follows": "the random state of {names}, which differs too, follows from it where it is drawn at random",
     # ranks
     "copies": "in {side} its copies on the ranks differ[: {text}]",
-    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: each rank took its "
-    "own, it was "
-    "not reduced",
+    "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: it was not reduced",
     "parts": "in {side} its parts are not the whole: {text}",
     "collective-missing": "[{name} ]is missing in {other}, one too many in {side}, or in another place",
-    "collective-other": "it is {a} in a, {b} in b: one is missing, doubled or in another place",
     # splits
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
     "a step are added up, not averaged: divide each by {number}",
@@ -114,24 +98,17 @@ _PROVED: Final[Mapping[str, str]] = {
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
-    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may differ "
-    "each time",
+    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may vary",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
-    "amplified": "a tolerated difference in its inputs, amplified by [{optimizer}]",
-    "gradient-not-taken": "in {other} it is frozen (requires_grad), was cleared between the backward pass and the "
-    "optimizer step (zero_grad), or was replaced in the model after the optimizer was built",
-    "no-gradient": "in {other} no gradient reaches it (frozen, detached, under no_grad, not part of the loss, "
-    "or not of "
-    "the optimizer)",
-    "split-clipped": "the gradients are no multiples of one another, and their norm is {norm} as clipping "
-    "leaves it: {side} clips, or sets gradients to zero, before those of all microbatches are added up",
-    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw "
-    "the same within its step",
+    "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
+    "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
+    "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
+    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
 
-BATCH_OF, BACKWARD_PASS, STEP_BEGINS = "batch from ", "backward", "the beginning of the step"
-"""Between what something was drawn, where that is no module."""
+BATCH_OF, BACKWARD_PASS = "the batch from ", "the backward pass"
+"""Before what something was drawn, where that is no module."""
 LEFT_OUT_ARGUMENT, WHOLE_VALUE = "left out", "the value"
 _FACTORS = {"world": "ranks", "group": "the data-parallel ranks"}
 
@@ -145,26 +122,19 @@ _LEFT: Final[Mapping[str, str]] = {
     "forward-code": "the forward code",
     "kept-from-calls": "what it keeps from earlier calls",
     "backward-of-operator": "how it is computed, or the options of its forward operator",
-    "batch-size": "batch size",
-    "lengths": "sequence length, cropping or padding",
+    "batch-size": "batch size, sequence length, cropping or padding",
     "conversion": "how the data is converted",
     "this-part": "how this part of the samples is made (the rest of the batch is equal)",
-    "order": "order of the samples",
-    "data-seed": "the seed of the data",
-    "workers": "workers",
-    "augmentation": "augmentation",
-    "files": "files",
+    "samples": "order of the samples, the seed of the data, workers, augmentation, files",
     "data": "the data pipeline (no data loader was recorded)",
-    "from-outputs": "what the script computes from module outputs",
-    "values-of-script": "values of the script (targets, masks, weights)",
+    "from-outputs": "what the script computes from module outputs, values of the script (targets, masks, weights)",
     "preparation": "the script's preparation of it (preprocessing, noise, masks, positions)",
     "passed-over": "a model that ran without gradients, which was not recorded",
     "ran-unseen": "a call of a module that was not seen",
     "step-before": "a step before that is not recorded",
     "code-of-value": "the code that computes it",
     "not-recorded": "what was not recorded",
-    "operations": "operations of the script (no module is called, so none was recorded: capture --level op "
-    "records them)",
+    "operations": "operations of the script (no module is called: capture --level op records them)",
     "loss-code": "the loss code (reduction, mask, weighting, scale)",
     "targets": "the targets",
     "not-restored": "resuming did not restore it",
@@ -188,22 +158,18 @@ _LEFT: Final[Mapping[str, str]] = {
     "hyperparameters": "hyper-parameters (not recorded in this step)",
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
-    "momentum": "momentum",
-    "number-of-updates": "a different number of updates",
+    "updates": "momentum, train/eval mode, a different number of updates",
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
     "steps-before": "the steps before, which are not on record",
     "initialisation": "its initialisation",
     "seed": "the seed",
-    "checkpoint": "another checkpoint",
-    "changed-by-script": "a change by the script before it was recorded",
+    "checkpoint": "another checkpoint, a change by the script before it was recorded",
     "update-before": "the update of the step before",
     "rule-by-hand": "the script's update by hand (gradient, learning rate or rule)",
     "evaluation-in-train": "an evaluation in train mode",
-    "loading": "a change outside of an optimizer step (loading a checkpoint)",
-    "copying": "copying",
-    "in-place": "in-place code",
+    "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",
     "steps-between": "the steps between, which cannot be compared",
     "drew-before-first": "draws before the first step",
     "draws-before-state": "a different number of draws before it",
@@ -211,8 +177,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "draws-after-backward": "random draws of one run after the backward pass of the step before",
     "draws-in-step-before": "random draws of one run during the step before",
     "draws-in-step": "random draws of one run since the step began",
-    "sent": "what the ranks compute and send",
-    "order-of-collectives": "the order of collectives",
+    "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
     "between-agreeing": "what runs between the last value that agrees and this one",
 }
@@ -221,9 +186,7 @@ MOMENTS: Final[Mapping[str, str]] = {
     "": "",
     "first-rng": " already when the first captured step begins",
     "later-run": " when the later run begins",
-    "recording": " when recording begins",
     "untrained": " before any training",
-    "first-step": " when the first step begins",
     "late": " when it is first recorded, in step {step}",
     "again": " later in the step",
     "begins": " when the step begins",
@@ -266,8 +229,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "it (losses, gradients, updates) is on record",
     "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
     "not seen",
-    "no-results": "{agree}, but the results of the steps (losses, gradients, parameters) were not recorded, and not "
-    "all else is the same",
+    "no-results": "{agree}, but results (losses, gradients, parameters) were not recorded, and something else differs",
     "no-complete-step": "no complete step (run {runs})",
     "not-selected-in-both": "no selected step is in both runs",
     "no-common-step": "the runs have no step in common",
@@ -291,15 +253,10 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-more": "First that is more than rounding: {name}{far}.",
     "rounding-alone": "Rounding alone can make such a difference.",
     "grown": "It may also have grown from differences within the tolerance, the first in {first}.",
-    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: a "
-    "race of threads or workers, the hardware, a file that the script reads.",
-    "nothing-changed-unseen": "No source file, setting or package on record differs[, but for {quiet}]. What is "
-    "left: randomness (no random state is on record there), a race of threads or workers, the hardware, a file that "
-    "the script reads.",
-    "nothing-changed-seed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
-    "randomness, from a generator that nothing on record seeded.",
+    "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
+    "[randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
     "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
-    "unchanged": "The {names} agree in all steps compared ({steps:,}): what differs changed none of them.",
+    "unchanged": "The {names} agree in all {steps:,} steps compared: what differs changed none of them.",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
@@ -313,8 +270,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-tolerated": "The first difference within the tolerance is {first}.",
     "gradients": "Gradients of this step that differ: {differ} of {all}.",
     "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
-    "gap-after": "The records of step {step} agree, and no step between can be compared: the runs diverged by step "
-    "{now}.",
+    "gap-after": "The records of step {step} agree, and no step between can be compared: they diverged by step {now}.",
     "gap-from": "No step before is on record: the runs diverged by step {now}.",
     # a run that ended by an exception
     "both-raised": " Both runs ended by the same exception: {words}.",
@@ -343,17 +299,13 @@ _TOLD: Final[Mapping[str, str]] = {
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
-    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names: it was copied in part, or is "
-    "damaged (`introspect verify` looks through it)",
+    "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names (see `introspect verify`)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
     "some-steps": "{steps} steps from {first} to {last}",
     "only-saves-files": "Only run {run} saves {names}: not compared.",
     "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
     "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
-    "unopened": "{steps} later steps, over all ranks, were not compared: the first divergence does not depend on "
-    "them (--map compares them all).",
-    "unopened-after": "Steps after {step} were not compared: the first divergence does not depend on them (--map "
-    "compares them all).",
+    "unopened": "{steps} later steps were not compared: the first divergence does not depend on them (see --map).",
     "copies-differ": "In run {run}, {name} is not one value: its {text}.",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
     "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
@@ -486,10 +438,15 @@ def sentence(head: str, findings: Sequence[Finding], likely: Sequence[str], rest
         likely: likely causes, as clauses.
         rest: sentences that follow.
     """
-    proved, left = ([one.text for one in findings if one.certainty is it] for it in (Certainty.PROVED, Certainty.LEFT))
-    why = f"; cause: {'; '.join(proved)}" if proved else f"; left: {', '.join(left)}" if left else ""
+    proved, remaining = (
+        [one.text for one in findings if one.certainty is it] for it in (Certainty.PROVED, Certainty.LEFT)
+    )
+    why = f"; cause: {'; '.join(proved)}" if proved else f"; left: {', '.join(remaining)}" if remaining else ""
     also = f" Likely: {'; '.join(likely)}." if likely else ""
     return " ".join([f"{head}{why}.{also}", *rest])
+
+
+# --- sites and distances
 
 
 def far(divergence: Divergence) -> str:
@@ -728,3 +685,52 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """The first `most` names joined by `between`, then the number of others, if any: `a, b, c and 2 more`."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{between.join(names[:most])}{rest}"
+
+
+# --- what a resumed run restored
+
+
+# --- origins, and what a resumed run restored
+
+
+_NAMED = 3
+"""Parts that the first sentence names."""
+
+
+# --- resumed runs
+
+
+def head_of(resumed: Resumption) -> str:
+    """Sentence on the first `_NAMED` parts that a resumed run lost; or that it restored all that was recorded."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    lost = parts_words(resumed.lost, of_one=told("or-drew"))
+    return (
+        told("resumed-lost", **run, lost=some(lost, _NAMED))
+        if lost
+        else told("resumed", **run, **_unrestored_words(resumed))
+    )
+
+
+def resumed_rightly(resumed: Resumption) -> str:
+    """Sentence, for runs that are the same, that the resumed run lost nothing."""
+    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
+    return told("resumed-right", **run, **_unrestored_words(resumed))
+
+
+def _unrestored_words(resumed: Resumption) -> dict[str, str]:
+    """In words, parts that were not restored and do not matter (`idle`), and that were not recorded (`unseen`)."""
+    idle = parts_words([part for part in resumed.parts if part.state is Restored.NO and not part.matters])
+    unseen = parts_words([replace(part, text="") for part in resumed.unseen])
+    return {"idle": some(idle, _NAMED), "unseen": some(unseen, _NAMED)}
+
+
+def parts_words(parts: Sequence[Part], of_one: str = "") -> list[str]:
+    """Parts in words, random states with the same text as one; `of_one` follows a random state that stands alone."""
+    by_name: dict[tuple[str, str], list[str]] = {}
+    for part in parts:
+        names = by_name.setdefault(("" if part.generator else part.part, part.text), [])
+        names += [part.generator] if part.generator else []
+    return [
+        told("part", part=name or told("random-states", names=listed(names)), text=text) + of_one * (len(names) == 1)
+        for (name, text), names in by_name.items()
+    ]

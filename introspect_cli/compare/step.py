@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.resumed import Carried
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.reader import Reader
 
 
 class Calls:
@@ -414,38 +413,6 @@ class Step:
 def _count_between(orders: list[float], low: float, high: float) -> int:
     """How many of `orders` (sorted) are from `low` to `high`, both inclusive."""
     return bisect_right(orders, high) - bisect_left(orders, low)
-
-
-# --- between which lines the runs parted
-
-_MAX_RECORDS = 200
-
-
-def lines_around(step: Step, position: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Of a, and of b, (`file:line` of the last equal record before a divergence, `file:line` of the divergence).
-
-    "" where unknown: of the `_MAX_RECORDS` equal records before it none has a line, or the run lacks the divergence.
-    """
-    table, divergences = step.table, step.divergences
-    equal = table.state == EQUAL
-    found = []
-    for reader, batch, rows, row in (
-        (step.comparison.a, table.a, table.row_a, int(divergences.row_a[position])),
-        (step.comparison.b, table.b, table.row_b, int(divergences.row_b[position])),
-    ):
-        if row < 0:
-            found.append(("", ""))
-            continue
-        before = rows[equal & (rows >= 0)]
-        before = before[batch.sequence[before] < batch.sequence[row]]
-        nearest = before[np.argsort(batch.sequence[before])][::-1][:_MAX_RECORDS].tolist()
-        lines = (_line(reader, int(batch.site[one])) for one in nearest)
-        found.append((next(filter(None, lines), ""), _line(reader, int(batch.site[row]))))
-    return found[0], found[1]
-
-
-def _line(reader: Reader, site: int) -> str:
-    return reader.sites[site][1].source
 
 
 def unseen_inside(step: Step, fqn: str) -> list[str]:

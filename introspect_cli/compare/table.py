@@ -231,18 +231,6 @@ class Alignment(Columns):
         """(FQNs of a with all their ancestors, the same of b), at any step."""
         return with_ancestors(self.names_a), with_ancestors(self.names_b)
 
-    @cached_property
-    def b_class(self) -> dict[int, str]:
-        """Of sites that both runs have under different classes, by union number: the class in b.
-
-        `module_class` has a's.
-        """
-        classes = {}
-        for index, union in enumerate(self.b_ids):
-            if union < len(self.a) and self.b.module_class[index] != self.a.module_class[union]:
-                classes[int(union)] = self.b.module_class[index]
-        return classes
-
     def site(self, union: int) -> Site:
         """The site with a union number."""
         return Site(

@@ -26,6 +26,7 @@ from introspect_cli.compare.outcome import (
     RankOutcome,
     Structure,
     agreed_kinds,
+    drawn_one_sided_start,
     has_updates,
     is_training,
     nan_kinds,
@@ -35,8 +36,6 @@ from introspect_cli.compare.outcome import (
     watches_results,
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
-from introspect_cli.compare.reasons.judge import judge
-from introspect_cli.compare.reasons.structure import drawn_one_sided_start
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
 from introspect_cli.compare.say import what
@@ -232,7 +231,7 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
         site = step.sites[position]
         if site == first or step.is_one_sided(position):
             continue
-        other = judge(step, position)
+        other = _judged(step, position)
         key = _cause_key(step, site, other)
         if other.role is not Role.ORIGIN or other.reason not in _INDEPENDENT_REASONS or key in seen:
             continue
@@ -246,6 +245,13 @@ def origins(step: Step, positions: Sequence[int], first: Site, cause: Cause) -> 
             if len(others) == _MAX_ORIGINS:
                 break
     return others
+
+
+def _judged(step: Step, position: int) -> Cause:
+    """The cause of a divergence by the reasons, which are imported only where there is a divergence."""
+    from introspect_cli.compare.reasons.rows import judge
+
+    return judge(step, position)
 
 
 def _positions_judged(step: Step, positions: Sequence[int]) -> Iterator[int]:
@@ -581,7 +587,7 @@ class Walk:
             cause: its cause; None to judge it.
         """
         outcome = self.outcome
-        cause = cause or judge(step, position)
+        cause = cause or _judged(step, position)
         divergence = divergence_at(step, position, cause)
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import likely_words
-from introspect_cli.compare.answer.restored import head_of, parts_words
 from introspect_cli.compare.changes.statements import Nearness
 from introspect_cli.compare.outcome import SHOWN, clause_of
 from introspect_cli.compare.result import (
@@ -21,6 +20,7 @@ from introspect_cli.compare.result import (
     Size,
     Verdict,
 )
+from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.table import is_shapeless, shapes_differ
 from introspect_cli.records import Kind, Status, Summary

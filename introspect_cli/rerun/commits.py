@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.compare.answer.endings import exception_of
+from introspect_cli.compare.answer.compared import exception_of
 from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.errors import StoreError, UsageError

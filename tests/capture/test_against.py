@@ -22,7 +22,7 @@ from interpreter import PYTHON
 from sweeps import sliced
 
 from introspect_cli.api import recording
-from introspect_cli.capture.background import Against
+from introspect_cli.capture.background import BackgroundProcess
 from introspect_cli.store.run import open_run
 from introspect_cli.store.verify import verify_run
 
@@ -219,7 +219,7 @@ def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, 
 
 
 def test_a_comparison_that_falls_behind_holds_nothing_back(place, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(Against, "patience", HANGS)
+    monkeypatch.setattr(BackgroundProcess, "patience", HANGS)
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

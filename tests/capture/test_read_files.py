@@ -12,7 +12,7 @@ import yaml
 from torch import nn
 
 from introspect_cli.capture.environment.redact import config as redacted
-from introspect_cli.compare.settings.files import parsed
+from introspect_cli.compare.settings.settings import parsed
 
 SCRIPT = """
 import configparser, json, pathlib, tomllib

@@ -231,7 +231,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_gives_the_model_a_value_comes_before_what_did_not_run_or_gives_it_to_something_else():
+def test_what_gives_the_model_a_value_comes_before_what_gives_it_to_something_else():
     model = "class Net(nn.Module):\n    def __init__(self, table):\n        self.table = nn.Embedding(table, 4)\n"
     texts = (
         EXPORTED.format(4, 4),
@@ -242,10 +242,9 @@ def test_what_gives_the_model_a_value_comes_before_what_did_not_run_or_gives_it_
         lines=((("m.py", 3),), ()),
         roots=("Net",),
         words=frozenset({"table", "weight"}),
-        scripts=frozenset({"train.py"}),
     )
     found = ranked(changes_of("t.py", *texts), tuple({"t.py": text, "m.py": model} for text in texts), clues)
-    assert [one.change.place for one in found][:2] == ["t.py:5", "t.py:6"]
+    assert found[0].change.place == "t.py:5"
 
 
 ONLY = """

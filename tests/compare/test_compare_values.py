@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from introspect_cli.compare.changes.near import ranked
 from introspect_cli.compare.changes.project import changed, changed_between
-from introspect_cli.compare.changes.statements import Clues
-from introspect_cli.records import Kind
 from introspect_cli.rerun.changes.edits import edits_of, join_edits
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -98,26 +95,6 @@ def test_a_file_that_python_cannot_read_is_one_change_and_the_others_are_read():
 def test_what_is_made_in_hundreds_of_steps_is_compared_in_no_time():
     a = "def f(x):\n" + "".join(f"    x = g(x, x, {n})\n" for n in range(400)) + "    return x\n"
     assert told(a, a.replace("x", "y").replace("399", "400"))[0][0] == 401
-
-
-TWO_CHANGES = """
-class Net:
-    def forward(self, x):
-        x = {0} * x
-        h = self.a(x)
-        h = {1} * h
-        y = self.b(h)
-        return {2} * y
-"""
-
-
-@pytest.mark.parametrize(("bounds", "line"), [((None, 5), 4), ((5, 7), 6), ((7, 99), 8)])
-def test_what_ran_between_the_last_equal_record_and_the_first_other_one_comes_first(bounds, line):
-    a, b = TWO_CHANGES.format(1, 1, 1), TWO_CHANGES.format(2, 2, 2)
-    low, high = (number and ("f.py", min(number, 8)) for number in bounds)
-    clues = Clues("own_code", classes=("Net",), kind=Kind.OUTPUT, bounds=((low, high), (low, high)))
-    found = ranked(changed({"f.py": a}, {"f.py": b}), ({"f.py": a}, {"f.py": b}), clues)
-    assert found[0].change.line == line
 
 
 MOVED = """import torch

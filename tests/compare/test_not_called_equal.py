@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from introspect_cli.compare.reasons.judge import reason_named
+from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.settings import Blame, setting_changes
 
@@ -27,7 +27,10 @@ def test_a_run_that_was_copied_in_part_says_so(tmp_path, project, introspect):
 def test_a_rate_weighs_the_same_on_the_command_line_and_in_a_file(stepped):
     given = Difference("command", "--optim.lr", 1, 2), Difference("files", "conf.yaml: optim.lr", 1, 2, "optim.lr")
     for reason in ("optimizer", "module", "initial", "outside"):
-        weights = {Blame(reason=reason_named(reason), stepped=stepped).weight(change) for change in given}
+        weights = {
+            Blame(reason_named(reason).weights, reason_named(reason).names, stepped=stepped).weight(change)
+            for change in given
+        }
         assert len(weights) == 1
 
 

@@ -14,7 +14,7 @@ from answer_schema import schema
 from pages import step_rows
 from synthetic import write_run
 
-from introspect_cli.compare.reasons.judge import reasons
+from introspect_cli.compare.reasons.rows import reasons
 from introspect_cli.records import Kind
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from answer_schema import schema
 from repositories import MODEL, git, introspect
 
 from introspect_cli.compare.result import Verdict
-from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.rerun.changes.sides import Difference, command_line
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import Reference, capture

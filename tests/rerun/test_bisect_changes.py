@@ -14,7 +14,7 @@ from repositories import introspect
 
 from introspect_cli.compare.changes.statements import Change, Side
 from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.compare.settings.files import parsed
+from introspect_cli.compare.settings.settings import parsed
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
 from introspect_cli.rerun.changes.search import Attempt, Attempts, OutOfRunsError, Search
 from introspect_cli.rerun.changes.sides import Sides

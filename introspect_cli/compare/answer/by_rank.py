@@ -23,7 +23,7 @@ from introspect_cli.compare.match import Correspondence, correspond, other_roots
 from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told, what
-from introspect_cli.compare.settings.files import tensor_files
+from introspect_cli.compare.settings.settings import tensor_files
 from introspect_cli.compare.table import KINDS, Mask, Tensors, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import STATE_KINDS

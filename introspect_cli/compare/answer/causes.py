@@ -1,43 +1,40 @@
-"""Possible causes of the first divergence in one ranked list: changed statements and differing settings."""
+"""Possible causes of a divergence: changed statements and differing settings, in one ranked list."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from difflib import SequenceMatcher
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.changes.statements import Nearness
+from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
-from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.settings.documents import ARGUMENT
-from introspect_cli.compare.settings.settings import MADE_BY_CODE, SAYS_NOTHING, rounds_differently
+from introspect_cli.compare.settings.differences import describe, on_one_line
+from introspect_cli.compare.settings.settings import (
+    ARGUMENT,
+    MADE_BY_CODE,
+    rounds_differently,
+)
+from introspect_cli.store.run import Sources
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.compare.changes.statements import CodeChanges
+    from introspect_cli.compare.answer.compared import (
+        Raised,
+    )
     from introspect_cli.compare.result import Finding
+    from introspect_cli.store.run import Run
+
+
+# --- what may have caused it, in one ranked list
 
 
 _NEAR = dict(zip(Nearness, (0.98, 0.95, 0.85, 0.7, 0.7), strict=False))
 _UNLIKELY = 0.45
 _IN_COMMENTS = 0.05
-
-
-def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
-    """Changes with the only changed statement marked `Nearness.ALONE`, if it can matter and nothing else differs.
-
-    That is, every text was read, no statement is near already, and no setting beside hardware and what code makes
-    weighs over `SAYS_NOTHING`. Otherwise the changes as they are.
-    """
-    if code is None or len(code.ranked) != 1 or code.unread or code.likely or not code.ranked[0].can_matter:
-        return code
-    others = (change for change in settings if change.source not in MADE_BY_CODE)
-    if any(change.weight > SAYS_NOTHING and change.source != "hardware" for change in others):
-        return code
-    return replace(code, ranked=(replace(code.ranked[0], nearness=Nearness.ALONE),))
 
 
 def weighed_by_code(
@@ -100,7 +97,7 @@ def ranked_candidates(
     """Statements that are likely, then settings that explain, in the order given.
 
     Settings with the same values in a and b are one candidate, and so is an argument of one run alone with the setting
-    that has its value. Left out are the git commit and nested settings; source files too, unless `code` has files that
+    that has its value. Left out is the git commit; source files too, unless `code` has files that
     it could not read, or no changed statement.
 
     Args:
@@ -164,8 +161,6 @@ def likely_words(findings: Sequence[Finding], causes: Sequence[Candidate]) -> li
 
 
 _LIKELY = 3
-_SHOWN, _AROUND, _WORDS = 60, 12, 400
-"""Characters that are shown of a statement, of these around what changed, and words of it that are compared."""
 
 
 def candidate_words(one: Candidate) -> str:
@@ -174,27 +169,133 @@ def candidate_words(one: Candidate) -> str:
     Statements are shortened around what changed; one that a run lacks is `(nothing)`.
     """
     if one.kind == "statement":
-        a, b = (text or "(nothing)" for text in _shortened_pair(one.a or "", one.b or ""))
+        a, b = on_one_line(*(" ".join((text or "(nothing)").split()) for text in (one.a, one.b)))
         return f"{one.line}{f' ({one.name})' if one.name else ''}: {a} -> {b}"
     return describe(SettingChange(one.line.partition(",")[0], one.name, one.a, one.b))
 
 
-def _shortened_pair(*texts: str) -> list[str]:
-    """Two versions of a statement, one line each; if either is over `_SHOWN` characters, long equal parts become `...`.
+# --- changed source
 
-    Each then has at most `2 * _SHOWN` characters, or `_SHOWN` where one version is empty. Only their first `_WORDS`
-    words and other characters are compared and shown.
+
+_MOST = 1 << 19
+"""Characters of unchanged files that are parsed to see who calls whom: some seconds."""
+
+
+def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChanges | None:
+    """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
+
+    None where either run has no digests of its files. Files have their names in b. May run git to read texts. A file
+    that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
+
+    Args:
+        a: one run.
+        b: the other run.
+        clues: names and lines of the first divergence or of the exception, made where files differ.
+
+    Raises:
+        StoreError: the text of a file is damaged.
     """
-    whole = [" ".join(text.split()) for text in texts]
-    if max(map(len, whole)) <= _SHOWN:
-        return whole
-    a, b = (re.findall(r"\w+|\W", text)[:_WORDS] for text in whole)
-    shown, blocks = ["", ""], SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    for number, (tag, begin, end, begin_b, end_b) in enumerate(blocks):
-        pieces = "".join(a[begin:end]), "".join(b[begin_b:end_b])
-        before, after = _AROUND * (number > 0), _AROUND * (number < len(blocks) - 1)
-        if tag == "equal" and len(pieces[0]) > before + after + 3:
-            pieces = (f"{pieces[0][:before]}...{pieces[0][len(pieces[0]) - after :]}",) * 2
-        shown = [text + piece for text, piece in zip(shown, pieces, strict=True)]
-    room = 2 * _SHOWN if all(whole) else _SHOWN
-    return [text if len(text) <= room else f"{text[: room - 3]}..." for text in shown]
+    if any("sources" not in run.settings for run in (a, b)):
+        return None
+    one, two = Sources(a), Sources(b)
+    renamed = _names_in_b((a, b), one, two)
+    names = [name for name in dict.fromkeys([*one.digests, *two.digests]) if name not in renamed.values()]
+    differing = [name for name in names if one.digests.get(name) != two.digests.get(renamed.get(name, name))]
+    if not differing:
+        return CodeChanges(compared=len(names))
+    from introspect_cli.compare.changes.near import ranked
+    from introspect_cli.compare.changes.project import changed_between
+
+    unread: list[tuple[str, str]] = []
+    sides: tuple[dict[str, str], dict[str, str]] = {}, {}
+    wanted = {renamed.get(name, name) for name in differing}
+    for name in differing:
+        other = renamed.get(name, name)
+        texts = _text_of(a, one, name), _text_of(b, two, other)
+        if (texts[0] is None and name in one.digests) or (texts[1] is None and other in two.digests):
+            unread.append((other, "text"))
+            continue
+        for side, text in zip(sides, texts, strict=True):
+            if text is not None:
+                side[other] = text
+    changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
+    back = {new: old for old, new in renamed.items()}
+    for quiet in (in_comments, in_names):
+        versions = {other: ((one, back.get(other, other)), (two, other)) for other in quiet}
+        for other in [o for o in quiet if any(n in kept and not kept[n].exact for kept, n in versions[o])]:
+            quiet.remove(other)
+            unread.append((other, "secret"))
+    every = (_texts_of(one, renamed, wanted) | sides[0]) if changes else {}, _texts_of(two, {}, wanted) | sides[1]
+    return CodeChanges(ranked(changes, every, clues()), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
+
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
+_SECONDS = 5
+
+
+def _text_of(run: Run, sources: Sources, name: str) -> str | None:
+    """The text of a file: of the run, else of the git clone around, if that has the file with the recorded digest.
+
+    None where neither has it. Waits at most `_SECONDS` for git.
+    """
+    import subprocess
+
+    commit, digest = run.settings.document("git").get("commit"), sources.digests.get(name)
+    if name in sources:
+        return sources[name].text
+    if digest is None or not (isinstance(commit, str) and _COMMIT.fullmatch(commit) and _PATH.fullmatch(name)):
+        return None
+    words = ["git", "cat-file", "blob", f"{commit}:{name}"]
+    try:
+        data = subprocess.run(words, capture_output=True, timeout=_SECONDS, check=False).stdout  # noqa: S603 - no shell; the words were checked
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return data.decode("utf-8", "replace") if source_digest(data) == digest else None
+
+
+def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:
+    """Files that have another name in b, a's name to b's.
+
+    The two scripts, then files with one partner of their basename.
+    """
+    left = [name for name in one.digests if name not in two.digests]
+    right = [name for name in two.digests if name not in one.digests]
+    scripts = [PurePath(str(run.manifest.get("script") or "")).name for run in runs]
+    named = [
+        [n for n in side if PurePath(n).name == script] for side, script in zip((left, right), scripts, strict=True)
+    ]
+    names = {named[0][0]: named[1][0]} if len(named[0]) == len(named[1]) == 1 else {}
+    for name in left:
+        same = [other for other in right if PurePath(other).name == PurePath(name).name]
+        if name not in names and len(same) == 1 and same[0] not in names.values():
+            names[name] = same[0]
+    return names
+
+
+def _texts_of(sources: Sources, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:
+    """Texts that a run keeps, by their names in b: all of `wanted`, and others until `_MOST` characters are reached.
+
+    Of the others, those in the top directories of `wanted` come first.
+
+    Args:
+        sources: of the run.
+        renamed: names in this run to names in b, where they differ.
+        wanted: names in b.
+    """
+    tops = {name.partition("/")[0] for name in wanted}
+    by_name = {renamed.get(name, name): name for name in sources}
+    texts: dict[str, str] = {}
+    for name in sorted(by_name, key=lambda n: (n not in wanted, "/" in n and n.partition("/")[0] not in tops)):
+        if name in wanted or sum(map(len, texts.values())) < _MOST:
+            texts[name] = sources[by_name[name]].text
+    return texts
+
+
+def clues_of_ending(ending: Raised) -> Clues:
+    """Clues where an exception ended one run alone: the innermost line of the user's code that it left.
+
+    No line where there is none.
+    """
+    line = ((ending.file, ending.line),) if ending.file else ()
+    return Clues("raised", lines=((), line) if ending.side == "b" else (line, ()))

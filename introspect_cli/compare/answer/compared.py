@@ -1,25 +1,27 @@
-"""Two runs with the outcomes of all ranks: how much was compared, agrees, or was not observed.
+"""Two runs with the outcomes of all ranks: how much was compared, agrees or was not observed, and how that is said.
 
 Where all results (losses, gradients, parameters) of both runs are recorded and agree, the runs are the same, and other
-differences are told beside it. Unobserved values do not become equal by that.
+differences are told beside it. Unobserved values do not become equal by that. "Same" covers what both runs recorded and
+observed; where one ends earlier or was blind, the verdict is UNDECIDED. An exception that ended a run is told with what
+agreed until then.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from introspect_cli.compare.answer.endings import Raised, exception_of, exception_of_one
+import numpy as np
+
 from introspect_cli.compare.evidence import Known
-from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of
-from introspect_cli.compare.reasons.ranks import order_of_ranks
-from introspect_cli.compare.reasons.update import hyperparameter_changes_of
-from introspect_cli.compare.reasons.view import View
-from introspect_cli.compare.result import Counts
-from introspect_cli.compare.say import listed, some, told, what
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of, sentence_of
+from introspect_cli.compare.result import Counts, Separate, Verdict
+from introspect_cli.compare.say import listed, some, told, what, what_diverges
+from introspect_cli.compare.table import OTHER, Layouts, nan_throughout
 from introspect_cli.compare.watched import (
     blindness_notes,
     chooses_modules,
@@ -27,6 +29,8 @@ from introspect_cli.compare.watched import (
     observed_kinds,
     option_notes,
     perturbed_notes,
+    ran_unseen,
+    stopped_within,
 )
 from introspect_cli.labels import step_words
 from introspect_cli.records import Joined, Kind, Phase
@@ -36,9 +40,113 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.outcome import RankOutcome
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import DiffOptions, Divergence, StructureChange
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.run import Run
+
+
+# --- exceptions that ended a run
+
+
+_LONGEST = 160
+_DIRECTORIES = re.compile(r"(?:/[^/\s'\"]+)+/")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that ended a run.
+
+    Attributes:
+        side: a or b.
+        exception: class and message.
+        file: of the innermost frame that is the user's own; "" for none.
+        line: its line.
+        function: its function; "" for none.
+    """
+
+    side: str
+    exception: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    @property
+    def same_as(self) -> tuple[str, str]:
+        """Key by which exceptions of two runs are the same: class and message without directories, and function."""
+        return _DIRECTORIES.sub("/", self.exception), self.function
+
+    @property
+    def words(self) -> str:
+        """The exception with its place: `ValueError: bad shape, at model.py:41 in forward`.
+
+        Without the place it has at most `_LONGEST` characters.
+        """
+        text = " ".join(self.exception.split())
+        text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+        inside = f" in {self.function}" if self.function not in {"", "<module>"} else ""
+        return f"{text}, at {self.file}:{self.line}{inside}" if self.file else text
+
+
+def exception_of(run: Run, side: str) -> Raised | None:
+    """The exception that ended a run, as its manifest notes it; None where none did.
+
+    `side` is what the run is called in words: `a`, `b` or "".
+    """
+    manifest = run.manifest
+    text = manifest.get("exception")
+    if manifest.get("how") != "exception" or not isinstance(text, str) or not text:
+        return None
+    at = manifest.get("raised_at")
+    if not isinstance(at, Mapping) or not isinstance(at.get("file"), str) or not isinstance(at.get("line"), int):
+        return Raised(side, text)
+    return Raised(side, text, at["file"], at["line"], str(at.get("function") or ""))
+
+
+def exception_of_one(one: Raised | None, two: Raised | None) -> Raised | None:
+    """The exception of the run that alone ended by one; b's where they differ.
+
+    None where both are the same or none is.
+    """
+    if one is not None and two is not None and one.same_as == two.same_as:
+        return None
+    return two or one
+
+
+def cut_short(scene: View) -> Raised | None:
+    """The exception that ended one run within the step of the first divergence; b's where two different ones did.
+
+    None for none, or the same in both runs.
+    """
+    one, two = (exception_of(run, side) for run, side in zip(scene.runs, "ab", strict=True))
+    endings = () if exception_of_one(one, two) is None else (two, one)
+    return next((ending for ending in endings if ending is not None and _is_in_diverging_step(ending, scene)), None)
+
+
+def _is_in_diverging_step(ending: Raised, scene: View) -> bool:
+    """Whether its run ended in the first divergence's step, with that record missing or the step cut off."""
+    first, in_b = scene.first, ending.side == "b"
+    cut = scene.side_without == ending.side or scene.runs[in_b].manifest.get("remainder") is True
+    reader, step = (scene.step.comparison.b, first.step_b) if in_b else (scene.step.comparison.a, first.step)
+    return cut and reader.last_step == step
+
+
+# --- two runs
+
+_ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
+    """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
+
+    Phases are those of a step in order, all others (evaluation) last. In the optimizer phase, gradients come before all
+    else.
+    """
+    site = first.site
+    place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
+    late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
+    came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
+    return first.step, 2 * place + late, came, first.rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +255,9 @@ class Compared:
         best = min(diverging, key=lambda pair: pair[0], default=(None, None))
         if best[1] is None or best[1].cause is None or best[1].cause.reason != "optimizer":
             return best[1]
+        from introspect_cli.compare.reasons.update import hyperparameter_changes_of
+        from introspect_cli.compare.reasons.view import View
+
         tied = [outcome for key, outcome in sorted(diverging, key=lambda pair: pair[0]) if key[:-1] == best[0][:-1]]
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
         return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])
@@ -242,22 +353,14 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     a, b, outcomes = compared.a, compared.b, compared.outcomes
     manifests, of_ranks = (a.manifest, b.manifest), dict.fromkeys(note for one in outcomes for note in one.notes)
     notes = [*_state_notes(compared), *of_ranks, *option_notes(*manifests), *_missing_notes(compared)]
-    notes += [*blindness_notes(*manifests), *_unopened_notes(outcomes), *some_ranks]
+    notes += [*blindness_notes(*manifests), *some_ranks]
     notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
+    if unopened := sum(outcome.unopened for outcome in outcomes):
+        notes.append(told("unopened", steps=f"{unopened:,}"))
     notes += perturbed_notes(*manifests)
     if blind := compared.tally["blind_both"]:
         notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))
     return notes
-
-
-def _unopened_notes(outcomes: Sequence[RankOutcome]) -> list[str]:
-    """At most one note: that steps after the first divergence were not opened, to save time."""
-    unopened = [outcome for outcome in outcomes if outcome.unopened]
-    if not unopened:
-        return []
-    if len(outcomes) == 1:
-        return [told("unopened-after", step=int(unopened[0].paired.steps[-1]))]
-    return [told("unopened", steps=f"{sum(outcome.unopened for outcome in unopened):,}")]
 
 
 def _state_notes(compared: Compared) -> Iterator[str]:
@@ -327,3 +430,266 @@ def copies_note(first: Divergence) -> list[str]:
         for summary, name in ((first.a, "a"), (first.b, "b"))
         if summary is not None and summary.joined is Joined.COPIES
     ]
+
+
+# --- verdict and sentence where nothing diverged
+
+
+_RESULTS = {
+    (Kind.LOSS.value, Phase.LOSS.value),
+    (Kind.GRAD.value, Phase.OPTIMIZER.value),
+    (Kind.PARAM.value, Phase.OPTIMIZER.value),
+}
+"""What a step's forward pass ends in: where one of them agrees in all steps, so did what was not seen on the way."""
+
+
+class Agreement(NamedTuple):
+    """The verdict where no result diverges, for the whole, for training and for evaluation (None without one)."""
+
+    verdict: Verdict
+    sentence: str
+    training: Separate
+    evaluation: Separate | None
+
+
+def agreement(compared: Compared) -> Agreement:
+    """Verdict and sentence where no result diverges; other differences pass if `compared.results_agree`.
+
+    The sentence names an exception that ended a run. Training has the same, and so has evaluation if any step evaluates
+    (else None). Where an evaluation ran unobserved, the whole and evaluation are UNDECIDED, and training is not.
+    """
+    split = any(outcome.gathered is not None and outcome.gathered.by_samples for outcome in compared.outcomes)
+    verdict, text = undiverged_verdict(
+        compared, told("samples-are" if split else "runs-are"), results=compared.results_agree
+    )
+    if verdict is Verdict.UNDECIDED:
+        text = _raised_before_words(compared) or text
+    else:
+        text += _raised_after_words(compared)
+    training = Separate(verdict, text)
+    if not any(outcome.evaluated for outcome in compared.outcomes):
+        return Agreement(verdict, text, training, None)
+    unseen = _unseen_names(compared, Phase.EVAL)
+    if unseen and verdict is Verdict.SAME and compared.options.evaluation is not False:
+        verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
+    return Agreement(verdict, text, training, Separate(verdict, text))
+
+
+def undiverged_verdict(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
+    """Verdict (SAME or UNDECIDED) and sentence where nothing diverges.
+
+    UNDECIDED, with the first reason that holds: too little was compared; one run recorded more; structure differs and
+    results are missing; modules ran unobserved and no results were recorded; a capture failed.
+
+    Args:
+        compared: both runs and what came of each rank.
+        subject: of the sentence, with its verb: `The runs are`.
+        results: whether all results are known to agree, so that other differences and records of one run pass.
+    """
+    why = _why_too_little(compared) or _why_one_saw_more(compared, results=results)
+    if why:
+        return Verdict.UNDECIDED, told("could-not-tell", why=why)
+    verdict, text = _agreed_verdict(compared, subject, results=results)
+    unseen = "" if _has_results(compared) else _unseen_names(compared, Phase.FORWARD)
+    broken = [name for name, run in compared.runs if has_failed(run.manifest)]
+    if verdict is Verdict.SAME and (unseen or broken):
+        why = told("but-ran-unseen", names=unseen) if unseen else told("but-failed", runs=", ".join(broken))
+        return Verdict.UNDECIDED, told("could-not-tell", why=why)
+    return verdict, text
+
+
+def _unseen_names(compared: Compared, phase: Phase) -> str:
+    """Models or modules that ran without being observed in a phase, in either run, in words; "" for none."""
+    names = list(dict.fromkeys(name for _, run in compared.runs for name in ran_unseen(run.manifest, phase)))
+    return some(names) if names else ""
+
+
+def _has_results(compared: Compared) -> bool:
+    """Whether any compared rank of run a has sites of losses, gradients or parameters after an optimizer's step."""
+    tables = [outcome.paired.a.sites for outcome in compared.outcomes if len(outcome.paired)]
+    recorded = {pair for sites in tables for pair in zip(sites.kind, sites.phase, strict=True)}
+    return not recorded.isdisjoint(_RESULTS)
+
+
+def _agreed_verdict(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
+    """Verdict and sentence where no compared value differs.
+
+    SAME, or UNDECIDED if structure differs and results are missing.
+
+    `results`: whether all results are known to agree, so that other differences pass.
+    """
+    counts, outcomes = compared.counts, compared.outcomes
+    if results and (compared.best is not None or compared.tally["blind"]):
+        return Verdict.SAME, _results_sentence(compared)
+    agree = told("agree", extent=compared.extent + "," * bool(counts.within), until=compared.until)
+    changes = sentence_of(compared.structure_if_same)
+    if not changes or compared.options.evaluation is not None:
+        agree, changes = told("the-same", subject=subject, agree=agree), ""
+    elif any(outcome.unrecorded is not None for outcome in outcomes):
+        return Verdict.UNDECIDED, told("could-not-tell", why=told("no-results", agree=agree)) + changes
+    else:
+        agree = told("same-numbers", agree=agree)
+    return Verdict.SAME, f"{agree}.{changes}{_nan_words(outcomes)}"
+
+
+def _why_too_little(compared: Compared) -> str:
+    """Why too little was compared to tell, the first that holds; "" if none does.
+
+    No compared step, as a run has none, or none is common or selected; no record that is equal or within tolerance; a
+    last step of which nothing was observed; more than half of the records not observed in either run.
+    """
+    counts, unseen = compared.counts, compared.tally["blind_both"]
+    if not counts.steps_compared:
+        empty = [name for name, run in compared.runs if run.last_step is None]
+        if empty:
+            return told("no-complete-step", runs=", ".join(empty))
+        return told("not-selected-in-both" if compared.options.steps else "no-common-step")
+    if not counts.records or counts.equal + counts.within == 0:
+        return told("nothing-in-common")
+    if compared.tally["blank"]:
+        return told("blank-step")
+    return told("mostly-unseen", unseen=unseen, all=counts.records) if 2 * unseen > counts.records else ""
+
+
+def _why_one_saw_more(compared: Compared, *, results: bool) -> str:
+    """What one run alone recorded, the first that holds; "" for none: a step cut off, records, ranks, later steps.
+
+    Records that one run alone observed do not count if `results` are known to agree.
+    """
+    if compared.tally["cut"]:
+        name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
+        ended = run.manifest.get("exit_code") if run.manifest.get("how") == "exit" else None
+        ended_by = {"exit": "" if ended is None else str(ended), "cut": ended is None}
+        return told("cut-within", run=name, step=run.last_step, **ended_by)
+    if compared.tally["blind"] and not results:
+        return told("seen-by-one", records=count(compared.tally["blind"], "record"), first=compared.blind_site)
+    for name, run, other in (("a", compared.a, compared.b), ("b", compared.b, compared.a)):
+        missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
+        if missing and compared.splits is None and not compared.options.ranks:
+            return told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
+    agreed = told("agreed-within" if compared.counts.within else "equal-until", until=compared.until)
+    for paired in (outcome.paired for outcome in compared.outcomes):
+        if paired.tail_a or paired.tail_b:
+            long, tail = ("a", paired.tail_a) if paired.tail_a else ("b", paired.tail_b)
+            changed = next((outcome.paired.changed for outcome in compared.outcomes if outcome.paired.changed), "")
+            if changed:
+                return told("changed-at-the-end", agreed=agreed, run=long, name=changed)
+            return told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=tail)
+    return ""
+
+
+def _results_sentence(compared: Compared) -> str:
+    """Sentence where all results agree, with the first other difference, unobserved records and structural changes."""
+    code = "results-equal" if not compared.within else "results-within"
+    text = told(code, names=compared.results, until=compared.until)
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
+        text += told("changed-none", step=first.step_words, what=what_diverges(first))
+    if blind := compared.tally["blind"]:
+        text += told("not-compared", records=count(blind, "record"), first=compared.blind_site)
+    return f"{text}{sentence_of(compared.structure)}{_nan_words(compared.outcomes)}"
+
+
+def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
+    """Sentence that counts the records that are NaN throughout in the last compared step of each rank; "" for none.
+
+    They are counted in a. NaN equals NaN whatever was computed, so that they are equal proves nothing.
+    """
+    every, empty, name = 0, 0, ""
+    for paired in (outcome.paired for outcome in outcomes if len(outcome.paired)):
+        reader, step = paired.a, int(paired.steps[-1])
+        batch = reader.read(step)
+        rows = np.flatnonzero(nan_throughout(batch, Layouts(reader.layouts)))
+        every, empty = every + len(batch), empty + len(rows)
+        if len(rows) and not name:
+            first = int(rows[np.argmin(batch.sequence[rows])])
+            name = what(reader.record(batch, first, step).site)
+    return told("nan-throughout", empty=f"{empty:,}", all=count(every, "record"), first=name) if empty else ""
+
+
+# --- training and evaluation alone
+
+
+def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | None]:
+    """The answers for training alone and evaluation alone, of runs that diverge; (None, None) without an evaluation.
+
+    Ranks that were not compared again count as a whole for training.
+    """
+    parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
+    for outcome in compared.outcomes:
+        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
+        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+    if not parts[True]:
+        return None, None
+    training, evaluation = (
+        _separate_answer(
+            replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name
+        )
+        for which, name in ((False, "Training"), (True, "Evaluation"))
+    )
+    return training, evaluation
+
+
+def _separate_answer(compared: Compared, name: str) -> Separate:
+    """The answer for training or evaluation (`name`): where it diverges first, else SAME or UNDECIDED.
+
+    `compared` holds only that part's outcomes already.
+    """
+    first = None if compared.best is None else compared.best.first
+    if first is not None:
+        return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
+    verdict, text = undiverged_verdict(compared, subject_of(name, narrowed=compared.options.narrowed))
+    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
+
+
+def subject_of(name: str, *, narrowed: bool) -> str:
+    """Subject of a sentence with its verb: `Training is`; `narrowed`: of the selected records of it."""
+    return told("selected-is", name=name.lower()) if narrowed else told("it-is", name=name)
+
+
+def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:
+    """Sentence on where training or evaluation (`name`) diverges; `too` where the other does as well."""
+    return told("diverges", name=name, step=first.step_words, too=", too" * too, what=what_diverges(first))
+
+
+# --- a run that ended by an exception
+
+
+def _raised_after_words(compared: Compared) -> str:
+    """Sentence, to be appended, on exceptions that ended a run after all that agreed; "" where none did.
+
+    Also where both runs ended by the same one.
+    """
+    ending, same = compared.ending, compared.raised[1]
+    if ending is None:
+        return "" if same is None else told("both-raised", words=same.words)
+    other = compared.raised[0] if ending.side == "b" else None
+    return told("raised-after", run=ending.side, words=ending.words, other="" if other is None else other.words)
+
+
+def _raised_before_words(compared: Compared) -> str:
+    """Sentence where an exception ended one run alone, and the other has later steps or none in common.
+
+    "" otherwise.
+    """
+    ending = compared.ending
+    if ending is None:
+        return ""
+    side, run = ending.side, dict(compared.runs)[ending.side]
+    if not compared.until:
+        has_steps = any(len(run.rank(rank)) for rank in run.ranks)
+        return told("raised-no-common" if has_steps else "raised-early", run=side, words=ending.words)
+    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
+    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
+        return ""
+    cut = [rank for rank in run.ranks if not run.rank(rank).ended]
+    return told(
+        "raised-earlier",
+        run=side,
+        ranks=rank_list(cut) if cut else "",
+        other=OTHER[side],
+        words=ending.words,
+        until=compared.until,
+        which=told("selected" if compared.options.narrowed else "both-recorded"),
+        within=bool(compared.tally["within"]),
+    )

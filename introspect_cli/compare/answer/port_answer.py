@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from introspect_cli.compare import say
 from introspect_cli.compare.evidence import Evidence, Known, Thing
 from introspect_cli.compare.match import CLOSE, are_ports, ends, flow_of, sketch_distance
-from introspect_cli.compare.result import (
-    Counts,
-    DiffResult,
-    Divergence,
-    Fact,
-    Origin,
-    Role,
-    StructureChange,
-    Verdict,
-)
+from introspect_cli.compare.result import Counts, DiffResult, Divergence, Fact, Origin, Role, StructureChange, Verdict
 from introspect_cli.compare.say import amount, named, some, thing, what
 from introspect_cli.compare.watched import is_list, is_ordered
 from introspect_cli.records import Kind

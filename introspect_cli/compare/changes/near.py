@@ -12,10 +12,10 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     BLOCKS,
@@ -30,12 +30,11 @@ from introspect_cli.compare.changes.statements import (
     first_line,
     tree_of,
 )
-from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.statements import Change, SourceLine
+    from introspect_cli.compare.changes.statements import Change
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,31 +353,9 @@ class Code:
         heads = {s.around[0] for s in self.callers.get("backward", ()) if s.around}
         return {s for s in self.statements if s in heads or heads.intersection(s.around)}
 
-    def unmentioned_statements(self, scripts: frozenset[str]) -> set[Statement]:
-        """Statements that `scripts` do not run: of functions that nothing names, and `__main__` blocks of other files.
 
-        Nothing that runs, that is: a function named only by functions that nothing runs is among them. Functions with a
-        decorator count as named. `scripts` are file names without folders.
-        """
-        alone = {s for s in self.statements if PurePath(s.file).name not in scripts and _is_in_main_block(s)}
-        decorated = {s.place for s in self.statements if getattr(s.node, "decorator_list", ())}
-        left = {s for s in self.statements if s.scope.partition(".")[0] in self.functions and s.place not in decorated}
-        edge = {*self.statements} - left - alone
-        while edge:
-            names = {name.rpartition(":")[2] for s in edge for name in s.takes | s.calls}
-            edge = {s for s in left if s.scope.partition(".")[0] in names}
-            left -= edge
-        return left | alone
-
-
-_MOST_CALLS = 5
 _MOST_MEANT = 3
 _MOST_VALUES = 7
-
-
-def _is_in_main_block(statement: Statement) -> bool:
-    """Whether a statement is an `if` on `__name__`, or stands in one."""
-    return any("__name__" in head.takes for head in (*statement.around, statement) if isinstance(head.node, ast.If))
 
 
 # --- the code that computes a place
@@ -406,44 +383,57 @@ _TUNE = r"LR\Z|[Ss]chedul|[Ww]arm|swa|\Alr\Z|add_param_group|param_groups"
 _CAST = r"\A(to|half|bfloat16|float|double|autocast|type|set_default_dtype|cuda|cpu|memory_format)\Z"
 _DATA = r"[Dd]ata[Ss]et|Sampler|Loader|DataModule|DataPipe|[Cc]ollat|set_epoch"
 _WRITE = r"\A[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|\Aset_\Z|\Adata\Z"
-_CALLS = {
-    "rng": rf"{_SEED}|{_DRAW}|{_MODE}",
-    "initial": rf"{_FILL}|{_SEED}",
-    "optimizer": _TUNE,
-    "gradient": _HANDLE,
-    "collective": rf"{_HANDLE}|{_SEND}",
-    "parts": rf"{_HANDLE}|{_SEND}",
-    "structure": _CUT,
-    "backward": _CUT,
-    "outside": rf"{_WRITE}|{_LOAD}",
-    "by_hand": rf"{_WRITE}|{_LOAD}",
-    "buffer": rf"{_WRITE}|{_MODE}",
-    "resumed": rf"{_LOAD}|{_SAVE}",
-    "product": _SAVE,
-    "batch": _DATA,
-    "split": rf"{_HANDLE}|{_DATA}",
-    "gap": rf"{_MODE}|{_HANDLE}|{_TUNE}",
-    "propagated": rf"{_MODE}|{_HANDLE}|{_TUNE}",
+_IN_PLACE = rf"{_WRITE}|{_LOAD}"
+_HANDLED = rf"{_MODE}|{_HANDLE}|{_TUNE}"
+
+
+class _Where(NamedTuple):
+    """Where the code that computes a place is looked for, by the reason why runs diverge there.
+
+    Attributes:
+        calls: a pattern of what it calls or gives; "" for none.
+        modules: of how many modules the forward is meant: none, the innermost, or all around (2).
+        loss: whether what leads to the loss is meant.
+        steps: whether all that a step runs may lie between the last record that agreed and the first that did not.
+        data: whether what makes batches is meant, unless they are equal.
+        written: whether what changes the tensor in place is meant.
+    """
+
+    calls: str = ""
+    modules: int = 0
+    loss: bool = False
+    steps: bool = False
+    data: bool = False
+    written: bool = False
+
+
+_WHERE: Final[Mapping[str, _Where]] = {
+    "module": _Where(modules=1),
+    "own_code": _Where(modules=1),
+    "op": _Where(modules=1),
+    "buffer": _Where(rf"{_WRITE}|{_MODE}", modules=1),
+    "by_hand": _Where(_IN_PLACE, modules=1, written=True),
+    "backward": _Where(_CUT, modules=2, loss=True),
+    "loss": _Where(loss=True),
+    "script": _Where(loss=True, steps=True, data=True),
+    "split": _Where(rf"{_HANDLE}|{_DATA}", loss=True, data=True),
+    "batch": _Where(_DATA, data=True),
+    "gradient": _Where(_HANDLE, modules=2, loss=True, steps=True),
+    "collective": _Where(rf"{_HANDLE}|{_SEND}"),
+    "parts": _Where(rf"{_HANDLE}|{_SEND}"),
+    "optimizer": _Where(_TUNE, steps=True),
+    "structure": _Where(_CUT, modules=2, steps=True, written=True),
+    "initial": _Where(rf"{_FILL}|{_SEED}", steps=True, written=True),
+    "outside": _Where(_IN_PLACE, steps=True, written=True),
+    "rng": _Where(rf"{_SEED}|{_DRAW}|{_MODE}", steps=True),
+    "resumed": _Where(rf"{_LOAD}|{_SAVE}", steps=True),
+    "product": _Where(_SAVE),
+    "gap": _Where(_HANDLED, modules=2, loss=True, steps=True, data=True),
+    "propagated": _Where(_HANDLED, modules=2, loss=True, steps=True),
 }
-"""What the code that computes a place calls or gives, by the reason why runs diverge there."""
 _BACKWARD = _word_set("backward manual_backward scale grad")
-_OF_MODULES = _word_set("module own_code op buffer backward by_hand structure gap propagated gradient")
-"""Reasons for which the code of the modules around the place is meant."""
-_AROUND = _word_set("backward gap propagated gradient structure")
-"""Of these, reasons for which all modules around are meant, not the innermost alone."""
-_OF_LOSS = _word_set("loss backward split script gap propagated gradient")
-"""Reasons for which what leads to the loss is meant."""
-_BY_LINE = _word_set("own_code script loss gradient")
-"""Reasons for which the cause is in what ran between two records, not in what was made before."""
-_OF_STEPS = _word_set("rng structure outside initial script gradient resumed propagated optimizer gap")
-"""Reasons for which all that a step runs is between the last record that agreed and the first that did not."""
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _FAR = 5
-
-
-def _is_without_grad(statement: Statement) -> bool:
-    """Whether a statement stands in a `with torch.no_grad()`."""
-    return any("no_grad" in head.calls for head in statement.around)
 
 
 class SideReach:
@@ -457,145 +447,98 @@ class SideReach:
             clues: of the divergence.
             side: 0 for a, 1 for b.
         """
-        self.code, self.clues = code, clues
+        self.code, self.clues, self.where = code, clues, _WHERE.get(clues.reason, _Where())
         roots = code.callers_of(clues.roots)
         self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
         self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
-        self.ran = self._ran_between(*clues.bounds[side])
         self.computes = self._computing_statements()
         self.builds = code.statements_behind([*self.recorded, *self.computes, *self._builders()], self.models)
-        self.between = code.training_loops() if clues.reason in _OF_STEPS or clues.gap else set[Statement]()
+        self.between = code.training_loops() if self.where.steps or clues.gap else set[Statement]()
         if clues.reason == "script":
             self.between |= code.reached_from(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
             self.between.update(code.statements)
-        self.idle = (
-            code.unmentioned_statements(clues.scripts) if clues.scripts and all(clues.scripts) else set[Statement]()
-        )
 
     def nearness(self, statement: Statement) -> tuple[int, int]:
         """(index in `ORDER`, depth) of a statement, the smaller the nearer.
 
-        RECORDED for lines on record (depth 0), and for what ran between and is in any of the next sets (1); then
-        COMPUTES and BUILDS by the first set that has it (depth: its distance there, plus 1 for a bare expression that
-        gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it cannot matter.
+        RECORDED for lines on record (depth 0); then COMPUTES and BUILDS by the first set that has it (depth: its
+        distance there, plus 1 for a bare expression that gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it
+        cannot matter.
         """
         if not statement.can_matter:
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.recorded:
             return ORDER.index(Nearness.RECORDED), 0
-        reaches = (self.computes, self.builds, self.between)
-        if statement in self.ran and any(statement in near for near in reaches):
-            return ORDER.index(Nearness.RECORDED), 1
         makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
         for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
             if statement in depths:
                 return ORDER.index(nearness), depths[statement] + makes_nothing
         return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
 
-    def _ran_between(self, low: SourceLine | None, high: SourceLine | None) -> set[Statement]:
-        """Statements from line `low` (last record that agreed) to `high` (first that did not), both included.
-
-        set() unless the reason is in `_BY_LINE`, it is no gap, and `high` is known. Where `low` is unknown, after
-        `high` or in another function, it is the statement at `high`; for an output in another function, the rest of the
-        function of `low`.
-        """
-        code, clues = self.code, self.clues
-        first, last = (
-            min(code.statements_at(*line, line[1]), key=lambda s: s.lines[1] - s.lines[0], default=None)
-            if line
-            else None
-            for line in (low, high)
-        )
-        if clues.reason not in _BY_LINE or clues.gap or last is None:
-            return set()
-        if first is not None and first.place != last.place and clues.kind is Kind.OUTPUT:
-            return {s for s in code.by_definition[first.place] if s.lines[1] >= first.lines[0]}
-        if first is None or first.place != last.place or first.lines[0] > last.lines[0]:
-            return {last}
-        return {s for s in code.by_definition[last.place] if first.lines[0] <= s.lines[0] <= last.lines[1]}
-
     def _computing_statements(self) -> Depths:
         """Statements that compute the first value that differs, with their depth: by the reason, and what they call."""
-        code, clues = self.code, self.clues
-        reason = clues.reason
-        near: Depths = {}
-        if reason == "raised":
+        code, clues, where = self.code, self.clues, self.where
+        if clues.reason == "raised":
             return code.reached_from({s.place for s in self.recorded})
-        if reason in _OF_MODULES:
-            names = clues.classes if reason in _AROUND else clues.classes[:1]
-            if reason in {"own_code", "op"}:  # the innermost module of the user's own
-                names = *names, *[name for name in clues.classes if code.methods(name, *_FORWARD)][:1]
+        near: Depths = {}
+        if where.modules:
+            own = [name for name in clues.classes if code.methods(name, *_FORWARD)]  # that the user wrote
+            names = clues.classes if where.modules == 2 else (*clues.classes[:1], *own[:1])
             for name in {*names, *clues.inside}:
                 near |= code.reached_from(code.methods(name, *_FORWARD), clues.reason == "structure")
-        wanted = [_CALLS[reason]] if reason in _CALLS else []
-        if reason == "rng" and any(clues.lines):
-            wanted = [_SEED]  # the lines that draw are on record
-        wanted += [r"\Amemory_format\Z"] if reason in _OF_MODULES else []
+        pattern = _SEED if clues.reason == "rng" and any(clues.lines) else where.calls  # lines that draw are on record
+        wanted = [pattern] if pattern else []
+        wanted += [r"\Amemory_format\Z"] if where.modules else []
         wanted += [_CAST] if "dtype" in clues.words else []
         wanted += [_MODE] if clues.words & {"training", "train"} else []
         if wanted:
-            pattern = re.compile("|".join(wanted))
-            matching = {s for s in code.statements if any(map(pattern.search, s.calls | s.gives))}
-            near = dict.fromkeys(matching, 1) | near
-        if reason == "optimizer":
+            either = re.compile("|".join(wanted))
+            near = {s: 1 for s in code.statements if any(map(either.search, s.calls | s.gives))} | near
+        if clues.reason == "optimizer":
             places = {p for name in clues.optimizers for p in code.methods(name, "step")}
             near |= code.reached_from(places) | dict.fromkeys(code.callers_of(clues.optimizers), 0)
-        if reason in {"initial", "structure", "outside", "by_hand"}:
+        if where.written:
             near |= {s: 0 for s in code.statements if isinstance(s.node, ast.AugAssign) and _is_without_grad(s)}
             touching = code.givers.get(clues.tensor, [])
-            touching = [s for s in touching if reason == "by_hand" or not s.scope.endswith(".forward")]
+            touching = [s for s in touching if where.modules == 1 or not s.scope.endswith(".forward")]
             near |= dict.fromkeys(touching, 0)
-        if reason in {"batch", "split", "script", "gap"} and not clues.batch_is_equal:
-            data = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
-            loaders = [s for s in code.statements if any(re.search(_DATA, name) for name in s.calls)]
-            used = {
-                p
-                for s in code.statements_behind(loaders)
-                for name in s.takes | s.calls
-                for p in code.functions_meant(name, s.place)
-            }
-            near = code.reached_from(data | used, 1) | near
-        if reason == "loss" and clues.gap:
+        if where.data and not clues.batch_is_equal:
+            near = code.reached_from(self._places_of_data(), 1) | near
+        if clues.reason == "loss" and clues.gap:
             near |= code.reached_from(p for name in code.classes for p in code.methods(name, "forward"))
-        if reason in _OF_LOSS:
-            starts = code.callers_of(self.models if reason == "script" else _BACKWARD)
+        if where.loss:
+            starts = code.callers_of(self.models if clues.reason == "script" else _BACKWARD)
             starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}
             trains = {s.place for s in code.callers.get("backward", ())}
             behind = code.statements_behind(starts, self.models)
-            near = near | {
-                s: depth
-                for s, depth in behind.items()
-                if s not in near and (s.place in trains or not s.scope.endswith((".forward", ".__init__")))
-            }
+            outside = (s for s in behind if s.place in trains or not s.scope.endswith((".forward", ".__init__")))
+            near = {s: behind[s] for s in outside} | near
         near = code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
-        if reason in {"structure", "optimizer"}:
+        if clues.reason in {"structure", "optimizer"}:
             near |= dict.fromkeys((s for s in code.statements if clues.words & (s.gives | s.calls)), 0)
         return near
 
     def _builders(self) -> set[Statement]:
-        """Statements that build the modules around the divergence, or call the functions of recorded lines.
-
-        set() for reasons that neither explains.
-        """
+        """Statements that build the module of the place and the one around it, or call a recorded line's function."""
         code, clues = self.code, self.clues
-        building = set[Statement]()
-        if clues.reason in {"rng", "initial", "structure"}:
-            building = code.callers_of(clues.roots) | code.callers_of(clues.classes)
-        if clues.reason in {"rng", "initial"}:
-            edge = self.recorded
-            for _ in range(_MOST_CALLS):  # what calls the functions of recorded lines, or hands them on
-                names = {s.scope.rpartition(".")[2] for s in edge} - _OF_EVERY_CLASS
-                edge = {s for name in names for s in (*code.callers.get(name, ()), *code.takers.get(name, ()))}
-                building |= edge
-        if clues.reason in _OF_MODULES:
-            for name, attribute in zip(clues.classes[:2], clues.attributes, strict=False):
-                calls = code.callers_of([name])
-                building |= calls.intersection(code.givers.get(attribute, ())) or calls
-                building |= code.reached_from(code.methods(name, "__init__")).keys()
-                if clues.reason == "module":
-                    break
-        return building
+        built = zip(clues.classes[:2], clues.attributes, strict=False) if self.where.modules else ()
+        building = {s for name, given in built for s in code.callers_of([name]) if given in s.gives}
+        names = {s.scope.rpartition(".")[2] for s in self.recorded} - _OF_EVERY_CLASS
+        return building | {s for name in names for s in (*code.callers.get(name, ()), *code.takers.get(name, ()))}
+
+    def _places_of_data(self) -> set[Definition]:
+        """Functions of data sets and samplers, and those that what builds a loader takes or calls."""
+        code = self.code
+        loaders = [s for s in code.statements if any(re.search(_DATA, name) for name in s.calls)]
+        behind = code.statements_behind(loaders)
+        used = {place for s in behind for name in s.takes | s.calls for place in code.functions_meant(name, s.place)}
+        return used | {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
+
+
+def _is_without_grad(statement: Statement) -> bool:
+    """Whether a statement stands in a `with torch.no_grad()`."""
+    return any("no_grad" in head.calls for head in statement.around)
 
 
 def ranked(
@@ -620,22 +563,21 @@ def ranked(
 def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
-    `hits` counts the words of its text that are among the clues, one that changed three times. A change that no script
-    runs, or that `_only_defines`, is `_FAR` deeper, has no hits and cannot matter.
+    `hits` counts the words of its text that are among the clues, one that changed three times. A change that
+    `_only_defines` is `_FAR` deeper, has no hits and cannot matter.
     """
     texts = ("" if side is None else side.text for side in (change.a, change.b))
     counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
     hits = 2 * len(words & clues.words) + len(set(counts[0] + counts[1]) & clues.words)
-    best, ran, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False, False
+    best, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False
     files = change.file_a or change.file, change.file
     for file, side, version in zip(files, (change.a, change.b), sides, strict=True):
         if side is not None:
             inside = version.code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *map(version.nearness, inside)])
-            ran |= not inside or not inside <= version.idle
             matters |= any(statement.can_matter for statement in inside)
-    passive = not ran or _only_defines(change, clues)
+    passive = _only_defines(change, clues)
     return Ranked(
         change, ORDER[best[0]], best[1] + _FAR * passive, 0 if passive else hits, can_matter=matters and not passive
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.records import Kind
 
 Definition: TypeAlias = tuple[str, str]
 """File, and qualified name of a function or class in it; "" for the file itself."""
@@ -110,8 +109,6 @@ def bodies_of(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
 
 SourceLine: TypeAlias = tuple[str, int]
 """File and line of the user's code."""
-Bounds: TypeAlias = "tuple[SourceLine | None, SourceLine | None]"
-"""Lines that ran the last record that agreed and the first that did not; None where not on record."""
 
 
 class Nearness(str, Enum):
@@ -147,13 +144,10 @@ class Clues:
         optimizers: classes of the optimizers that step.
         words: names that differ or are known to matter: hyper-parameters, attributes, what one run only has.
         lines: file and line of the user's code that the records of a and of b themselves name.
-        bounds: of a and of b, the lines that ran the last record that agreed and the first that did not, where known.
-        kind: kind of the record; None without one.
         tensor: what the tensor is called in its module.
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
         ran: classes of all modules that either run has.
-        scripts: file names of both runs' scripts.
     """
 
     reason: str
@@ -165,13 +159,10 @@ class Clues:
     optimizers: tuple[str, ...] = ()
     words: frozenset[str] = frozenset()
     lines: tuple[tuple[SourceLine, ...], tuple[SourceLine, ...]] = ((), ())
-    bounds: tuple[Bounds, Bounds] = ((None, None), (None, None))
-    kind: Kind | None = None
     tensor: str = ""
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
     ran: frozenset[str] = frozenset()
-    scripts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ in the sum.
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,27 +36,17 @@ _REST = 1e-5
 """What is left of a gradient beside the best multiple of the other, where that is no rounding of a factor."""
 
 
-class Handling(str, Enum):
-    """A treatment of gradients between backward pass and update, as the code of what is left."""
-
-    CLIPPING = "clipping"
-    UNSCALING = "unscaling"
-    ACCUMULATION = "accumulation"
-    ZERO_GRAD = "zero-grad"
-    BY_HAND = "gradient-by-hand"
-
-
-TOGETHER = frozenset({Handling.CLIPPING, Handling.UNSCALING, Handling.ACCUMULATION})
+TOGETHER = frozenset({"clipping", "unscaling", "accumulation"})
 """What multiplies all gradients by one factor, where a step has one backward pass."""
 
 
-def excluded_handling(at: View) -> frozenset[Handling]:
-    """Kinds of gradient handling that the records rule out as a cause.
+def excluded_handling(at: View) -> frozenset[str]:
+    """Codes of gradient handling that the records rule out as a cause.
 
     None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
     gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
     where no factor maps a's gradient to b's, or where at most one optimizer steps and another gradient is equal and not
-    zero. `ZERO_GRAD` is where such an equal gradient was not zero in the previous step either (or there is none, at
+    zero. `zero-grad` is where such an equal gradient was not zero in the previous step either (or there is none, at
     step 0).
     """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
@@ -66,7 +55,7 @@ def excluded_handling(at: View) -> frozenset[Handling]:
     some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
     gone = TOGETHER if some_equal or _has_no_factor(at) else frozenset()
     nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
-    return gone | {Handling.ZERO_GRAD} if nothing_left else gone
+    return gone | {"zero-grad"} if nothing_left else gone
 
 
 def _sparse_sides(at: View) -> str:
@@ -175,7 +164,7 @@ def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient is the other's plus a share of the previous one (a missing `zero_grad`)."""
     side, _ = stale_share(at.step, at.position)
     if side:
-        yield found("stale", side=side, of="evaluation" if at.site.call else "step")
+        yield found("stale", side=side)
 
 
 @finds("gradient")
@@ -203,13 +192,14 @@ def left_in_gradient(at: View) -> Iterator[str]:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
-    elif at.rounding and Handling.CLIPPING in gone and at.parameter_user:
+    elif at.rounding and "clipping" in gone and at.parameter_user:
         yield "rounding-in-backward"
         return
     else:
-        if Handling.CLIPPING in gone:
+        if "clipping" in gone:
             yield "clipping-by-value"
-        yield from (handling.value for handling in Handling if handling not in gone)
+        handled = ("clipping", "unscaling", "accumulation", "zero-grad", "gradient-by-hand")
+        yield from (code for code in handled if code not in gone)
     if differ[0] != differ[1] and at.parameter_user:
         yield "use-in-module"
     yield "penalty"
@@ -223,17 +213,12 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
 
     ("", 0.0) where neither is.
 
-    Previous is the step before, or, in an optimizer step that evaluates the model several times, the call before.
-    Compared are sketches; where one is missing, the answer is ("", 0.0).
+    Compared are sketches; where one is missing, or where an optimizer evaluates the model several times a step, the
+    answer is ("", 0.0).
     """
-    site, union = step.sites[position], int(step.divergences.site[position])
-    table = step.table
-    if site.call:  # an optimizer that evaluates the model several times a step
-        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
-        old = table.sketch(earlier[0], "a") if earlier else None
-    else:
-        found = step.last(union, "a")
-        old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
+    union, table = int(step.divergences.site[position]), step.table
+    found = None if step.sites[position].call else step.last(union, "a")
+    old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
     sketches = table.sketches(union)
     if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
         return "", 0.0

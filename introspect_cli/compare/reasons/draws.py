@@ -4,7 +4,7 @@ An unseeded generator starts from the operating system's entropy and differs bet
 draws from it, a capture records it as untouched, in words instead of a state; so it shows in the step after.
 
 A draw that only one run made is no divergence by itself. It is what explains that a random state differs later, or that
-a module gives something else; so its place is given, by what was recorded just before and after it. The same draw can
+a module gives something else; so its place is given, by what was recorded just after it. The same draw can
 be on record under different names: a capture that was asked to leave a module out, or a module that was written as a
 function, notices it at what comes next. So a draw is one run's alone only where the other run looked at the generators
 just before and just after, and had no draw in between that has no partner either.
@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from introspect_cli.compare.evidence import Cause, Known, Thing
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes import table_of
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, STEP_BEGINS, finds, found
+from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
     find_differing_call,
@@ -31,7 +30,7 @@ from introspect_cli.compare.settings.beginning import (
     find_script_seedings,
 )
 from introspect_cli.compare.step import Place, random_at_start
-from introspect_cli.compare.table import DIFFERENT, OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -39,34 +38,30 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
     from introspect_cli.compare.step import Step
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """A draw that one run made and the other did not.
 
     Attributes:
         side: of the run.
         site: of the random state that they were drawn from.
-        after: what was recorded before; "" where the module itself drew as soon as it was called.
         sequence: when, in that run.
     """
 
     side: str
     site: Site
-    after: str
     sequence: int
 
     @property
     def finding(self) -> Finding:
-        """The finding that names the run, and the place of the draw by what was recorded before and after it."""
-        sides = {"side": self.side, "other": OTHER[self.side], "after": self.after}
-        if self.site.path.endswith(DRAWN_BEFORE):
-            return found("draw-between", **sides, before=_following_name(self.site))
-        return found("draw-by", **sides, module=self.site.fqn)
+        """The finding that names the run, and the module that drew, or what was recorded after the draw."""
+        code = "draw-before" if self.site.path.endswith(DRAWN_BEFORE) else "draw-by"
+        return found(code, side=self.side, other=OTHER[self.side], name=_name_of_drawer(self.site))
 
 
 def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
@@ -88,7 +83,7 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
         for row in run.unmatched(partner):
             site = alignment.site(int(run.unions[row]))
             if generator in {"", generator_of(site)} and _is_checked_around(run, partner, row, generator_of(site)):
-                draws.append(Draw(run.side, site, run.previous(row, site), int(run.sequence[row])))
+                draws.append(Draw(run.side, site, int(run.sequence[row])))
     return draws
 
 
@@ -132,27 +127,6 @@ class _Recorded:
         rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
         return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
 
-    def previous(self, row: int, site: Site) -> str:
-        """Name of what the run recorded last before a draw.
-
-        That is an input, output or batch: the module's FQN, `BATCH_OF` and the loader's name, or `STEP_BEGINS` where
-        there is none. Of a draw of the module itself (a path without `DRAWN_BEFORE`), the submodule that gave its
-        output last; "" if there is none.
-
-        Args:
-            row: of the draw.
-            site: of the draw.
-        """
-        passing = of_kinds(self.alignment.kind[self.unions], _SEEN) & (self.sequence < self.sequence[row])
-        passing &= np.isin(self.alignment.phase[self.unions], [phase_code(phase) for phase in _PASSING])
-        earlier, by_itself = np.flatnonzero(passing), not site.path.endswith(DRAWN_BEFORE)
-        if not len(earlier):
-            return "" if by_itself else STEP_BEGINS
-        last = self.alignment.site(int(self.unions[earlier[np.argmax(self.sequence[earlier])]]))
-        if by_itself:
-            return last.fqn if last.kind is Kind.OUTPUT and last.fqn.startswith(site.fqn + ".") else ""
-        return f"{BATCH_OF}{last.fqn}" if last.kind is Kind.BATCH else last.fqn
-
 
 def _is_checked_around(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
     """Whether `other` looked at the generators before and after a draw of `run`, and has no draw of its own between.
@@ -180,14 +154,10 @@ def _is_checked_around(run: _Recorded, other: _Recorded, row: int, generator: st
 
 
 _SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
-_PASSING = (Phase.DATA, Phase.FORWARD, Phase.EVAL)
 
 
-def _following_name(site: Site) -> str:
-    """Name of what a draw came just before.
-
-    `BATCH_OF` and a loader, `BACKWARD_PASS`, or a module (` #1` for its second call).
-    """
+def _name_of_drawer(site: Site) -> str:
+    """What drew or came after a draw: a loader's batch, the backward pass, a module (` #1` for its second call)."""
     if site.phase is Phase.DATA:
         return f"{BATCH_OF}{site.fqn}"
     call = f" #{site.call}" if site.call else ""
@@ -204,15 +174,6 @@ def side_that_draws(at: View, *, before: bool = False) -> str:
     call = at.site.fqn, at.site.call, at.site.phase
     at_it = (one for one in draws_before(at) if (one.site.fqn, one.site.call, one.site.phase) == call)
     return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
-
-
-def is_drawn_otherwise(at: View) -> bool:
-    """Whether the random state at the step's start was equal, but the first one recorded after the batch differs."""
-    step, order = at.step, at.table.order_of
-    drawn = step.of(Kind.RNG, frozenset(Phase) - {Phase.START})
-    drawn = drawn[(order[drawn] > at.first.sequence) & (step.state[drawn] > 0)]
-    at_start = at.known(Thing.RANDOM_AT_START) is Known.EQUAL
-    return at_start and bool(len(drawn)) and step.state[drawn[np.argmin(order[drawn])]] == DIFFERENT
 
 
 def find_one_sided_draw(at: View) -> Iterator[Finding]:
@@ -264,7 +225,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
-            yield from find_script_seedings(*who, seeds=True) if by_script else find_first_event(*who, site.fqn)
+            yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
             yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
     set_by = list(find_differing_call(*differing_calls(at.runs, at.first)))

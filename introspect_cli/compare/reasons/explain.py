@@ -9,7 +9,7 @@ from introspect_cli.compare import say
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known
 from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
-from introspect_cli.compare.reasons.judge import reason_named
+from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, how_far, told, what
@@ -107,8 +107,8 @@ def _moment_code(at: View) -> str:
         return ""
     if site.phase is Phase.START:
         if at.explained_reason == "initial":
-            return "late" if not first else "recording" if is_recorded_late(at) else "untrained"
-        return "first-step" if first and site.kind is Kind.OPTIMIZER_STATE else "again" if site.call else "begins"
+            return "untrained" if first and not is_recorded_late(at) else "late"
+        return "again" if site.call else "begins"
     if site.path == GIVEN:
         return "given"
     if site.phase is Phase.FORWARD:

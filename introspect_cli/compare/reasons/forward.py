@@ -11,7 +11,7 @@ import numpy as np
 from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.names import THEN
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.draws import is_drawn_otherwise, side_that_draws
+from introspect_cli.compare.reasons.draws import side_that_draws
 from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, is_kept, often, same_values
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step import (
@@ -132,21 +132,27 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
 @finds("module", "own_code")
 def find_class(at: View) -> Iterator[Finding]:
-    """Finding where the module to blame has another class in b, else where the module of the record has."""
+    """Finding where the module to blame has another class in b."""
     if classes := at.classes_of(at.module):
         yield found("class", module=at.module, a=classes[0], b=classes[1])
-    elif other := at.step.alignment.b_class.get(at.union, ""):
-        yield found("class", module=at.module, a=at.first.module_class, b=other)
 
 
-@finds("module", "own_code")
+@finds("module", "own_code", "gradient", "loss", "gap")
 def find_attributes(at: View) -> Iterator[Finding]:
-    """Findings on attributes of the module that differ.
+    """Findings on attributes that differ: of the module to blame, else of submodules without recorded outputs.
 
-    If none does, on those of submodules without recorded outputs.
+    For a gradient, of the module that uses the parameter; for a loss, of modules in both runs whose class ends in
+    `Loss` or `Criterion`; for a gap, only where it is a module's or a loss.
     """
-    own = list(find_attributes_of(at, at.module, of=""))
-    yield from own or [one for name in at.unseen_inside for one in find_attributes_of(at, name)]
+    one, two = at.step.modules
+    if at.site.kind is Kind.LOSS:
+        losses = (name for name in one if one[name].module_class.endswith(("Loss", "Criterion")) and name in two)
+        yield from (each for name in losses for each in find_attributes_of(at, name))
+    elif at.cause.reason == "gradient":
+        yield from find_attributes_of(at, at.parameter_user)
+    elif at.cause.reason != "gap" or at.cause.instead == "module":
+        own = list(find_attributes_of(at, at.module, of=""))
+        yield from own or (each for name in at.unseen_inside for each in find_attributes_of(at, name))
 
 
 def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[Finding]:
@@ -169,21 +175,6 @@ def find_attributes_of(at: View, name: str, of: str | None = None) -> Iterator[F
             yield found("attribute-in-one", **fields, value=b if a is None else a, side="b" if a is None else "a")
         else:
             yield found("attribute", **fields, a=a, b=b)
-
-
-@finds("gradient")
-def find_attributes_of_user(at: View) -> Iterator[Finding]:
-    """Findings on attributes of the module that uses the parameter."""
-    return find_attributes_of(at, at.parameter_user)
-
-
-@finds("loss")
-def find_attributes_of_losses(at: View) -> Iterator[Finding]:
-    """Findings on attributes that differ of modules in both runs whose class ends in `Loss` or `Criterion`."""
-    one, two = at.step.modules
-    for name in one:
-        if name in two and one[name].module_class.endswith(("Loss", "Criterion")):
-            yield from find_attributes_of(at, name)
 
 
 @finds("module")
@@ -295,14 +286,8 @@ def batch_is_fed(step: Step, position: int) -> bool:
 
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where random numbers were drawn before the batch in one run alone, or another number of them.
-
-    That is where the state was equal at the step's start and differs after the batch. Else where the batch has the same
-    values in another order.
-    """
-    if is_drawn_otherwise(at):
-        yield found("drew-before-batch")
-    elif same_values(at.first) and at.dtypes is None and not at.reshaped:
+    """Finding where the batch has the same values in another order."""
+    if same_values(at.first) and at.dtypes is None and not at.reshaped:
         yield found("shuffled")
 
 
@@ -316,13 +301,13 @@ def left_in_batch(at: View) -> Iterator[str]:
     calls = step.alignment.call[unions]
     rest = unions[calls == site.call]
     if at.reshaped:
-        yield from ("batch-size", "lengths")
+        yield "batch-size"
     elif at.dtypes is not None:
         yield "conversion"
     elif step.known(rest[rest != at.union]) is Known.EQUAL:
         yield "this-part"
     else:
-        yield from ("order", "data-seed", "workers", "augmentation", "files")
+        yield "samples"
 
 
 # --- what the script gives to a model
@@ -367,7 +352,7 @@ def left_in_script(at: View) -> Iterator[str]:
     """
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
     if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
-        yield from ("from-outputs", "values-of-script")
+        yield "from-outputs"
     else:
         yield from ("preparation", "data") if unseen else ("preparation",)
     if at.cause.rests_on(Thing.PASSED_OVER):

@@ -12,7 +12,7 @@ import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.records import Joined, Kind, Phase, Site, Status, Summary
+from introspect_cli.records import Joined, Kind, Site, Status
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
 _CLOSE, _APART = 1e-4, 1e-2
 _SHOWN = 8
-_ORDER = (Phase.START, Phase.DATA, Phase.FORWARD, Phase.RECOMPUTE, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-
-
-def order_of_ranks(first: Divergence) -> tuple[int, int, bool, int]:
-    """Sort key for the first divergences of ranks: (step, phase, whether a collective received it, rank).
-
-    Phases are those of a step in order, all others (evaluation) last. In the optimizer phase, gradients come before all
-    else.
-    """
-    site = first.site
-    place = _ORDER.index(site.phase) if site.phase in _ORDER else len(_ORDER)
-    late = site.phase is Phase.OPTIMIZER and site.kind is not Kind.GRAD
-    came = site.kind is Kind.COLLECTIVE and ".out" in site.path  # from another rank, then
-    return first.step, 2 * place + late, came, first.rank
 
 
 def reduction_factor(at: View) -> str:
@@ -217,19 +203,10 @@ def _relative_distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> fl
 
 @finds("collective")
 def find_collective(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the collective, or where it is another collective.
-
-    Nothing where a value that one collective sent or received differs.
-    """
-    a, b = at.first.a, at.first.b
-    if side := at.first.only:
-        yield found("collective-missing", side=side, other=at.side_without, name=_collective_name(a or b))
-    elif "." not in at.site.path:
-        yield found("collective-other", a=_collective_name(a), b=_collective_name(b))
-
-
-def _collective_name(summary: Summary | None) -> str:
-    return "" if summary is None else summary.text.strip("'\"")
+    """Finding where one run alone has the collective."""
+    summary = at.first.a or at.first.b
+    if (side := at.first.only) and summary is not None:
+        yield found("collective-missing", side=side, other=at.side_without, name=summary.text.strip("'\""))
 
 
 # --- parts

@@ -1,18 +1,26 @@
-"""All reasons, one row each: the records it is about, when it applies, its findings, and remaining causes."""
+"""All reasons, one row each: the records it is about, when it applies, its findings, and remaining causes.
+
+The reason of a divergence is the first of them, by priority, that applies and lacks no needed evidence.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
+from introspect_cli.compare.result import Role
 from introspect_cli.records import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from introspect_cli.compare.reasons.view import View
+    from introspect_cli.compare.step import Step
 
 
 def _name_pattern(pattern: str) -> re.Pattern[str]:
@@ -49,7 +57,7 @@ ROWS: Final = (
         "Ranks sent or received something else.",
         frozenset({Kind.COLLECTIVE}),
         5,
-        left=("sent", "order-of-collectives"),
+        left=("sent",),
     ),
     Reason(
         "parts",
@@ -201,7 +209,7 @@ ROWS: Final = (
         "A buffer differs at the end of the step: how its module updates it.",
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
-        left=("momentum", "mode", "number-of-updates"),
+        left=("updates",),
         names=_name_pattern("momentum|ema|stat|norm"),
     ),
     Reason(
@@ -236,3 +244,52 @@ ROWS: Final = (
         left=("elsewhere",),
     ),
 )
+
+
+# --- which of them a divergence has
+
+
+@cache
+def reasons() -> tuple[Reason, ...]:
+    """All reasons, sorted by priority, then by word; cached."""
+    return tuple(sorted(ROWS, key=lambda reason: (reason.priority, reason.word)))
+
+
+@cache
+def _reasons_for(kind: Kind) -> tuple[Reason, ...]:
+    """Reasons that apply to records of a kind, in the order of `reasons`; cached."""
+    return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
+
+
+@cache
+def reason_named(word: str) -> Reason:
+    """The reason with this word; StopIteration where there is none; cached."""
+    return next(reason for reason in reasons() if reason.word == word)
+
+
+def judge(step: Step, position: int) -> Cause:
+    """The cause of one divergence: the first one, by the priority of its reason, whose evidence does not differ.
+
+    Where evidence that is needed for an origin was not observed, the cause is `gap` instead, propagated, with that
+    reason in `instead`; only `resumed` comes before it.
+
+    Args:
+        step: the step.
+        position: index of the divergence in `step.sites`.
+    """
+    gap: Cause | None = None
+    for reason in _reasons_for(step.sites[position].kind):
+        if gap is not None and reason.priority < 90:
+            continue
+        made = reason.cause_of(step, position)
+        if made is None or with_state(made.evidence, Known.DIFFERS):
+            continue
+        if made.role is Role.ORIGIN and any(fact.needed for fact in with_state(made.evidence, Known.UNSEEN)):
+            gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
+            if gap.module not in {"", step.sites[position].fqn}:
+                gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
+            continue
+        if gap is None or reason.word == "resumed":
+            return made
+        return gap
+    raise AssertionError(step.sites[position])  # `propagated` always applies

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known, Thing
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.forward import find_attributes, find_attributes_of, find_attributes_of_losses
+from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.say import finds, found, what
@@ -93,7 +93,7 @@ def left_in_initial(at: View) -> Iterator[str]:
         others = at.known(Thing.RANDOM_AT_START) is Known.EQUAL and EQUAL in at.initial[1]
         if at.first.scale is None and not others and at.first.size is not Size.ROUNDING:
             yield "seed"
-        yield from ("checkpoint", "changed-by-script")
+        yield "checkpoint"
 
 
 # --- changed between two steps
@@ -144,7 +144,7 @@ def left_outside(at: View) -> Iterator[str]:
         return
     if at.site.kind is Kind.BUFFER:
         yield "evaluation-in-train"
-    yield from ("loading", "averaging", "copying", "in-place")
+    yield "outside"
 
 
 # --- where the records do not show the cause, or it lies elsewhere
@@ -162,19 +162,6 @@ def gap_cause(step: Step, position: int) -> Cause | None:
     if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
         return None
     return cause("gap", role=Role.PROPAGATED)
-
-
-@finds("gap")
-def find_attributes_in_gap(at: View) -> Iterator[Finding]:
-    """Findings on attributes that differ.
-
-    Of the module if the reason without the gap is `module`; else, for a loss, of loss modules; nothing for other
-    records.
-    """
-    if at.cause.instead == "module":
-        yield from find_attributes(at)
-    elif at.site.kind is Kind.LOSS:
-        yield from find_attributes_of_losses(at)
 
 
 def resumed_cause(step: Step, position: int) -> Cause | None:

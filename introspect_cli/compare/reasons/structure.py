@@ -9,12 +9,13 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.outcome import drawn_one_sided_start
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step import Place, backward
-from introspect_cli.compare.table import EQUAL, OTHER, PHASES, kind_code, phase_code
+from introspect_cli.compare.table import OTHER, PHASES, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -52,23 +53,6 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
     earlier = bool((computed & ~step.divergences.one_sided[:position]).any())
     other = step.alignment.names_b if step.divergences.row_b[position] < 0 else step.alignment.names_a
     return subject, Role.PROPAGATED if earlier and subject in other else Role.ORIGIN
-
-
-def drawn_one_sided_start(step: Step) -> int | None:
-    """Position of the first start tensor that differs, if one run alone has it and a parameter before it is equal.
-
-    None otherwise. Drawing such a tensor moves the generator, so later tensors differ; an equal one before shows that
-    the seed is the same.
-    """
-    for position, site in enumerate(step.sites):
-        if site.phase is not Phase.START or site.kind not in _TENSORS:
-            continue
-        if not step.is_one_sided(position):
-            return None
-        equal = (step.state == EQUAL) & (step.table.order_of < step.divergences.order[position])
-        before = np.isin(step.of(Kind.PARAM, frozenset({Phase.START})), np.flatnonzero(equal))
-        return position if before.any() else None
-    return None
 
 
 @finds("structure")

@@ -10,7 +10,7 @@ from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
-from introspect_cli.compare.say import finds, found, key_of
+from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import (
     RECORDED,
@@ -110,10 +110,9 @@ def find_partial_sum(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
-    """Finding where one run's optimizer counts 1 step and the other's more or fewer, or where a resumed run lost state.
+    """Finding where one run's optimizer counts 1 step and the other's more or fewer.
 
-    The first differing count of the parameter decides. Lost are, in the step of a resume, entries that were there
-    before it and are not afterwards.
+    The first differing count of the parameter decides.
     """
     table, fqn = at.table, at.site.fqn
     alignment = table.alignment
@@ -127,14 +126,6 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
             if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
                 yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=one, b=two)
                 return
-    goes = at.step.comparison.resume_point
-    if goes is None or not at.step.comparison.is_resume_step(at.first.step):
-        return
-    before, begun = goes.there.to(goes.at - 1).state_of(fqn, Phase.OPTIMIZER), goes.begins.state_of(fqn, Phase.START)
-    late, whole = (state.state_of(fqn, Phase.OPTIMIZER) for state in (goes.begins, goes.there))
-    lost = sorted(map(key_of, before.keys() - begun.keys()))
-    if lost and late != whole:
-        yield found("fresh-state-without", side=goes.late, names=", ".join(lost))
 
 
 @finds("optimizer")
@@ -155,16 +146,6 @@ def find_untouched(at: View) -> Iterator[Finding]:
     side = at.step.unchanged_side(at.union)
     if side:
         yield found("untouched", side=side, name=", ".join(at.steppers[side == "b"]))
-
-
-@finds("optimizer")
-def find_amplified(at: View) -> Iterator[Finding]:
-    """Finding where what goes into the step agrees only within tolerance, and nothing else explains the divergence.
-
-    That is, no hyper-parameter differs, and the ranks' gradients were added up.
-    """
-    if at.cause.has_grown and not hyperparameter_changes_of(at) and not at.cause.rests_on(Thing.GRADIENT_SUM):
-        yield found("amplified", optimizer=", ".join(at.steppers[0]))
 
 
 def left_in_optimizer(at: View) -> Iterator[str]:

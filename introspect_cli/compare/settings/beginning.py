@@ -111,18 +111,6 @@ class Parting(NamedTuple):
         """
         return any(self.first) and all(event.is_unseen for event in self.first if event is not None)
 
-    @property
-    def suspects(self) -> tuple[Sequence[Event], Sequence[Event]]:
-        """The events of a and of b that may be what differs: the first of each that is not alike, at most one.
-
-        Where both are the same draw from another state, also the one before, which may have taken another number of
-        draws.
-        """
-        one, two = self.first
-        same_draw = one is not None and two is not None and one.what == two.what and not one.seed
-        begin = max(self.agreed - same_draw, 0)
-        return self.a[begin : self.agreed + 1], self.b[begin : self.agreed + 1]
-
 
 def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
     """Where two lists of events part: both lists, and how many events from the start are alike (`_is_alike`)."""
@@ -185,7 +173,7 @@ def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
 
 
 def _find_difference(parted: Parting) -> Iterator[Finding]:
-    """Finding for the first events that differ: another seed, another state, one run's alone, or two draws.
+    """Finding for the first events that differ: another seed or state, or two events, one of which may be missing.
 
     Nothing where no event differs.
     """
@@ -193,26 +181,11 @@ def _find_difference(parted: Parting) -> Iterator[Finding]:
     common = parted.b[: parted.agreed]
     before = sum(not event.seed for event in common)
     if one is not None and two is not None and one.seed and two.seed and one.by == two.by:
-        yield seedings_change(one.by, one.seed, two.seed, two.line or one.line)
+        yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line)
     elif one is not None and two is not None and one.what == two.what:
-        since = str(common[-1]) if common else ""
-        unseen = one.is_unseen and (since or one.state == two.state)
-        yield found("draw-unseen" if unseen else "other-state", draw=str(two), since=since, before=before)
-    else:
-        others = tuple({event.what for event in events[parted.agreed :]} for events in (parted.a, parted.b))
-        alone = [
-            (side, event)
-            for side, event, other in (("b", two, others[0]), ("a", one, others[1]))
-            if event is not None and event.what not in other
-        ]
-        # two draws from one state, of which one has no known function, may be the same
-        unclear = one is not None and two is not None and one.state == two.state and (one.is_unseen or two.is_unseen)
-        if len(alone) == 1 and not unclear:
-            yield found("first-in-one", event=str(alone[0][1]), side=alone[0][0], before=before)
-        elif one is not None and two is not None:
-            yield found("draws-differ", a=str(one), b=str(two), before=before)
-        elif one is not None or two is not None:
-            yield found("first-in-one", event=str(one or two), side="b" if one is None else "a", before=before)
+        yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=before)
+    elif one is not None or two is not None:
+        yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
 
 
 def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
@@ -225,21 +198,16 @@ def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Itera
 # --- generators that the script made
 
 
-def find_script_seedings(runs: tuple[Run, Run], rank: int, *, seeds: bool = False) -> Iterator[Finding]:
-    """Finding for generators that the script made: where their seedings part, else the first variable that differs.
+def find_script_seedings(runs: tuple[Run, Run], rank: int) -> Iterator[Finding]:
+    """Finding for generators that the script made: where their seedings part.
 
-    Args:
-        runs: a and b.
-        rank: number of the rank.
-        seeds: whether only other seeds count; then nothing where the first variable's seeds are equal.
+    Else the seeds of the first variable that differs, unless they are equal.
     """
     findings = list(_find_difference(script_seedings(runs, rank)))
     yield from findings
     for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
         if seed != seed_b:
             yield found("seeded", by=label, a=seed, b=seed_b, line=name)
-        elif not seeds:
-            yield found("generator-state", by=label, name=name)
         return
 
 
@@ -328,41 +296,7 @@ def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
 # --- calls that set a random state, in or just before a step, in one run alone or with another seed
 
 
-@dataclass(frozen=True)
-class SeedingCall:
-    """A call that sets a random state, at one line, over a range of steps.
-
-    Attributes:
-        stage: `in` a step, or `before` what is first recorded of it.
-        first: the first such step.
-        last: the last one.
-        number: how often it is called.
-        by: the function.
-        seed: what it is given at first: a seed, or `#` and a digest of a state.
-        line: of the user's code; `-` for none.
-    """
-
-    stage: str
-    first: int
-    last: int
-    number: int
-    by: str
-    seed: str
-    line: str
-
-    def __str__(self) -> str:
-        """The function with its seed and its line: `torch.manual_seed(17) (train.py:12)`."""
-        return event_words(self.by, self.seed, "", "" if self.line == "-" else self.line)
-
-
-def seedings_change(by: str, one: str, two: str, line: str) -> Finding:
-    """Finding where function `by` got two seeds, or, if `two` begins with `#`, two states."""
-    if two.startswith("#"):
-        return found("set-state", by=by, line=line)
-    return found("seeded", by=by, a=one, b=two, line=line)
-
-
-def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[SeedingCall], list[SeedingCall]]:
+def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Event], list[Event]]:
     """Calls in a, and in b, that set the divergence's generator with a function and seed that the other run's lack.
 
     Those within the divergence's step; for a state at its start, those since the step recorded before it began.
@@ -376,26 +310,26 @@ def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Seed
         spans = begins if first.site.phase is Phase.START else {"in": (step, step)}
         sides.append(
             [
-                each
-                for each in _recorded_calls(run, first.rank)
-                if each.stage in spans
-                and _sets_generator(each.by, generator_of(first.site))
-                and each.first <= spans[each.stage][1]
-                and each.last >= spans[each.stage][0]
+                event
+                for stage, called_in, event in _recorded_calls(run, first.rank)
+                if stage in spans
+                and _sets_generator(event.by, generator_of(first.site))
+                and called_in[0] <= spans[stage][1]
+                and called_in[1] >= spans[stage][0]
             ]
         )
-    of_a, of_b = ({(each.by, each.seed) for each in side} for side in sides)
-    one, two = ([each for each in side if (each.by, each.seed) not in of_a & of_b] for side in sides)
+    of_a, of_b = ({event.what for event in side} for side in sides)
+    one, two = ([event for event in side if event.what not in of_a & of_b] for side in sides)
     return one, two
 
 
-def find_differing_call(one: list[SeedingCall], two: list[SeedingCall]) -> Iterator[Finding]:
+def find_differing_call(one: Sequence[Event], two: Sequence[Event]) -> Iterator[Finding]:
     """Finding on the first call of each run: another seed or state if by one function.
 
     Else one for each run that has a call. Nothing for no calls.
     """
     if one and two and one[0].by == two[0].by:
-        yield seedings_change(one[0].by, one[0].seed, two[0].seed, two[0].line)
+        yield found("seeded", by=one[0].by, a=one[0].seed, b=two[0].seed, line=two[0].line)
     else:
         yield from (found("set-in-one", by=str(each[0]), side=side) for each, side in ((one, "a"), (two, "b")) if each)
 
@@ -405,10 +339,15 @@ def _sets_generator(by: str, generator: str) -> bool:
     return GENERATORS.get(by) == generator or (":" in generator and by.startswith(("torch.cuda.", "torch.manual_seed")))
 
 
-def _recorded_calls(run: Run, rank: int) -> Iterator[SeedingCall]:
-    """All recorded calls that set a state; malformed lines are skipped."""
+def _recorded_calls(run: Run, rank: int) -> Iterator[tuple[str, tuple[int, int], Event]]:
+    """All recorded calls that set a state, malformed lines skipped.
+
+    Each with its stage (`in` a step, or `before` what is first recorded of it), the first and last step in which that
+    line makes it, and the seed (or `#` and a digest of a state) that it is given at first.
+    """
     lines = run.settings_of(rank).document(SEEDINGS_DOCUMENT).get("set")
     for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
         if len(words) >= 7 and all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
-            first, last, number = map(int, words[1:4])
-            yield SeedingCall(words[0], first, last, number, words[4], words[5], " ".join(words[6:]))
+            line = " ".join(words[6:])
+            event = Event(words[5], "", words[4], "", "" if line == "-" else line)
+            yield words[0], (int(words[1]), int(words[2])), event

@@ -27,7 +27,7 @@ from introspect_cli.compare.changes.statements import (
     first_line,
     tree_of,
 )
-from introspect_cli.compare.settings.files import parsed
+from introspect_cli.compare.settings.settings import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence

@@ -20,7 +20,7 @@ from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Verdict
 from introspect_cli.compare.say import listed, some
-from introspect_cli.compare.settings.documents import arguments
+from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import apply_edits
 from introspect_cli.rerun.changes.sides import (

@@ -14,8 +14,7 @@ from introspect_cli.compare.changes.project import changed_between
 from introspect_cli.compare.changes.statements import Change
 from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.documents import ARGUMENT, OPTION, arguments
-from introspect_cli.compare.settings.settings import ENV_NOISE
+from introspect_cli.compare.settings.settings import ARGUMENT, ENV_NOISE, OPTION, arguments
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import edits_of, join_edits, overlaps
 from introspect_cli.rerun.place import Surroundings, survey
