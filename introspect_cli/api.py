@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import UsageError
+from introspect_cli.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -124,6 +124,8 @@ def open_run(path: str | Path) -> RunView:
 def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
     """Compare two runs, two checkpoints, or a run with a checkpoint.
 
+    Without a `limit` among the options, the text groups what follows from the first divergence.
+
     Args:
         a: path of the first.
         b: path of the second.
@@ -134,9 +136,26 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
         UsageError: an option is unknown or cannot be read, or selects nothing in either run.
         StoreError: a run cannot be read.
     """
-    from introspect_cli.notebook import compare
+    from introspect_cli.compare.diff import compare_runs
+    from introspect_cli.compare.moment import as_moments
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.exchange.checkpoints import opened, written
+    from introspect_cli.notebook import Comparison
+    from introspect_cli.selection import read_selection
 
-    return compare(a, b, options)
+    noise = options.pop("noise", ())
+    names = {field.name for field in fields(DiffOptions)}
+    for name in options:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"; choose from {', '.join(sorted(names | {'noise'}))}"
+            raise UsageError(f"diff takes no option {name!r}{hint}")
+    given = {name: options.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in options}
+    options |= vars(read_selection(**given))
+    grouped = "limit" not in options
+    with opened(a, b, *noise) as (run_a, run_b, *others):
+        one, two = as_moments(run_a, run_b, written)
+        options.setdefault("whole_step", grouped)
+        return Comparison(compare_runs(one, two, DiffOptions(**options), others), grouped=grouped)
 
 
 def compare_transformed(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import UsageError, did_you_mean
+from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection, read_selection
 from introspect_cli.store.files import Closing
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.health.findings import CheckResult
@@ -201,29 +199,3 @@ class Comparison(_Shown):
         table = first_table(self.result.first) if self.result.first is not None else []
         blocks = [*table, *rests_on(self.result), *settings_blocks(self.result)]
         return fragment(first_screen(self.result) + html_of(blocks))
-
-
-def compare(a: str | Path, b: str | Path, options: Mapping[str, Any]) -> Comparison:
-    """Compare two runs or checkpoints by path; arguments and errors as in `introspect_cli.api.diff`.
-
-    Without a `limit` among the options, the text groups what follows from the first divergence.
-    """
-    from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.moment import as_moments
-    from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.exchange.checkpoints import opened, written
-
-    fields_given = dict(options)
-    noise = fields_given.pop("noise", ())
-    names = {field.name for field in fields(DiffOptions)}
-    for name in fields_given:
-        if name not in names:
-            hint = did_you_mean(name, names) or f"; choose from {', '.join(sorted(names | {'noise'}))}"
-            raise UsageError(f"diff takes no option {name!r}{hint}")
-    given = {name: fields_given.pop(name) for name in ("steps", "kinds", "modules", "ranks") if name in fields_given}
-    fields_given |= vars(read_selection(**given))
-    grouped = "limit" not in fields_given
-    with opened(a, b, *noise) as (run_a, run_b, *others):
-        one, two = as_moments(run_a, run_b, written)
-        fields_given.setdefault("whole_step", grouped)
-        return Comparison(compare_runs(one, two, DiffOptions(**fields_given), others), grouped=grouped)

@@ -14,7 +14,7 @@ from introspect_cli.records import Kind, ModuleInfo, Phase
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from introspect_cli.records import Record
 
@@ -73,18 +73,15 @@ def _nested(pairs: list[tuple[list[str | int], Any]]) -> Any:
     return [inner[place] for place in range(len(inner))] if is_list else inner
 
 
-def flattened(value: Any, path: str = "", is_leaf: Callable[[Any], bool] = lambda _: False) -> list[tuple[str, Any]]:
+def flattened(value: Any, path: str = "") -> list[tuple[str, Any]]:
     """(path, leaf) of nested dicts, lists and tuples; empty ones have no leaf. Each key is added as `[key!r]`.
 
-    Args:
-        value: what is nested.
-        path: put before each path.
-        is_leaf: whether a value is a leaf although it is a dict, list or tuple.
+    `path` is put before each path.
     """
-    if is_leaf(value) or not isinstance(value, (dict, list, tuple)):
+    if not isinstance(value, (dict, list, tuple)):
         return [(path, value)]
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return [leaf for key, item in items for leaf in flattened(item, f"{path}[{key!r}]", is_leaf)]
+    return [leaf for key, item in items for leaf in flattened(item, f"{path}[{key!r}]")]
 
 
 @dataclass(frozen=True)
