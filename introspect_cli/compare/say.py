@@ -37,7 +37,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
-    "stale": "in {side} it is the other's plus that of the step before: zero_grad is missing or late in {side}",
+    "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
