@@ -136,8 +136,8 @@ def diff(a: str | Path, b: str | Path, **options: Any) -> Comparison:
         UsageError: an option is unknown or cannot be read, or selects nothing in either run.
         StoreError: a run cannot be read.
     """
+    from introspect_cli.compare.checkpoints import as_moments
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.moment import as_moments
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.notebook import Comparison

@@ -239,20 +239,21 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
     Raises:
         UsageError: an option cannot be read or selects nothing, or --level op is given and no operator was recorded.
     """
-    from introspect_cli.compare.closeup import closeup
     from introspect_cli.compare.diff import compare_runs
-    from introspect_cli.compare.moment import as_moments
     from introspect_cli.engine import engine_of
     from introspect_cli.exchange.checkpoints import opened, written
     from introspect_cli.records import Kind
     from introspect_cli.render.blocks import line
     from introspect_cli.render.diff_text import changes_blocks, diff_blocks, settings_blocks
-    from introspect_cli.render.json import diff_document
     from introspect_cli.selection import Selection, check_selection
 
     options = compared.options(limit=shown.most, whole_step=shown.is_grouped, want_map=shown.map_)
     with opened(a, b, *compared.noise) as (run_a, run_b, *noise), engine_of(shown.engine) as engine:
-        one, two = as_moments(run_a, run_b, written)
+        one, two, seen = run_a, run_b, None
+        if any("checkpoint" in run.manifest for run in (one, two)):
+            from introspect_cli.compare.checkpoints import as_moments
+
+            one, two = as_moments(one, two, written)
         if shown.level == "op":
             check_selection(Selection(kinds=frozenset({Kind.OP_OUTPUT})), (one, two))
         result = compare_runs(one, two, options, noise, engine.elsewhere)
@@ -261,7 +262,10 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
             from introspect_cli.commands.page import graph_at
 
             graph = graph_at((one, two), first.step, options)
-        seen = closeup(one, two, first) if shown.values and first is not None else None
+        if shown.values and first is not None:
+            from introspect_cli.compare.closeup import closeup
+
+            seen = closeup(one, two, first)
     if graph is not None and shown.output:
         from introspect_cli.render.graph import draw
 
@@ -286,5 +290,10 @@ def _compare_two(a: str, b: str, compared: Comparing, shown: Shown) -> Verdict:
 
             yield from graph_blocks(graph)
 
-    answer(shown.format_, lambda: diff_document(result), blocks)
+    def document() -> Any:
+        from introspect_cli.render.json import diff_document
+
+        return diff_document(result)
+
+    answer(shown.format_, document, blocks)
     return result.verdict

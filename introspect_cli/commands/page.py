@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from introspect_cli.compare.checkpoints import as_moments
 from introspect_cli.compare.closeup import Closeup, closeup, worth_a_look
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.moment import as_moments
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.checkpoints import written

@@ -39,7 +39,7 @@ def report(run: str | None, run_b: str | None, asked: ReportOptions, compared: C
     drawn as a band.
     """
     from introspect_cli.commands.page import page_of
-    from introspect_cli.compare.moment import is_checkpoint
+    from introspect_cli.compare.checkpoints import is_checkpoint
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import opened
     from introspect_cli.render.blocks import write_whole

@@ -1,6 +1,11 @@
-"""Two checkpoints: which tensors differ, and which are the same under other names or in another form.
+"""Two checkpoints, or a run beside one: which tensors differ, and which are the same under other names or forms.
 
-A checkpoint is one moment, without a first divergence: the answer counts tensors. A tensor that one side lacks may be
+*Of a run* that is compared with a checkpoint, the moment counts at which it had the checkpoint's values. Of all moments
+at which a run recorded its parameters (when it began, after each recorded step), the one with most of the checkpoint's
+checksums. Where no checksum is shared, as for another element type, the moment whose tensors are nearest to those with
+the same names. The run's state at that moment is written as a checkpoint, and the two are compared.
+
+*A checkpoint* is one moment, without a first divergence: the answer counts tensors. A tensor that one side lacks may be
 there under another name (tied weights are saved once or twice), transposed, or as a part of a larger one. Checksums
 find equal bits under other names; extrema and moments, which neither order nor cutting changes, find candidates for
 transposes and parts; one of another element type may hold the same values rounded. The elements prove it where both
@@ -10,7 +15,7 @@ files can be read again.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -18,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.elements import rounded
-from introspect_cli.compare.ledger import At
+from introspect_cli.compare.ledger import At, Ledger, Moment, Tensor, ledgers
 from introspect_cli.compare.match import distinctive_values, parameters, same_numbers
-from introspect_cli.compare.moment import MODEL, OF_A_MODEL
 from introspect_cli.compare.result import (
     DiffResult,
     Divergence,
@@ -32,18 +36,294 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.compare.say import far, key_of, listed, some
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.table import ROUNDING, columns
-from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.texts import count
+from introspect_cli.compare.table import KINDS, ROUNDING, Layouts, columns, distances, kind_code, relative
+from introspect_cli.errors import StoreError
+from introspect_cli.labels import step_words
+from introspect_cli.records import Kind, Phase, Site, Status, Summary
+from introspect_cli.store.whole import WholeReader
+from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from introspect_cli.compare.match import Merge, Value
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
+
+
+MODEL = (Kind.PARAM, Kind.BUFFER)
+_STATE = kind_code(Kind.OPTIMIZER_STATE)
+
+
+def is_checkpoint(run: Run) -> bool:
+    """Whether a run was read from a checkpoint file."""
+    return isinstance(run.manifest.get("checkpoint"), dict)
+
+
+def as_moments(a: Run, b: Run, write: Callable[..., Run]) -> tuple[Run, Run]:
+    """Both runs unchanged if both or neither are checkpoints; else the run replaced by a moment of it, as a checkpoint.
+
+    Closing the checkpoint closes that moment too.
+
+    Args:
+        a: run a.
+        b: run b.
+        write: writes records as a checkpoint, from summaries by site, path, settings and additions to the manifest.
+
+    Raises:
+        StoreError: the run has no step or no parameters on record.
+    """
+    if is_checkpoint(a) == is_checkpoint(b):
+        return a, b
+    run, checkpoint = (b, a) if is_checkpoint(a) else (a, b)
+    moment = _write_moment(run, checkpoint, write)
+    checkpoint.on_close(moment.close)
+    return (moment, b) if run is a else (a, moment)
+
+
+def _write_moment(run: Run, checkpoint: Run, write: Callable[..., Run]) -> Run:
+    """The moment of `run` that matches a checkpoint, chosen here and written by `write` as a checkpoint."""
+    reader = _reader(run)
+    (step, when), state = _choose_moment(reader, checkpoint, str(run.path))
+    named = step_words(step, reader.labels.get(step, {}))
+    about = {"moment": f"after {named}" if when == "after" else f"when {named} begins"}
+    return write(_records_at(reader, state, checkpoint, run), run.path, {}, {"checkpoint": about, "not_observed": []})
+
+
+def _reader(run: Run) -> Reader:
+    """Reader of a run's lowest recorded rank; of all ranks as one where they hold parts of tensors.
+
+    Raises:
+        StoreError: no step was recorded.
+    """
+    if not run.recorded:
+        raise StoreError(f"{run.path} has no step on record")
+    readers = [run.rank(rank) for rank in run.recorded]
+    parted = any(layout.part is not None for layout in readers[0].layouts)
+    whole = parted and len(readers) > 1
+    return WholeReader(str(run.path), readers, complete=True) if whole else readers[0]
+
+
+# --- which moment
+
+
+def _choose_moment(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, Ledger]:
+    """The moment that matches the checkpoint, and the run's state then.
+
+    Most equal checksums of the model decide, else of the optimizer, else the earlier moment. Where less than half of
+    the model match, or all of several moments match alike but not entirely, `_nearest` decides.
+
+    Args:
+        reader: of the run.
+        checkpoint: the checkpoint.
+        called: the run's path, for the message.
+
+    Raises:
+        StoreError: the run has no parameters on record.
+    """
+    held = _checksums_held(checkpoint)
+    goal, beside = (
+        np.array(
+            [checksum for (kind, _, _), checksum in held.items() if (kind == _STATE) is wanted],
+            np.uint64,
+        )
+        for wanted in (False, True)
+    )
+    scores: dict[Moment, tuple[int, int]] = {}
+    best: tuple[Moment, Ledger] | None = None
+    for moment, state in ledgers(reader, columns(reader.sites)):
+        model, states = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
+        scores[moment] = int(np.isin(goal, model).sum()), int(np.isin(beside, states).sum())
+        if best is None or scores[moment] > scores[best[0]]:
+            best = moment, state.copy()
+    if best is None or not (best[1].checksum[~best[1].of_optimizer] != 0).any():
+        raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
+    most = scores[best[0]][0]
+    decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
+    return best if decided or most == len(goal) or len(scores) == 1 else _nearest(reader, checkpoint, best)
+
+
+def _checksums_held(checkpoint: Run) -> dict[Tensor, int]:
+    """Checksums of a checkpoint's parameters, buffers and optimizer states; 0 is left out."""
+    reader = checkpoint.rank(0)
+    held = At.first(reader, columns(reader.sites)).tensors()
+    return {tensor: checksum for tensor, checksum in held.items() if checksum}
+
+
+def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, Ledger]) -> tuple[Moment, Ledger]:
+    """The moment with the least mean relative L2 to the checkpoint's model tensors of the same names; reads all steps.
+
+    Names are the same after a common prefix is changed.
+
+    Args:
+        reader: of the run.
+        checkpoint: the checkpoint.
+        otherwise: the answer where no distance is finite.
+    """
+    other = checkpoint.rank(0)
+    held = At.first(other, columns(other.sites))
+    batch, rows = held.batch, {fqn: row for (kind, fqn, _), row in held.tensor_rows().items() if kind != _STATE}
+    change = prefixes([fqn for kind, fqn, _ in otherwise[1].tensors if kind != _STATE], rows)
+    layouts = Layouts(reader.layouts), Layouts(other.layouts)
+    partner = np.array(
+        [
+            rows.get(with_prefix_changed(fqn, change), -1) if kind != _STATE else -1
+            for kind, fqn, _ in otherwise[1].tensors
+        ]
+    )
+    best, least = otherwise, np.inf
+    for moment, state in ledgers(reader, columns(reader.sites)):
+        shared = np.flatnonzero((partner >= 0) & (state.checksum != 0))
+        distances_of_steps = [
+            relative(*distances(reader.read(int(step)), batch, state.row[of_step], partner[of_step], *layouts))
+            for step in sorted(set(state.step[shared].tolist()))
+            if len(of_step := shared[state.step[shared] == step])
+        ]
+        every = np.concatenate(distances_of_steps) if distances_of_steps else np.zeros(0)
+        finite = every[np.isfinite(every)]
+        if len(finite) and finite.mean() < least:
+            best, least = (moment, state.copy()), float(finite.mean())
+    return best
+
+
+# --- names
+
+
+OF_A_MODEL = r"^(?!(?:[^.]+\.\d+|torch|python|numpy|cuda.*)$)"
+"""Begins names that are neither a numbered parameter of an optimizer's nor a generator."""
+
+
+def checkpoint_options(options: DiffOptions, a: Run, b: Run) -> DiffOptions:
+    """Options for comparing two checkpoints: strict, with all divergences listed and no map.
+
+    If the user gave no `rename`, and allows matching by value, one is added that changes a prefix of all names: where
+    at most a third of the names is shared as they are, and at least half after the change. Both are counted in the
+    checkpoint with fewer names.
+    """
+    options = replace(options, strict=True, limit=None, whole_step=True, want_map=False)
+    names = [_names(run) for run in (a, b)]
+    if options.rename or not options.by_value or 3 * len(names[0].keys() & names[1].keys()) > min(map(len, names)):
+        return options
+    change = old, new = prefixes(*names)
+    shared = sum(with_prefix_changed(name, change) in names[1] for name in names[0])
+    if old == new or 2 * shared < min(map(len, names)):
+        return options
+    pattern = f"^{re.escape(old)}\\." if old else OF_A_MODEL
+    return replace(options, rename=((pattern, f"{new}." if new else ""),))
+
+
+def _names(run: Run) -> dict[str, None]:
+    """Names of parameters and buffers of a checkpoint, in order, as keys."""
+    sites, kinds = run.rank(0).sites, {kind.value for kind in MODEL}
+    return dict.fromkeys(fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind in kinds)
+
+
+def prefixes(names: Iterable[str], others: Iterable[str]) -> tuple[str, str]:
+    """(prefix in `names`, prefix in `others`) by which most names differ from their partner; ("", "") for no partners.
+
+    A name's partner is the one name of `others` with the most equal components at its end, at least two (one, where
+    that is the other's whole name). It has none where several have as many. Prefixes are without a dot at the end.
+    """
+    ends: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name in others:
+        ends[tuple(name.split(".")[-2:])].append(name)
+    votes: Counter[tuple[str, str]] = Counter()
+    for name in names:
+        parts = name.split(".")
+        both = [
+            (begin_alike(parts[::-1], other.split(".")[::-1]), other)
+            for other in ends.get(tuple(parts[-2:]), ends.get((parts[-1],), []))
+        ]
+        most = max((length for length, _ in both), default=0)
+        best = [other for length, other in both if length == most]
+        if len(best) == 1:
+            votes[".".join(parts[:-most]), ".".join(best[0].split(".")[:-most])] += 1
+    return votes.most_common(1)[0][0] if votes else ("", "")
+
+
+def with_prefix_changed(name: str, change: tuple[str, str]) -> str:
+    """A name with the leading dotted parts `change[0]` replaced by `change[1]`; both without a dot at the end.
+
+    `GPT` begins `GPT.head`, but neither `GPT2.head` nor `GPT` itself; a name that does not begin so is unchanged. "" as
+    the first puts the second in front of every name, "" as the second drops the first.
+    """
+    old, new = change
+    if old and not name.startswith(f"{old}."):
+        return name
+    rest = name[len(old) + 1 :] if old else name
+    return f"{new}.{rest}" if new else rest
+
+
+# --- what the run had
+
+
+def _numbered_names(run: Run, checkpoint: Run, root: str) -> dict[str, str]:
+    """By parameter of the run, its number in the checkpoint's optimizer state: `optimizer.3`.
+
+    By the order in which the run's only optimizer of this model lists them. Empty where the state has names, or several
+    optimizers come into question.
+
+    Args:
+        run: the run.
+        checkpoint: the checkpoint.
+        root: the module of the run that the checkpoint is of; "" for all.
+    """
+    names = [fqn for (kind, fqn, _) in _checksums_held(checkpoint) if kind == _STATE]
+    heads = {name.rpartition(".")[0] for name in names}
+    if not names or len(heads) != 1 or not all(name.rpartition(".")[2].isdecimal() for name in names):
+        return {}
+    documents = run.settings.get("optimizers", [])
+    listed = [
+        [str(name) for group in document.get("groups", []) for name in group.get("params", [])]
+        for document in documents
+        if isinstance(document, dict)
+    ]
+    of_model = [members for members in listed if members and all(_is_below(name, root) for name in members)]
+    if len(of_model) != 1:
+        return {}
+    return {name: f"{next(iter(heads))}.{number}" for number, name in enumerate(of_model[0])}
+
+
+def _is_below(name: str, root: str) -> bool:
+    """Whether a name is inside module `root`, not that module itself; always for ""."""
+    return not root or name.startswith(f"{root}.")
+
+
+def _records_at(reader: Reader, state: Ledger, checkpoint: Run, run: Run) -> dict[Site, Summary]:
+    """The run's state at a moment as records of a checkpoint, by site; reads their steps.
+
+    Models other than the checkpoint's are left out, unless the run has less than half of its names; parameters and
+    buffers get the kind they have in the checkpoint, optimizer states the numbers they have there. All get the phase
+    `start`.
+
+    Args:
+        reader: of the run.
+        state: the run's tensors at the moment.
+        checkpoint: the checkpoint.
+        run: the run.
+    """
+    theirs = {fqn: kind for (kind, fqn, _) in _checksums_held(checkpoint) if kind != _STATE}
+    mine = [fqn for kind, fqn, _ in state.tensors if kind != _STATE]
+    change = prefixes(mine, theirs)
+    root = change[0] if 2 * sum(with_prefix_changed(fqn, change) in theirs for fqn in mine) >= len(theirs) else ""
+    numbers = _numbered_names(run, checkpoint, root)
+    batches: dict[int, Any] = {}
+    rows: dict[Site, Summary] = {}
+    for number, (kind, fqn, path) in enumerate(state.tensors):
+        if not _is_below(fqn, root) or not state.checksum[number]:
+            continue
+        step = int(state.step[number])
+        if step not in batches:
+            batches[step] = reader.read(step)
+        record = reader.record(batches[step], int(state.row[number]), step)
+        of_optimizer = kind == _STATE
+        name = numbers.get(fqn, fqn) if of_optimizer else fqn
+        called = KINDS[kind if of_optimizer else theirs.get(with_prefix_changed(fqn, change), kind)]
+        rows[Site(Phase.START, called, name, 0, path)] = record.summary
+    return rows
 
 
 _MAX_NAMED = 3
@@ -508,7 +788,7 @@ def sentence_of(
         clauses.append(some([f"{name} is {one} in a and {two} in b" for name, one, two in shapes]))
     for only, side, other in zip(differences.only, "ba", "ab", strict=True):
         if only:
-            clauses.append(f"{side} lacks {count(len(only), 'tensor')} of {other}: {_names(only)}")
+            clauses.append(f"{side} lacks {count(len(only), 'tensor')} of {other}: {_first_names(only)}")
     verdict, forms = differences.verdict, differences.forms
     if not total:
         return "Could not tell: the checkpoints have no kind of tensor in common.", rest
@@ -565,7 +845,7 @@ def _further_lines(differences: Differences) -> list[str]:
                 more = f" (and {len(members) - 1:,} more so)" if len(members) > 1 else ""
                 lines.append(f"{first}{more}{doubt}")
     if differences.unrecorded:
-        lines.append(f"not compared, because only one side recorded it: {_names(differences.unrecorded)}")
+        lines.append(f"not compared, because only one side recorded it: {_first_names(differences.unrecorded)}")
     for side, kinds in zip("ab", differences.kinds, strict=True):
         if kinds:
             names = [kind.several for kind in sorted(kinds, key=lambda kind: kind is Kind.RNG)]
@@ -588,7 +868,7 @@ def _name(tensor: Divergence) -> str:
     return f"{tensor.site.fqn}{tensor.site.path}"
 
 
-def _names(tensors: Iterable[Divergence]) -> str:
+def _first_names(tensors: Iterable[Divergence]) -> str:
     """The first three names, and the number of others."""
     return some([_name(tensor) for tensor in tensors])
 

@@ -47,8 +47,7 @@ def compare_runs(
     if any(of_checkpoint) and not checkpoints:
         raise UsageError("a checkpoint is compared with one run at a time: name these two, without --noise")
     if checkpoints:
-        from introspect_cli.compare.checkpoints import of_checkpoints
-        from introspect_cli.compare.moment import checkpoint_options
+        from introspect_cli.compare.checkpoints import checkpoint_options, of_checkpoints
 
         options = checkpoint_options(options, a, b)
     compared = compared_runs(a, b, options, noise, work)

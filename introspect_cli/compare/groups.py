@@ -128,14 +128,8 @@ def _sentence(groups: Sequence[Sequence[str]], differences: Sequence[GroupDiffer
             return f"{total - 1} of {total} runs have the same numbers; whether {odd} has them could not be told."
         how = "differs" if difference.step is None else f"diverges at step {difference.step}"
         return f"{odd} is the odd one out: it {how}; the other {total - 1} runs agree."
-    singles = sum(len(group) == 1 for group in groups)
-    if decided and singles == total:
-        return f"All {total} runs differ from each other."
-    if decided and singles == len(groups) - 1:
-        return (
-            f"{total - singles} of {total} runs have the same numbers; the other {singles} differ from each other too."
-        )
-    if singles == total:
-        return f"None of the {total} runs is known to agree with another."
+    if total == len(groups):
+        none = f"None of the {total} runs is known to agree with another."
+        return f"All {total} runs differ from each other." if decided else none
     sizes = listed([count(len(group), "run") for group in groups])
     return f"The {total} runs form {len(groups)} groups with the same numbers: {sizes}."

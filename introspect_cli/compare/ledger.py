@@ -13,7 +13,7 @@ from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Reader
@@ -118,51 +118,9 @@ class At:
         rows, unseen = self.tensor_rows(phase).items(), Status.NOT_OBSERVED
         return {tensor: int(self.batch.checksum[row]) for tensor, row in rows if self.batch.status[row] != unseen}
 
-    def left_by_updates(self, looked_at: int) -> dict[Tensor, int | None]:
-        """Checksum of each tensor after its last optimizer step up to this step, which counts and must be on record.
-
-        Tensors with a record after an optimizer step anywhere in the run are looked for. Where an earlier step on the
-        way was not recorded, those not found by then are None; those not found in `looked_at` steps are left out.
-
-        Args:
-            looked_at: how many earlier steps are read at most.
-        """
-        left = dict[Tensor, int | None](self.tensors(Phase.OPTIMIZER))
-        missing = self._recorded_in(Phase.OPTIMIZER, STATE_KINDS) - left.keys()
-        first = int(self.reader.entry(0).step)
-        for at in map(self.to, range(self.step - 1, max(first, self.step - looked_at) - 1, -1)):
-            if not missing:
-                break
-            if not at.recorded:
-                return left | dict.fromkeys(missing)
-            left |= {tensor: value for tensor, value in at.tensors(Phase.OPTIMIZER).items() if tensor in missing}
-            missing -= left.keys()
-        return left
-
-    def begun_with(self, looked_at: int) -> dict[Tensor, int]:
-        """Checksum of each tensor at the start of this step.
-
-        Optimizer states without one are looked for in the steps that follow, up to the first that lacks a record: the
-        start of a later step counts unless the optimizer stepped the parameter before.
-
-        Args:
-            looked_at: how many steps are read at most, this one included.
-        """
-        begun = dict(self.tensors(Phase.START))
-        missing = self._recorded_in(Phase.START, [Kind.OPTIMIZER_STATE]) - begun.keys()
-        stepped: set[str] = set()
-        for at in map(self.to, range(self.step, self.step + looked_at)):
-            if not missing or not at.recorded:
-                break
-            later = {tensor: value for tensor, value in at.tensors(Phase.START).items() if tensor in missing}
-            begun |= {tensor: value for tensor, value in later.items() if tensor[1] not in stepped}
-            missing -= later.keys()
-            stepped |= {tensor[1] for tensor in at.tensors(Phase.OPTIMIZER)}
-        return begun
-
-    def _recorded_in(self, phase: Phase, kinds: Iterable[Kind]) -> set[Tensor]:
-        """Tensors of these kinds that have a site in `phase`, in any step of the run."""
-        wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, kinds)
+    def recorded_in(self, phase: Phase) -> set[Tensor]:
+        """Tensors that have a site in `phase`, in any step of the run."""
+        wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, STATE_KINDS)
         return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
 
     def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
@@ -234,3 +192,66 @@ def _is_nonzero(batch: StepBatch, row: int) -> bool:
     """Whether a record's minimum or maximum is on record and neither 0 nor NaN."""
     largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
     return any(value != 0 for value in largest if not np.isnan(value))
+
+
+# --- over time
+
+Moment = tuple[int, str]
+"""A step, and `before` or `after` it."""
+
+_MOMENTS = {Phase.START: "before", Phase.OPTIMIZER: "after"}
+
+
+@dataclass(eq=False)
+class Ledger:
+    """The last recorded value of each tensor of a rank at a moment, as arrays with an element per tensor.
+
+    Attributes:
+        tensors: kind, FQN and path of each.
+        checksum: uint64, 0 where none was recorded yet.
+        step: int64, number of the step of the record.
+        row: int64, its row in that step.
+    """
+
+    tensors: list[Tensor]
+    checksum: Any
+    step: Any
+    row: Any
+
+    def copy(self) -> Ledger:
+        """A copy that later moments do not change."""
+        return Ledger(self.tensors, self.checksum.copy(), self.step.copy(), self.row.copy())
+
+    @cached_property
+    def of_optimizer(self) -> Any:
+        """Mask of the tensors that are optimizer state."""
+        return np.array([kind == kind_code(Kind.OPTIMIZER_STATE) for kind, _, _ in self.tensors], np.bool_)
+
+
+def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) -> Iterator[tuple[Moment, Ledger]]:
+    """Each moment at which tensors were recorded, with the rank's ledger then; reads the steps one after the other.
+
+    Of a step, before it first, then after it. Records without a checksum change nothing; of several of one, the last
+    counts. The ledger is one object, which later moments change: copy it to keep it.
+
+    Args:
+        reader: of the rank.
+        sites: the rank's sites.
+        steps: those to read, in order; None for all.
+    """
+    wanted = np.flatnonzero(of_kinds(sites.kind, STATE_KINDS)).tolist()
+    numbers: dict[Tensor, int] = {}
+    of_site = np.full(len(sites), -1)
+    of_site[wanted] = [numbers.setdefault(tensor_of(sites, number), len(numbers)) for number in wanted]
+    blank = np.zeros(len(numbers), np.int64)
+    now = Ledger(list(numbers), np.zeros(len(numbers), np.uint64), blank, blank.copy())
+    for step in np.asarray(reader.entries["step"]).tolist() if steps is None else steps:
+        batch = reader.read(step)
+        site, checksums = batch.site.astype(np.int64), batch.checksum
+        for phase, when in _MOMENTS.items():
+            rows = np.flatnonzero((of_site[site] >= 0) & (sites.phase[site] == phase_code(phase)) & (checksums != 0))
+            if len(rows):
+                rows = rows[np.argsort(batch.sequence[rows], kind="stable")]
+                ids = of_site[site[rows]]
+                now.checksum[ids], now.step[ids], now.row[ids] = checksums[rows], step, rows
+                yield (step, when), now

@@ -53,12 +53,10 @@ from introspect_cli.compare.names import (
 )
 from introspect_cli.compare.table import (
     MODULE_VALUES,
-    Alignment,
     Columns,
     Layouts,
     Mask,
     columns,
-    kind_code,
     of_kinds,
     phase_code,
 )
@@ -73,15 +71,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.result import DiffOptions, Divergence
-    from introspect_cli.compare.table import Half, Table
     from introspect_cli.records import ModuleInfo, Site
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
 
-
-Variables = tuple["Mapping[str, str]", "Mapping[str, str]"]
-"""Of a and of b, what the script calls each root."""
 
 NamePair = tuple[str, str]
 """A name of a and a name of b."""
@@ -100,12 +94,10 @@ class Correspondence:
     Attributes:
         patterns: regular expressions and replacements that were asked for.
         renamed: names of a, after these, that have another name in b, or none; the longest prefix wins.
-        variables: of a and of b, what the script calls each root.
     """
 
     patterns: Sequence[tuple[str, str]] = ()
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
-    variables: Variables = field(default_factory=lambda: ({}, {}))
 
     @cached_property
     def rename(self) -> Rename | None:
@@ -116,19 +108,6 @@ class Correspondence:
     def asked(self) -> Rename | None:
         """Function that applies only `patterns` to a's names; None where there are none."""
         return renamer(self.patterns, {})
-
-    def root_words(self, name: str) -> str:
-        """Sentence with the variable that holds the root of `name` in both scripts.
-
-        "" where no run has several roots of its class, or either run does not know the root's variable.
-        """
-        root, change = name.partition(".")[0], self.rename or str
-        a, b = ({change(root_of_a): variable for root_of_a, variable in self.variables[0].items()}, self.variables[1])
-        if class_of_root(root) not in ambiguous(a, b) or root not in a or root not in b:
-            return ""
-        if a[root] == b[root]:
-            return f"{root} is called {a[root]} in the script."
-        return f"{root} is called {a[root]} in the script of a, {b[root]} in that of b."
 
 
 def correspond(a: Reader, b: Reader, options: DiffOptions, offset: int) -> Correspondence:
@@ -226,7 +205,7 @@ def matched_by_value(
     renamed |= {in_a(old): new for old, new in renamed_by_value(one, two).items()}
     renamed = {old: new for old, new in renamed.items() if old != new.name}
     renamed |= displaced_names(given, {old: new.name for old, new in renamed.items()})
-    return Correspondence(patterns, renamed, (given.variables, two.variables))
+    return Correspondence(patterns, renamed)
 
 
 # --- what names hold
@@ -258,12 +237,14 @@ class Side:
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """What the script calls each root (`model`), by the root's renamed name.
+        """What the script calls each root, without what it is an attribute of (`model`), by the root's renamed name.
 
-        Roots without a variable are left out.
+        Roots without a variable, and with that of another root, are left out.
         """
         change = self._rename or str
-        return {change(module.fqn): module.variable for module in self.reader.modules if module.variable}
+        called = {change(one.fqn): one.variable.rpartition(".")[2] for one in self.reader.modules if one.variable}
+        times = Counter(called.values())
+        return {root: name for root, name in called.items() if times[name] == 1}
 
     @cached_property
     def named(self) -> Mask:
@@ -400,14 +381,12 @@ def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
     if not doubtful:
         return {}
     held = [_of_roots(side, doubtful) for side in sides]
-    called = [{root: name.rpartition(".")[2] for root, name in side.variables.items()} for side in sides]
-    unique = [{name for name, times in Counter(names.values()).items() if times == 1} for names in called]
     ranks = {}
     for one, two in product(*held):
         if class_of_root(one) != class_of_root(two):
             continue
-        shared, variable = len(held[0][one] & held[1][two]), called[0].get(one)
-        alike = variable is not None and variable == called[1].get(two) and variable in unique[0] & unique[1]
+        shared = len(held[0][one] & held[1][two])
+        alike = one in sides[0].variables and sides[0].variables[one] == sides[1].variables.get(two)
         if shared or alike:
             ranks[one, two] = (-shared, not alike, one != two)
     return {old: new for old, new in assigned(ranks, ties=True).items() if old != new}
@@ -545,18 +524,6 @@ class Moments(NamedTuple):
     squares: float
 
 
-def merge_words(parts: str, whole: str, side: str) -> str:
-    """Clause that several modules are one in run `side`.
-
-    Args:
-        parts: names of the several, as a list in words.
-        whole: name of the one.
-        side: `a` or `b`, the run that has the one.
-    """
-    other = "a" if side == "b" else "b"
-    return f"{parts} of {other} are one in {side}, {whole}: put together, their parameters have its extrema and moments"
-
-
 def _moments_of_parts(parts: list[Moments]) -> Moments:
     """Moments of the tensor that at least one part, put together, makes."""
     return Moments(
@@ -596,35 +563,6 @@ def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
     if odd or not np.isfinite([low, high, least, mean, var]).all():
         return None
     return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
-
-
-def merges_of(table: Table, layouts: tuple[Layouts, Layouts]) -> list[Merge]:
-    """Merges among the parameters of a step that one run alone has.
-
-    Args:
-        table: the step.
-        layouts: of a and of b.
-    """
-    return merges_between(
-        *(
-            _one_sided_parameters(table.alignment, half, of_run)
-            for half, of_run in zip(table.halves, layouts, strict=True)
-        )
-    )
-
-
-def _one_sided_parameters(alignment: Alignment, half: Half, layouts: Layouts) -> dict[str, Moments]:
-    """Moments of a run's one-sided parameters by name: of the start value, else of that after the optimizer step."""
-    _, batch, sites, rows = half
-    by_tensor: dict[str, Moments] = {}
-    for phase in (Phase.START, Phase.OPTIMIZER):
-        chosen = alignment.kind[sites[rows]] == kind_code(Kind.PARAM)
-        chosen &= alignment.phase[sites[rows]] == phase_code(phase)
-        for row in rows[chosen].tolist():
-            name = alignment.fqn[sites[row]]
-            if name not in by_tensor and (sums := moments(batch, row, layouts)) is not None:
-                by_tensor[name] = sums
-    return by_tensor
 
 
 def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:

@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
-from introspect_cli.compare.match import Correspondence, Merge, merge_words, merges_of
+from introspect_cli.compare.match import Correspondence
 from introspect_cli.compare.names import (
     Renamed,
     Source,
-    ambiguous,
     class_of_root,
     owner_of,
 )
 from introspect_cli.compare.result import DivergenceMap, StripCell, StructureChange
-from introspect_cli.compare.say import listed, what
+from introspect_cli.compare.say import what
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.steps import Gathered, Paired
-    from introspect_cli.compare.table import Half, Layouts, Table
+    from introspect_cli.compare.table import Layouts, Table
 
 
 @dataclass
@@ -79,7 +78,6 @@ class RankOutcome:
             `blind_both`, which run a could not see, by estimate, and of steps and records `opened`.
         listed: divergences, in order, up to the limit.
         first: the first divergence, also where the limit is 0.
-        shared: where one run alone has the first, the first of its step that both have; None where there is none.
         blind_site: a site that only one side could see, as an example.
         tolerated: the first difference that tolerance or noise let pass, in words.
         structure: what differs in structure, and random states; None where no step had to be opened.
@@ -91,7 +89,6 @@ class RankOutcome:
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
         results_known: what is known of all results of these steps: equal, within tolerance, or not that.
-        foreign: perturbed runs among the noise that do not begin a rounding beside a.
         evaluated: the compared steps in which both runs recorded an evaluation that was selected.
         later: records of steps after the first divergence that were opened.
         unopened: common steps after those, which were not compared.
@@ -110,7 +107,6 @@ class RankOutcome:
     tally: Counter[str] = field(default_factory=Counter)
     listed: list[Divergence] = field(default_factory=list)
     first: Divergence | None = None
-    shared: Divergence | None = None
     cause: Cause | None = None
     step: Step | None = None
     blind_site: str = ""
@@ -125,7 +121,6 @@ class RankOutcome:
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()
     results_known: Known = Known.EQUAL
-    foreign: int = 0
     evaluated: tuple[int, ...] = ()
     later: int = 0
     unopened: int = 0
@@ -278,9 +273,6 @@ class Structure:
         match: which name of a is which of b.
         only: for a and for b, the union numbers of sites that it alone had, in the order in which they were added.
         random: names of random states that differed, each with the first step in which it did.
-        giving: one-sided modules with a call whose outputs equal its inputs.
-        changing: one-sided modules with a call for which that is not so; a module may be in both.
-        merges: parameters that are one in one run and several in the other.
         evaluations: steps in which one run alone evaluates, each with its side.
     """
 
@@ -288,21 +280,12 @@ class Structure:
     match: Correspondence
     only: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
     random: dict[str, int] = field(default_factory=dict)
-    giving: set[str] = field(default_factory=set)
-    changing: set[str] = field(default_factory=set)
-    merges: list[Merge] = field(default_factory=list)
     evaluations: dict[int, str] = field(default_factory=dict)
-    _looked: bool = False
 
-    def add_causes(self, causes: Table, layouts: tuple[Layouts, Layouts]) -> None:
-        """Add a step's one-sided sites to `only`, their modules to `giving` and `changing`, random states to `random`.
+    def add_causes(self, causes: Table) -> None:
+        """Add a step's one-sided sites to `only`, and the names of its random states to `random`.
 
-        A saved file whose name one run alone has is left out. `merges` are looked for once: in the first step in which
-        both runs have one-sided rows.
-
-        Args:
-            causes: the step's table, with causes as its only diverging rows.
-            layouts: of a and of b.
+        A saved file whose name one run alone has is left out. In `causes` nothing else diverges.
         """
         others = (self.alignment.names_b, self.alignment.names_a)
         for only, half, names in zip(self.only, causes.halves, others, strict=True):
@@ -313,49 +296,29 @@ class Structure:
                 for site, is_saved in zip(sites.tolist(), saved, strict=True)
                 if not is_saved or self.alignment.fqn[site] in names
             )
-            self._sort_one_sided_modules(half)
         for union in causes.differing_sites.tolist():
             self.random.setdefault(self.alignment.fqn[union], causes.step)
-        if not self._looked and len(causes.only_a) and len(causes.only_b):
-            self._looked = True
-            self.merges = merges_of(causes, layouts)
 
     @property
     def differs(self) -> bool:
-        """Whether there is any renaming (by root or value), one-sided site or evaluation, random state, or merge."""
+        """Whether there is any renaming (by root or value), one-sided site or evaluation, or random state."""
         renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
-        return bool(renamed or any(self.only) or self.random or self.merges or self.evaluations)
+        return bool(renamed or any(self.only) or self.random or self.evaluations)
 
     def sites(self) -> list[Site]:
         """Sites of what was collected: differing random states (as in the phase `start`), then one-sided records."""
         states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
         return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
 
-    def _sort_one_sided_modules(self, half: Half) -> None:
-        """Add one-sided modules to `giving` where a forward call gives its inputs back, else to `changing`.
-
-        It does where the checksums of its inputs and outputs are the same list, not empty; per call, so that a module
-        may come into both.
-        """
-        calls: dict[tuple[str, int], dict[Kind, list[int]]] = {}
-        for row in half.only.tolist():
-            site = self.alignment.site(int(half.sites[row]))
-            if site.kind in {Kind.INPUT, Kind.OUTPUT} and site.phase is Phase.FORWARD:
-                call = calls.setdefault((site.fqn, site.call), {Kind.INPUT: [], Kind.OUTPUT: []})
-                call[site.kind].append(int(half.batch.checksum[row]))
-        for (fqn, _), call in calls.items():
-            gives_back = call[Kind.INPUT] and call[Kind.INPUT] == call[Kind.OUTPUT]
-            (self.giving if gives_back else self.changing).add(fqn)
-
 
 def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
-    """All changes of structure, in this order: names, merges, one-sided, evaluations, random states.
+    """All changes of structure, in this order: names, one-sided, evaluations, random states.
 
     Args:
         structure: what was collected.
         same: whether no value differs; then notes say that a change has no effect.
     """
-    changes = [*_rename_changes(structure.match), *_merge_changes(structure), *_one_sided_changes(structure, same=same)]
+    changes = [*_rename_changes(structure.match), *_one_sided_changes(structure)]
     for side in "ab":
         steps = [step for step, which in structure.evaluations.items() if which == side]
         if steps:
@@ -375,10 +338,10 @@ def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ..
     return tuple(changes)
 
 
-def _only_change(side: str, name: str, text: str, note: str = "", change: str = "only") -> StructureChange:
+def _only_change(side: str, name: str, text: str, change: str = "only") -> StructureChange:
     """A change that run `side` alone has: `name` in that run, None in the other."""
     in_a, in_b = (name, None) if side == "a" else (None, name)
-    return StructureChange(change, in_a, in_b, text, note)
+    return StructureChange(change, in_a, in_b, text)
 
 
 def sentence_of(changes: Sequence[StructureChange]) -> str:
@@ -421,19 +384,9 @@ def _rename_changes(match: Correspondence) -> list[StructureChange]:
         old, new = pattern if len(members) > 1 else (members[0][0], members[0][1].name)
         votes = sum(member.votes for _, member in members)
         evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
-        text = f"{_with_variable(old, match.variables[0])} is {_with_variable(new, match.variables[1])} in b"
+        text = f"{old} is {new} in b"
         changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return changes
-
-
-def _with_variable(name: str, variables: Mapping[str, str]) -> str:
-    """A root's name with the variable that holds it, `Net#2 (target)`.
-
-    Alone where its class has one root in the run.
-    """
-    if name in variables and class_of_root(name) in ambiguous(variables):
-        return f"{name} ({variables[name]})"
-    return name
 
 
 def starred(old: str, new: str) -> tuple[str, str]:
@@ -457,33 +410,13 @@ def star(parts: Sequence[str], rest: Sequence[str] = ()) -> str:
 # --- what one run only has
 
 
-def _merge_changes(structure: Structure) -> list[StructureChange]:
-    """A change per merge (several modules of a are one in b) or split.
-
-    Those that differ in numbers alone are one change.
-    """
-    groups: dict[tuple[str, tuple[str, ...], str], list[Merge]] = defaultdict(list)
-    for merge in structure.merges:
-        owners = tuple(star(owner_of(name).split(".")) for name in merge.parts)
-        groups[star(owner_of(merge.whole).split(".")), owners, merge.side].append(merge)
-    changes: list[StructureChange] = []
-    for (whole, parts, side), members in groups.items():
-        several = len({owner_of(merge.whole) for merge in members}) > 1
-        one = whole if several else owner_of(members[0].whole)
-        many = listed(parts if several else tuple(owner_of(name) for name in members[0].parts))
-        names = (many, one) if side == "b" else (one, many)
-        changes.append(StructureChange("merged" if side == "b" else "split", *names, merge_words(many, one, side)))
-    return changes
-
-
-def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureChange]:
+def _one_sided_changes(structure: Structure) -> list[StructureChange]:
     """Changes for what one run alone has: modules and tensors first, a's before b's, each followed by its run's calls.
 
-    Inside a module that only one run has, only that outermost module is named. Left out are modules and tensors of a
-    merge, and further calls of a name whose parent module has further calls too; equal changes are one.
+    Inside a module that only one run has, only that outermost module is named. Left out are further calls of a name
+    whose parent module has further calls too; equal changes are one.
     """
     alignment = structure.alignment
-    merged = {name for merge in structure.merges for name in (*map(owner_of, merge.parts), owner_of(merge.whole))}
     names, further = (alignment.names_a, alignment.names_b), list[dict[str, set[int]]]()
     of_sides: list[list[StructureChange]] = []
     for place, side in enumerate("ab"):
@@ -498,9 +431,7 @@ def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureCha
             while owner_of(name) and owner_of(name) not in other:
                 name = owner_of(name)
             subjects[name].add(union)
-        subjects = {name: unions for name, unions in subjects.items() if name not in merged}
-        variables = structure.match.variables[place]
-        of_sides.append(_changes_of_names(structure, side, subjects, other, variables, same=same))
+        of_sides.append(_changes_of_names(alignment, side, subjects, other))
         further.append({name: unions for name, unions in calls.items() if owner_of(name) not in calls})
     changes = []
     for side, told, calls in zip("ab", of_sides, further, strict=True):
@@ -509,25 +440,16 @@ def _one_sided_changes(structure: Structure, *, same: bool) -> list[StructureCha
 
 
 def _changes_of_names(
-    structure: Structure,
-    side: str,
-    subjects: Mapping[str, set[int]],
-    other: set[str],
-    variables: Mapping[str, str],
-    *,
-    same: bool,
+    alignment: Alignment, side: str, subjects: Mapping[str, set[int]], other: set[str]
 ) -> list[StructureChange]:
     """Changes for modules and tensors that run `side` alone has; names that differ in numbers alone are one change.
 
     Args:
-        structure: what was collected.
+        alignment: both runs' sites.
         side: `a` or `b`.
         subjects: outermost one-sided names, each with the union numbers of its sites.
         other: all names of the other run, with their ancestors.
-        variables: what the script of `side` calls each root.
-        same: whether no value differs.
     """
-    alignment = structure.alignment
     groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, unions in subjects.items():
         itself = [union for union in unions if alignment.fqn[union] == name]
@@ -540,20 +462,12 @@ def _changes_of_names(
     for (pattern, tensor, of_class), members in groups.items():
         name = pattern if len(members) > 1 else members[0]
         if all(member in other for member in members):
-            tensors = np.flatnonzero(of_kinds(alignment.kind, (Kind.PARAM, Kind.BUFFER))).tolist()
-            held = {name for name in map(alignment.fqn.__getitem__, tensors) if owner_of(name) == members[0]}
-            runs = not held.isdisjoint(other)
-            around = "" if runs else " around what is inside it"
-            text = f"only {side} {'runs' if runs else 'has'} {name}{of_class}{around}"
-        elif tensor or "." in name:
-            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{of_class}"
+            text = f"only {side} runs {name}{of_class}"
+        elif "." not in name and any(class_of_root(head) == class_of_root(name) for head in other if "." not in head):
+            text = f"only {side} also runs another {class_of_root(name)}"
         else:
-            again = any(class_of_root(head) == class_of_root(name) for head in other if "." not in head)
-            called = f" ({variables[name]})" if again and name in variables else ""
-            text = f"only {side} also runs {'another ' + class_of_root(name) + called if again else name}{of_class}"
-        passes = all(member in structure.giving and member not in structure.changing for member in members)
-        nothing = "which changes nothing: it" if same else "which"
-        changes.append(_only_change(side, name, text, f"{nothing} gives back what it is given" if passes else ""))
+            text = f"only {side} has {'the ' + tensor if tensor else ''}{name}{of_class}"
+        changes.append(_only_change(side, name, text))
     return changes
 
 

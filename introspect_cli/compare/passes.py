@@ -96,7 +96,7 @@ from introspect_cli.compare.table import (
 )
 from introspect_cli.compare.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -105,10 +105,9 @@ if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Ids, Mask
-    from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
 
-_PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
+_VALUE = int(Status.VALUE)
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
@@ -178,7 +177,7 @@ def table_of(
     untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
     unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
     unseen_a, unseen_b = unseen(a), unseen(b)
-    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
+    blind[both] = unseen_a[both_a] | unseen_b[both_b]
     blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
     state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
@@ -220,24 +219,6 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     alone = np.ones(len(site_a), dtype=np.bool_)
     alone[rows_a] = False
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
-
-
-def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Mask of differing pairs where one run read an expanded tensor whole, and the other only its memory.
-
-    Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        differs: whether each pair differs.
-    """
-    status_a, status_b = a.status[rows_a], b.status[rows_b]
-    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
-    for at in np.flatnonzero(unlike):
-        texts = a.text[rows_a[at]], b.text[rows_b[at]]
-        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
-    return unlike
 
 
 # --- what one run could not have
@@ -607,10 +588,10 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     of_run, layouts = (table.row_a[rows], table.row_b[rows]), comparison.layouts
     sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
     sizes = np.array([_root_mean_square(batch, at, table_of) for batch, at, table_of in sides])
-    units = np.fmax(*(table_of.unit[batch.layout[at]] for batch, at, table_of in sides))
+    units = np.fmax(*table.of_layouts("unit", layouts, rows))
     zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
     few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _MAX_ZERO_SHARE
-    least = np.array([np.asarray(batch.floats["absmin"], np.float64)[at] for batch, at, _ in sides])
+    least = table.statistic("absmin", rows)
     far = relative(*distances(table.a, table.b, *of_run, *layouts))
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
     largest: dict[str, float] = {}
@@ -684,19 +665,13 @@ def _names(table: Table, rows: Ids) -> list[str]:
     return [table.alignment.fqn[site] for site in table.site[rows].tolist()]
 
 
-def _layout_property(table: Table, rows: Ids, comparison: Comparison, name: str) -> tuple[Ids, Ids]:
-    """Attribute `name` of `Layouts` (`numel`, `shape`) for rows that both runs have: (in a, in b)."""
-    one, two = (getattr(layouts, name) for layouts in comparison.layouts)
-    return one[table.a.layout[table.row_a[rows]]], two[table.b.layout[table.row_b[rows]]]
-
-
 # --- what rests on what
 
 
 def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
     """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
     rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
-    rows = rows[np.not_equal(*_layout_property(table, rows, comparison, "stored"))]
+    rows = rows[np.not_equal(*table.of_layouts("stored", comparison.layouts, rows))]
     after: dict[str, list[int]] = defaultdict(list)
     left = (
         np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
@@ -704,7 +679,7 @@ def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
     for row, name in zip(left.tolist(), _names(table, left), strict=True):
         after[name].append(row)
     same = [_agree(table, np.array(after[name], np.int64)) for name in _names(table, rows)]
-    return rows[np.array(same, np.bool_)]
+    return np.asarray(rows[np.array(same, np.bool_)])
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
@@ -733,7 +708,7 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
 
 def _element_counts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]:
     """(in a, in b) the number of elements of each of these rows, summed over calls that were put together."""
-    one, two = _layout_property(table, rows, comparison, "numel")
+    one, two = table.of_layouts("numel", comparison.layouts, rows)
     for numel, batch, of_run in ((one, table.a, table.row_a), (two, table.b, table.row_b)):
         if batch.elements is not None:
             known = np.asarray(batch.elements)[of_run[rows]]
@@ -747,8 +722,8 @@ def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
     Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
     """
     rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
-    form = np.not_equal(*_layout_property(table, rows, comparison, "shape"))
-    form |= np.not_equal(*_layout_property(table, rows, comparison, "floating"))
+    form = np.not_equal(*table.of_layouts("shape", comparison.layouts, rows))
+    form |= np.not_equal(*table.of_layouts("floating", comparison.layouts, rows))
     rows, alignment = rows[form], table.alignment
 
     def rests(row: int) -> Ids:
@@ -762,7 +737,7 @@ def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
         _agree(table, outputs) or _differ_by_rounding(table, outputs, comparison)
         for outputs in map(rests, rows.tolist())
     ]
-    return rows[np.array(same, np.bool_)]
+    return np.asarray(rows[np.array(same, np.bool_)])
 
 
 def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool:
@@ -771,7 +746,7 @@ def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool
         return False
     rows = rows[table.state[rows] == DIFFERENT]
     rel = relative(*distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts))
-    one, two = _layout_property(table, rows, comparison, "unit")
+    one, two = table.of_layouts("unit", comparison.layouts, rows)
     return bool((one == two).all() and (rel <= LEAST_BOUND * one).all())
 
 
@@ -792,8 +767,7 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
     if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
         return rows
     more = table.one_sided[rows]
-    both = rows[~more]
-    more[~more] = np.not_equal(*_element_counts(table, both, comparison))
+    more[~more] = np.not_equal(*_element_counts(table, rows[~more], comparison))
     return rows if more.all() else rows[:0]
 
 
@@ -811,10 +785,7 @@ def factor_of(table: Table, rows: Ids, close: float) -> float:
     names = ("mean", "min", "max")
     if any(name not in batch.floats for name in names for batch in (table.a, table.b)):
         return np.nan
-    one, two = (
-        np.concatenate([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for name in names])
-        for batch, of_run in ((table.a, table.row_a), (table.b, table.row_b))
-    )
+    one, two = np.concatenate([table.statistic(name, rows) for name in names], axis=1)
     with np.errstate(all="ignore"):
         factor = float(two[0] / one[0])
     close = 0.0 if math.frexp(factor)[0] == _POWER_OF_TWO else close
@@ -829,28 +800,18 @@ _POWER_OF_TWO = 0.5
 # --- words
 
 
-def unused_note(table: Table, rows: Iterable[int], comparison: Comparison) -> str:
+def unused_note(table: Table, rows: Iterable[int]) -> str:
     """Sentence with the number of UNUSED differences of a step, and the first of them; "" for none.
 
     Args:
         table: the step.
         rows: indices of the UNUSED rows.
-        comparison: the rank of both runs.
     """
     by_order = sorted(rows, key=lambda row: float(table.order[row]))
     if not by_order:
         return ""
-    row, much = by_order[0], count(len(by_order), "difference")
-    sides = (comparison.a, table.a, table.row_a), (comparison.b, table.b, table.row_b)
-    one, two = (_form_words(reader.layouts[int(batch.layout[of_run[row]])]) for reader, batch, of_run in sides)
-    form = f" ({one} in a, {two} in b)" if one != two else ""
-    first = f"{what(table.named(row))}{form}"
+    first, much = what(table.named(by_order[0])), count(len(by_order), "difference")
     return f"Nothing recorded rests on {much} in step {table.step}, first {first}: what comes of it agrees."
-
-
-def _form_words(layout: Layout) -> str:
-    """Shape and dtype in words: `2x3 float32 (sparse)`."""
-    return f"{'x'.join(map(str, layout.shape)) or 'scalar'} {layout.dtype}{' (sparse)' * layout.is_sparse}"
 
 
 # --- calls of a module by what it is given, where one run calls it more often

@@ -26,13 +26,12 @@ with the values, or not recorded.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from introspect_cli.compare.ledger import At, Tensor, tensor_of
+from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
@@ -46,6 +45,8 @@ from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
 
     from introspect_cli.compare.ledger import State, StateKey
     from introspect_cli.compare.steps import Sides
@@ -249,29 +250,20 @@ MAX_STEPS = 200
 """Steps from there on of which learning rates, batches and random states are held against each other."""
 
 
-class Sign(Enum):
-    """Evidence that a run continues a training."""
-
-    COUNTED = "its framework counts on"
-    STATE = "its optimizer's state is not new when it begins"
-    READ = "it read a checkpoint that the other run did not read"
-    ASKED = "--offset says so"
-
-
 @dataclass(frozen=True)
 class ResumePoint:
     """A run that continues where the other has been (a resumed run), and the steps that correspond.
 
     Attributes:
         late: `a` or `b`, the run that goes on.
-        sign: what says so.
+        sign: what says so, in words.
         begins: its first step.
         there: the step of the other run that this is compared with.
     """
 
     sides: Sides
     late: str
-    sign: Sign
+    sign: str
     begins: At
     there: At
 
@@ -327,26 +319,26 @@ class ResumePoint:
     # --- what either had when that step began
 
     @cached_property
-    def began(self) -> dict[Tensor, int]:
-        """Checksums that the resumed run begins with (`At.begun_with`); computed once."""
-        return self.begins.begun_with(MAX_STEPS)
-
-    @cached_property
-    def had(self) -> Mapping[Tensor, int | None] | None:
+    def had(self) -> dict[Tensor, int] | None:
         """Checksums that the other run had when the corresponding step began; None where none are on record.
 
-        A tensor has that of the last optimizer step before; it is None where a step on the way was not recorded.
-        Tensors without one within MAX_STEPS have the checksum at the run's start, but for optimizer states, and unless
-        the run recorded changes between steps. If the step before is not on record, the start values of this step are
-        all.
+        A tensor has its last one of `MAX_STEPS` steps before, else, if no optimizer steps it, that of the first step;
+        it is left out where a step since then was not read. If the step before is not on record, the start values of
+        this step are all.
         """
-        before, sites = self.there.to(self.at - 1), self.there.sites
-        if not before.recorded:
-            return dict(self.there.tensors(Phase.START)) or None
-        again = (sites.phase == phase_code(Phase.START)) & (sites.call > 0)
-        start = {} if again.any() else At.first(self.there.reader, sites).tensors(Phase.START)
-        frozen = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-        return frozen | before.left_by_updates(MAX_STEPS)
+        reader, there = self.there.reader, self.there
+        if not there.to(self.at - 1).recorded:
+            return dict(there.tensors(Phase.START)) or None
+        first = int(reader.entry(0).step)
+        window = range(max(first + 1, self.at - MAX_STEPS), self.at)
+        moments = list(ledgers(reader, there.sites, [first, *(step for step in window if step in reader)]))
+        if not moments:
+            return {}
+        ledger = moments[-1][1]  # all are one, as it is at the end
+        lacking = (step for step in range(first + 1, self.at) if step not in window or step not in reader)
+        since, stepped = max(lacking, default=first - 1), there.recorded_in(Phase.OPTIMIZER)
+        every = zip(ledger.tensors, ledger.checksum.tolist(), ledger.step.tolist(), strict=True)
+        return {tensor: value for tensor, value, at in every if value and (at > since or tensor not in stepped)}
 
     # --- words
 
@@ -366,7 +358,7 @@ def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
 
 
 def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
-    """The resumed run and the first sign of it that holds, in the order of `Sign`; None where neither run is resumed.
+    """The resumed run and the first sign of it that holds; None where neither run is resumed.
 
     A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
     first.
@@ -388,10 +380,10 @@ def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint 
     if begins.step and any(manifest.get("options", {}).get(name) for name in _STEP_OPTIONS):
         return None  # the capture left out what came before
     for sign, holds in (
-        (Sign.COUNTED, bool(offset_by_labels(sides.a.labels, sides.b.labels))),
-        (Sign.STATE, _has_trained(begins, whole)),
-        (Sign.READ, bool(_read_more(sides, late))),
-        (Sign.ASKED, asked and bool(offset)),
+        ("its framework counts on", bool(offset_by_labels(sides.a.labels, sides.b.labels))),
+        ("its optimizer's state is not new when it begins", _has_trained(begins, whole)),
+        ("it read a checkpoint that the other run did not read", bool(_read_more(sides, late))),
+        ("--offset says so", asked and bool(offset)),
     ):
         if holds:
             return ResumePoint(sides, late, sign, begins, whole.to(at))
@@ -476,86 +468,46 @@ def offset_by_labels(a: Mapping[int, Labels], b: Mapping[int, Labels]) -> int:
 def _begins_after(begins: At, whole: At, *, read: bool) -> tuple[int, bool] | None:
     """(number of the other run's step that this run begins with, whether that is certain); None for none.
 
-    Certain if the optimizer's state is not new, or with `read`. None where both runs begin with the same parameters and
-    buffers, and nothing else is on record of this one; where no step matches (`_matching_step`); and, if the state is
-    new, where no more tensors match than at the other's own start.
+    Certain if the optimizer's state is not new, or with `read`. Where that state is not new and all together match no
+    step, or the other's first, what was restored is looked for alone. None where no step matches (`_matching_step`),
+    and where neither state nor parameters are on record.
 
     Args:
         begins: first step of the run.
         whole: first step of the other.
         read: whether this run alone read a checkpoint.
     """
-    start = begins.tensors(Phase.START)
-    start_whole = {tensor: value for tensor, value in whole.tensors(Phase.START).items() if tensor[0] != _STATE}
-    tensors = {tensor: value for tensor, value in start.items() if tensor[0] != _STATE}
-    if (
-        tensors
-        and all(start_whole.get(tensor) == value for tensor, value in tensors.items())
-        and len(start) == len(tensors)
-    ):
-        return None  # it begins as the other one does
-    new = not _has_trained(begins, whole)
-    best = _matching_step(whole, start)
-    if not new and (best is None or best[0] == whole.step):  # the rest was not restored
+    start, trained = begins.tensors(Phase.START), _has_trained(begins, whole)
+    step = _matching_step(whole, start)
+    if trained and step in {None, whole.step}:  # the rest was not restored
         states = {tensor: value for tensor, value in start.items() if tensor[0] == _STATE}
-        best = _matching_step(whole, states) or best or _matching_step(whole, tensors)
-    if best is None:
+        step = _matching_step(whole, states) or step or _matching_step(whole, dict(start.items() - states.items()))
+    if step is None or not (trained or any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
         return None
-    step, explained = best
-    fresh = sum(start_whole.get(tensor) == value for tensor, value in start.items())
-    if new and (explained <= fresh or not any(tensor[0] == kind_code(Kind.PARAM) for tensor in start)):
-        return None
-    return step, not new or read
+    return step, trained or read
 
 
-def _matching_step(whole: At, start: dict[Tensor, int]) -> tuple[int, int] | None:
-    """(number of the step that begins with most of `start`, number of equal tensors); None where none has half.
+def _matching_step(whole: At, start: Mapping[Tensor, int]) -> int | None:
+    """Number of the step that begins with most of `start`; None where none has half.
 
-    Looked for among the ends of steps, then among start values. The first step that has all wins; None too where
-    several have as many and not all.
+    Reads the run's steps. The first step that begins with all wins; None too where several have as many and not all.
 
     Args:
         whole: any step of the run that is searched.
         start: checksums of tensors.
     """
-    for phase, after in ((Phase.OPTIMIZER, 1), (Phase.START, 0)):
-        place = _matching_row(whole, start, phase)
-        if place is not None:
-            return int(whole.reader.entries["step"][place[0]]) + after, place[1]
-    return None
-
-
-def _matching_row(whole: At, start: dict[Tensor, int], phase: Phase) -> tuple[int, int] | None:
-    """(row of the step that has most of `start` in a phase, number of equal tensors); reads the run's steps for that.
-
-    Tensors of `start` that the run has no site of in that phase do not count; one without a record in a step has its
-    last one. The first step that has all that count wins; else None where two steps have as many, or the best has less
-    than half of them.
-
-    Args:
-        whole: any step of the run that is searched.
-        start: checksums of tensors.
-        phase: START or OPTIMIZER.
-    """
-    sites, reader = whole.sites, whole.reader
-    wanted = (sites.phase == phase_code(phase)) & (sites.call == 0)  # later calls are within the step
-    wanted &= of_kinds(sites.kind, STATE_KINDS)
-    last = {tensor_of(sites, n): n for n in np.flatnonzero(wanted).tolist()}
-    shared = [tensor for tensor in start if tensor in last]
-    if not shared:
-        return None
-    goal = np.array([start[tensor] for tensor in shared], dtype=np.uint64)
-    numbers = np.array([last[tensor] for tensor in shared])
-    equal: list[int] = []
-    kept = np.zeros(len(sites), dtype=np.uint64)  # each of several optimizers leaves its parameters alone
-    for row in range(len(reader)):
-        batch = reader.read_row(row)
-        kept[batch.site] = batch.checksum
-        equal.append(int((kept[numbers] == goal).sum()))
-        if equal[row] == len(goal):
+    equal: dict[int, int] = {}
+    goal: NDArray[np.uint64] | None = None
+    for (step, when), ledger in ledgers(whole.reader, whole.sites):
+        if goal is None:
+            goal = np.array([start.get(tensor, 0) for tensor in ledger.tensors], np.uint64)
+        begins = step + (when == "after")
+        equal[begins] = max(int(((ledger.checksum == goal) & (goal != 0)).sum()), equal.get(begins, 0))
+        if equal[begins] == np.count_nonzero(goal):
             break
-    best = max(equal, default=0)
-    return (equal.index(best), best) if equal.count(best) == 1 and 2 * best >= len(goal) else None
+    best = max(equal.values(), default=0)
+    steps = [step for step, number in equal.items() if number == best]
+    return steps[0] if goal is not None and len(steps) == 1 and 2 * best >= np.count_nonzero(goal) > 0 else None
 
 
 def steps_counted(at: At, phase: Phase) -> float | None:
@@ -626,7 +578,7 @@ def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption
         counters(resume),
         copies(resume),
     )
-    return Resumption(resume.late, resume.at, resume.first, resume.sign.value, parts)
+    return Resumption(resume.late, resume.at, resume.first, resume.sign, parts)
 
 
 # --- tensors
@@ -651,10 +603,11 @@ def tensors(resume: ResumePoint, kind: Kind, bits: str) -> Part:
         return Part(name, Restored.UNSEEN, f"step {resume.at - 1} of {resume.whole} is not on record")
     began, there = (
         {tensor: value for tensor, value in held.items() if tensor[0] == code and not _is_copy(tensor[1])}
-        for held in (resume.began, resume.had)
+        for held in (resume.begins.tensors(Phase.START), resume.had)
     )
-    both = there.keys() | began.keys() if is_state else there.keys() & began.keys()
-    both = {tensor for tensor in both if there.get(tensor, 0) is not None}
+    # a state that is recorded as its optimizer first steps was not seen as this step began
+    unseen_yet = resume.begins.recorded_in(Phase.START) - began.keys() if is_state else there.keys() ^ began.keys()
+    both = (there.keys() | began.keys()) - unseen_yet
     if not both:
         return Part(name, Restored.UNSEEN, "none on record", matters=False)
     differ = sorted(tensor for tensor in both if began.get(tensor) != there.get(tensor))

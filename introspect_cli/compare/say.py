@@ -37,7 +37,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
-    "stale": "in {side} it is the other's plus that of the step before: zero_grad is missing or late in {side}",
+    "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
     "other-optimizer": "the optimizer is {a} in a and {b} in b",
@@ -72,7 +72,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "tied": "in {other} it is tied to {target}",
     "losses": "backward runs {a} in this step of a and {b} in b",
     "not-run": "{module} does not run in this step of {other}",
-    "merged": "{parts} of one run are put together as {whole} in {side}",
     "exists-only": "the {kind} {name} exists only in {side}[ ({cls})]",
     "runs-only": "the {kind} {name} runs only in {side}[ ({cls})]",
     "optimizers-order": "the optimizers step in a different order ({a} in a; {b} in b)",
@@ -257,8 +256,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "nothing-changed": "No source file, setting or package on record differs[, but for {quiet}]. What is left: "
     "[randomness{random}, ]a race of threads or workers, the hardware, a file that the script reads.",
     "hidden": "Of the {names}, some are NaN throughout in both runs: that hides what comes of it.",
-    "unchanged": "The {names} agree in all {steps:,} steps compared: what differs changed none of "
-    "them.[ The first value of both runs that differs is {first} in step {step}.]",
+    "unchanged": "The {names} agree in all {steps:,} steps compared: what differs changed none of them.",
     "on-rank": "rank {rank}",
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from introspect_cli.compare.elements import Elements, elements
 from introspect_cli.compare.evidence import Evidence, Known, Thing, joint_known, worst_of
 from introspect_cli.compare.names import FORWARD, ancestors, owner_of, tree_at
 from introspect_cli.compare.result import RESOLUTION, Divergence, Size
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.resumed import Carried
     from introspect_cli.compare.table import Table
@@ -815,8 +815,8 @@ def state_before(step: Step, place: Place) -> list[Evidence]:
     if step.state_before is not None and len(sites) and step.state_before[sites].any():
         return [Evidence(Thing.STATE_BEFORE, joint_known(step.state_before[sites], every=True))]
     state = step.known(started) if started else Known.UNSEEN
-    find_resume_point = step.comparison.is_resume_step(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
-    begun = (step.number == 0 and step.table.step_b == 0) or find_resume_point
+    resumes = step.comparison.is_resume_step(step.number) and Kind.OPTIMIZER_STATE in step.comparison.kinds
+    begun = (step.number == 0 and step.table.step_b == 0) or resumes
     return [] if begun and state is Known.UNSEEN else [Evidence(Thing.STATE_BEFORE, state)]
 
 
@@ -1030,6 +1030,8 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
                 rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
         stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
         if stored is not None:
+            from introspect_cli.compare.elements import elements  # few runs store whole tensors
+
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
     scale, residual = fit or (None, None)
     return Divergence(

@@ -32,7 +32,6 @@ from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
-from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -281,41 +280,31 @@ class Gathered:
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
         """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
 
-        A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
+        A row agrees by its sum over ranks, or by extrema, means and variances.
 
         Args:
             table: the step.
             rtol: relative tolerance of each DIFFERENT row.
             learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
-                run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
+                run has no means, else as a copy with that factor and `flows_back` by this step too.
         """
-        scalar = np.logical_and(*self._of_layouts(table, "scalar"))
+        scalar = np.logical_and(*table.of_layouts("scalar", self._layouts()))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
             return self._sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
         by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
         rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
         ratio = learned.backward_ratio or _whole_ratio(table, rows)
-        scaled, units = _scaled_outputs(table, rtol, scalar)
         flows = learned.flows_back or bool((back & by_moments & table.chosen[table.differing]).any())
-        learned = learned._replace(backward_ratio=ratio, flows_back=flows, units={**learned.units, **units})
+        learned = learned._replace(backward_ratio=ratio, flows_back=flows)
         agree = self._sums_agree(table, rtol, ratio or 1.0)
-        agree[scaled] = True
         rows = np.flatnonzero(by_moments)
         agree[rows] |= self._moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
         return agree, learned
 
     def of_one_dtype(self, table: Table) -> Mask:
         """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
-        one, two = self._of_layouts(table, "dtype")
+        one, two = table.of_layouts("dtype", self._layouts())
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
-
-    def _of_layouts(self, table: Table, name: str) -> tuple[Any, Any]:
-        """An attribute of `Layouts` for each DIFFERENT row: (in a, in b)."""
-        one, two = (
-            getattr(of_run, name)[batch.layout[rows]]
-            for of_run, (batch, rows) in zip(self._layouts(), table.pairs, strict=True)
-        )
-        return one, two
 
     def _is_scaled(self, ratio: float) -> bool:
         """Whether a gradient scaler makes this factor of gradients (or its inverse).
@@ -336,7 +325,7 @@ class Gathered:
             table: the step.
             scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
         """
-        one, two = self._of_layouts(table, "numel")
+        one, two = table.of_layouts("numel", self._layouts())
         whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
         alike = _joined_rows(table, Joined.ALIKE)
         mask = (
@@ -345,7 +334,9 @@ class Gathered:
             | (alike & _single_numbers(table, scalar))
         )
         if table.a.sketch is None or table.b.sketch is None:
-            added = np.equal(*self._of_layouts(table, "shape")) & np.logical_and(*self._of_layouts(table, "floating"))
+            layouts = self._layouts()
+            added = np.equal(*table.of_layouts("shape", layouts))
+            added &= np.logical_and(*table.of_layouts("floating", layouts))
             added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
             mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
         return np.asarray(mask)
@@ -362,11 +353,11 @@ class Gathered:
         """
         single = _single_numbers(table, scalar, rows)
         factor = np.where(of_kinds(table.kinds[rows], FLOWING_BACK), 1 / ratio, 1.0)
-        extrema = [np.abs(_statistic(table, name, rows)) for name in ("min", "max")]
+        extrema = [np.abs(table.statistic(name, table.differing[rows])) for name in ("min", "max")]
         size = np.nanmax(np.concatenate([extrema[0], extrema[1], np.zeros((1, len(rows)))]), axis=0)
         close = np.ones(len(rows), np.bool_)
         for name in _MOMENTS:
-            one, two = _statistic(table, name, rows)
+            one, two = table.statistic(name, table.differing[rows])
             if name == "var":  # in the unit of the others
                 one, two = np.sqrt(one), np.sqrt(two)
             with np.errstate(invalid="ignore"):
@@ -392,7 +383,7 @@ class Gathered:
         out = np.zeros(len(table.differing), np.bool_)
         if table.a.sketch is None or table.b.sketch is None:
             return out
-        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*self._of_layouts(table, "shape"))
+        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape", self._layouts()))
         rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
         distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
@@ -401,15 +392,10 @@ class Gathered:
         return out
 
     def notes(self, learned: Learned) -> list[str]:
-        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1 and mattered."""
-        lines = [
-            f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
-            "and its gradient as much smaller: the script scales one of them. That is taken into account."
-            for name, times in learned.units.items()
-        ]
+        """A sentence on the factor of gradients if it is not 1 and mattered; [] otherwise."""
         ratio = learned.backward_ratio
         if ratio is None or ratio == 1 or not learned.flows_back:
-            return lines
+            return []
         small, large = ("b", "a") if ratio < 1 else ("a", "b")
         text = f"Gradients inside the backward pass of run {large} are {round(max(ratio, 1 / ratio))} x those of run "
         text += f"{small}: "
@@ -422,7 +408,7 @@ class Gathered:
             )
         else:
             text += "there the loss is a mean over fewer samples. That is taken into account."
-        return [*lines, text]
+        return [text]
 
 
 def _whole_ratio(table: Table, rows: Ids) -> float | None:
@@ -435,47 +421,14 @@ def _whole_ratio(table: Table, rows: Ids) -> float | None:
         rows: some of the DIFFERENT rows, as indices among these.
     """
     seen: Counter[float] = Counter()
-    for one, two in np.transpose(_statistic(table, "amean", rows)).tolist():
+    for one, two in np.transpose(table.statistic("amean", table.differing[rows])).tolist():
         larger = max(one / two, two / one) if one > 0 and two > 0 else 0.0
         if round(larger) and abs(larger / round(larger) - 1) < _WHOLE_NUMBER:
             seen[1 / round(larger) if one >= two else float(round(larger))] += 1
     return seen.most_common(1)[0][0] if seen else None
 
 
-def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int], dict[str, float]]:
-    """Single outputs that are n times as large in one run, n whole above 1, and whose gradients are n times as small.
-
-    Returns their indices among the DIFFERENT rows, and of chosen ones the ratio of a to b by name.
-
-    Args:
-        table: the step.
-        rtol: relative tolerance of each DIFFERENT row.
-        scalar: whether each DIFFERENT row has no dimensions.
-    """
-    kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
-    numbers: dict[tuple[str, str, int], list[int]] = {}
-    for at in np.flatnonzero(of_kinds(table.kinds, kinds) & scalar).tolist():
-        site = table.named(int(table.differing[at]))
-        numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
-    for (fqn, path, _), places in numbers.items():
-        one, two = _statistic(table, "mean", np.array(places))
-        with np.errstate(all="ignore"):
-            times = abs(float(one[0] / two[0]))
-            same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
-        more = max(times, 1 / times) if same and np.isfinite(times) and times > 0 else 0
-        if round(more) > 1 and abs(more / round(more) - 1) < _WHOLE_NUMBER:
-            rows += places
-            if table.chosen[table.differing][places].any():
-                units[f"{fqn}{path}"] = times
-    return rows, units
-
-
 # --- columns of the differing rows
-
-
-def _statistic(table: Table, name: str, rows: Ids) -> Floats:
-    """Statistic `name` (`mean`, `min`) of some DIFFERENT rows, float64 (2, n): in a and in b."""
-    return np.array([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in table.pairs])
 
 
 def _joined_rows(table: Table, how: Joined) -> Mask:
@@ -503,5 +456,7 @@ def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None))
 
 def shares(reader: Reader) -> float:
     """Number of ranks over which a batch is divided; the ranks of one pipeline together count once."""
+    from introspect_cli.store.whole import WholeReader  # two runs of one rank do without it
+
     stages = reader.stages.values() if isinstance(reader, WholeReader) else ()
     return reader.rank_count / max((each.of / max(len(each.roots), 1) for each in stages), default=1)

@@ -632,7 +632,6 @@ class Learned(NamedTuple):
         let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
         backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
             ranks or microbatches are put together; None while that was not seen.
-        units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
     """
 
@@ -640,7 +639,6 @@ class Learned(NamedTuple):
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
-    units: Mapping[str, float] = {}
     flows_back: bool = False
 
 
@@ -759,6 +757,20 @@ class Table:
         The distance is NaN where it is unknown.
         """
         return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
+
+    def of_layouts(self, name: str, layouts: tuple[Layouts, Layouts], rows: Ids | None = None) -> tuple[Any, Any]:
+        """Attribute `name` of `Layouts` (`numel`, `shape`) of rows that both runs have: (in a, in b).
+
+        Of the DIFFERENT rows where `rows` is None.
+        """
+        rows = self.differing if rows is None else rows
+        one, two = (getattr(of_run, name) for of_run in layouts)
+        return one[self.a.layout[self.row_a[rows]]], two[self.b.layout[self.row_b[rows]]]
+
+    def statistic(self, name: str, rows: Ids) -> Floats:
+        """Statistic `name` (`mean`, `min`) of rows that both runs have, float64 (2, rows): in a and in b."""
+        sides = (self.a, self.row_a), (self.b, self.row_b)
+        return np.array([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in sides])
 
     @property
     def halves(self) -> tuple[Half, Half]:

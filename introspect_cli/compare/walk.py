@@ -61,7 +61,7 @@ from introspect_cli.compare.table import (
     selected,
     unseen,
 )
-from introspect_cli.records import Kind, Phase, Site, Status, perturbed_by
+from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -436,9 +436,8 @@ class Walk:
         outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        outcome.unused_note = outcome.unused_note or unused_note(
-            table, np.flatnonzero(chosen & (table.state == UNUSED)), comparison
-        )
+        unused = np.flatnonzero(chosen & (table.state == UNUSED))
+        outcome.unused_note = outcome.unused_note or unused_note(table, unused)
         within = np.flatnonzero(chosen & (table.state == WITHIN))
         outcome.tally.update(within=len(within), cut=int((chosen & (table.because == Because.CUT)).sum()))
         if len(within) and not outcome.tolerated and outcome.first is None:
@@ -562,7 +561,7 @@ class Walk:
         causes = table.keeping(table.cause)
         if self.comparison.causes is None or not causes.diverged:
             return False
-        self.structure.add_causes(causes, self.comparison.layouts)
+        self.structure.add_causes(causes)
         if causes.diverged < table.diverged:
             return False
         outcome = self.outcome
@@ -596,9 +595,7 @@ class Walk:
         outcome.listed.append(divergence)
 
     def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
-        """Set the outcome's `shared` and add to its `origins`, by divergences of the first diverging step.
-
-        `shared` only if the first divergence is one-sided; origins only if it is an origin and lies in this step.
+        """Add to the outcome's `origins`, if the first divergence is an origin and lies in this step.
 
         Args:
             step: that step.
@@ -607,9 +604,6 @@ class Walk:
         first, cause = self.outcome.first, self.outcome.cause
         if first is None or cause is None:
             return
-        both = (position for position in positions if not step.is_one_sided(position))
-        if first.only and (position := next(both, None)) is not None:
-            self.outcome.shared = divergence_at(step, position, _judged(step, position))
         if cause.role is Role.ORIGIN and first.step == step.number:
             for position, other in origins(step, positions, first.site, cause):
                 self.outcome.origins.append((divergence_at(step, position, other), other))
@@ -634,8 +628,6 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         walk.run(places)
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
-    perturbed = [floor for floor in comparison.floors if floor.is_perturbed]
-    outcome.foreign = sum(perturbed_by(manifest) is not None for _, manifest in comparison.noise) - len(perturbed)
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)

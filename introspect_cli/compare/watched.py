@@ -258,23 +258,10 @@ def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> l
     return notes
 
 
-def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any], *, foreign: bool) -> list[str]:
-    """Notes on perturbed runs: one for each of a and b that is one, and one if `foreign`.
-
-    Args:
-        manifest_a: of run a.
-        manifest_b: of run b.
-        foreign: whether any perturbed run given as noise does not begin a rounding beside a.
-    """
-    seeds = (("a", perturbed_by(manifest_a)), ("b", perturbed_by(manifest_b)))
-    notes = [
+def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
+    """Notes on perturbed runs: one for each of a and b that is one."""
+    return [
         f"Run {name} is not an ordinary run: its initial parameters were moved by one rounding (--perturb {seed})."
-        for name, seed in seeds
-        if seed is not None
+        for name, manifest in (("a", manifest_a), ("b", manifest_b))
+        if (seed := perturbed_by(manifest)) is not None
     ]
-    if foreign:
-        notes.append(
-            "A perturbed run given as --noise does not begin one rounding away from a: it counts as ordinary noise and "
-            "does not show what rounding alone does to a."
-        )
-    return notes

@@ -575,25 +575,19 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     sizes = [f"{size}{' put together' * bool(run.combined_ranks)}" for size, run in zip(sizes, (a, b), strict=True)]
     recorded = any(Kind.OP_OUTPUT.value in run.rank(rank).sites.kind for run in (a, b) for rank in run.recorded[:1])
     operators = " and results of operators" if splits.folded and recorded else ""
-    differ, each = "The layouts differ", "rank to rank"
-    if bool(a.combined_ranks) != bool(b.combined_ranks):
-        differ = "The ranks of one run are put together"
+    differ = "The layouts differ"
     if splits.differ:
-        cut = splits.a.words, splits.b.words
-        if a.world_size == b.world_size == 1:
-            sizes, each = list(cut), "call to call"
-            differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
-        else:
-            sizes = [
-                f"{size}, {words}{' each' * (size != 'one process')}" for size, words in zip(sizes, cut, strict=True)
-            ]
-            each = "rank to rank or call to call"
+        differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
+        one = a.world_size == b.world_size == 1
+        cuts = zip(sizes, (splits.a, splits.b), strict=True)
+        sizes = [cut.words if one else f"{size}, {cut.words}" for size, cut in cuts]
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
     fine = options.rtol_fine or options.rtol
     return (
         f"{differ} (a: {sizes[0]}, b: {sizes[1]}), so whole tensors are compared: parts are added up, copies count once"
-        f"{folded}, values that differ from {each} are compared by their samples where each was kept and all are "
-        f"equal, else by extrema and means, and random states{operators} are not compared. Sums in another order may "
+        f"{folded}, values that differ from rank to rank or call to call are compared by their samples where each was "
+        f"kept and all are equal, else by extrema and means, and random states{operators} are not compared. Sums in "
+        f"another order may "
         f"differ by {fine:g} of the values{coarse}"
     )

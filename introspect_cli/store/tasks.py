@@ -16,7 +16,6 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store.run import open_run
-from introspect_cli.store.whole import WholeReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
+    from introspect_cli.store.whole import WholeReader
 
 
 STEPS_PER_TASK = 4
@@ -88,6 +88,8 @@ def combine_steps(task: Task) -> tuple[list[StepBatch], list[Layout]]:
     Raises:
         StoreError: the run has changed since the task was made.
     """
+    from introspect_cli.store.whole import WholeReader
+
     mark, rows = task.given
     [path] = task.paths
     opened = next((opened for opened in _OPEN if opened[0] == path), None)
@@ -154,6 +156,7 @@ def as_one(run: Run, fold: Fold | None = None) -> Reader:
     complete = len(readers) >= run.world_size
     if len(readers) == 1 and not fold and complete and not any(layout.part for layout in readers[0].layouts):
         return readers[0]
+    from introspect_cli.store.whole import WholeReader  # one rank does without it
 
     return WholeReader(
         str(run.path),

@@ -1,7 +1,10 @@
-"""Sites of two runs brought together: wrappers, renames, moves, offsets, steps, and what one side never watched."""
+"""Sites of two runs brought together: offsets, tolerances, distances, hardware, and steps that are not opened."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
+from opcapture import compared
 from small_runs import train
 from synthetic import row, write_run
 
@@ -218,3 +221,145 @@ class TestMap:
             result.map.modules.index("DataLoader") < result.map.modules.index("Net") < result.map.modules.index("loss")
         )
         assert self.cells(result, "DataLoader") == (0.0,) * 4
+
+
+# --- other names, found by values of several steps: copies, chance, rounding, and runs that hold different steps
+
+
+def renames(result):
+    return {(change.a, change.b): change.evidence for change in result.structure if change.change == "renamed"}
+
+
+def test_a_resumed_run_is_aligned_with_the_steps_it_repeats(tmp_path):
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(3, 3)) for _ in range(6)]
+
+    def steps(name, first):
+        return [[row("start", "param", f"Net.{name}.weight", each), row("loss", "loss", "loss", each.sum())]
+                for each in values[first:]]  # fmt: skip
+
+    write_run(tmp_path / "a", steps("old", 0))
+    write_run(tmp_path / "b", steps("new", 3))
+    result = compared(tmp_path / "a", tmp_path / "b", offset=3)
+    assert ("Net.old", "Net.new") in renames(result), result.sentence
+
+
+# --- steps after the first divergence are counted as long as that takes seconds; then the answer says where it stopped
+
+
+STEPS, FROM = 10, 3
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of which one layer's output differs from step 3 on."""
+    folder = tmp_path_factory.mktemp("later")
+
+    def steps(by):
+        return [
+            [row("forward", "output", f"Net.{name}", step + by * (name == 1 and step >= FROM)) for name in range(4)]
+            for step in range(STEPS)
+        ]
+
+    return [write_run(folder / name, steps(by)) for name, by in (("a", 0.0), ("b", 0.5))]
+
+
+def counted(runs, **options):
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        return compare_runs(a, b, DiffOptions(**options))
+
+
+def test_what_is_not_opened_is_neither_counted_nor_called_equal(runs):
+    whole, part = counted(runs), counted(runs, later=16)
+    assert (whole.counts.steps_compared, whole.counts.steps_diverged, whole.notes) == (
+        STEPS,
+        STEPS - FROM,
+        (),
+    )
+    assert part.counts.steps_compared == FROM + 3  # the first, and 8 records each of two more
+    assert (part.counts.steps_diverged, part.counts.records, part.counts.equal) == (3, 4 * 6, 4 * 6 - 3)
+    assert (part.counts.steps_a, part.counts.steps_b) == (STEPS, STEPS)
+    assert part.notes == (
+        f"{STEPS - FROM - 3} later steps were not compared: the first divergence does not depend on them (see --map).",
+    )
+    assert (part.first, part.sentence, part.verdict) == (whole.first, whole.sentence, whole.verdict)
+
+
+@pytest.mark.parametrize("asked", [{"want_map": True}, {"limit": None}])
+def test_all_steps_are_compared_where_all_are_asked_for(runs, asked):
+    assert counted(runs, later=0, **asked).counts == counted(runs, **asked).counts
+
+
+# --- distances: from sketches, exactly from stored tensors, in units of rounding, and as factors
+
+
+@pytest.mark.parametrize("change", ["noise", "element", "column", "scale"])
+def test_sketched_distances_are_near_the_true_ones(tmp_path, change):
+    random = np.random.default_rng(3)
+    ratios = []
+    for run in range(5):
+        a = random.normal(size=(64, 32)).astype(np.float32)
+        b = a.copy()
+        if change == "noise":
+            b += random.normal(size=a.shape).astype(np.float32) * np.float32(1e-3)
+        elif change == "element":
+            b[3, 4] += 1
+        elif change == "column":
+            b[:, 7] = 0
+        else:
+            b *= np.float32(1.01)
+        write_run(tmp_path / f"a{run}", [[row("forward", "output", "Net", a)]])
+        write_run(tmp_path / f"b{run}", [[row("forward", "output", "Net", b)]])
+        with open_run(tmp_path / f"a{run}") as one, open_run(tmp_path / f"b{run}") as two:
+            found = compare_runs(one, two, DiffOptions()).first
+        true = np.linalg.norm(a.astype(float) - b) / max(np.linalg.norm(a), np.linalg.norm(b))
+        ratios.append(found.rel_l2 / true)
+        assert not found.exact
+    assert 0.7 < np.median(ratios) < 1.4
+
+
+# --- hardware among the settings: named where one run alone used it, and left as a cause where nothing else differs
+
+
+OF_FC = (ModuleInfo("Net", "Net"), ModuleInfo("Net.fc", "Linear", "", ("weight",)))
+GPU = {"name": "H100", "uuid": "GPU-1234"}
+
+
+def products(wrong=None):
+    """Five steps of one product each; in one of them an element is wrong."""
+    weight = np.random.default_rng(1).normal(size=(8, 8)).astype(F32)
+    for step in range(5):
+        x = np.random.default_rng(step).normal(size=(4, 8)).astype(F32)
+        y = x @ weight
+        if step == wrong:
+            y[1, 3] *= F32(1.5)
+        yield [
+            row("start", "param", "Net.fc.weight", weight, module_class="Linear"),
+            *(row("forward", "input", module.fqn, x, path="[0]", module_class=module.module_class) for module in OF_FC),
+            *(row("forward", "output", module.fqn, y, module_class=module.module_class) for module in OF_FC[::-1]),
+        ]
+
+
+def with_settings(folder, *settings):
+    """What a comparison finds of a run and one in which an element is wrong, each with its settings."""
+    for name, wrong, kept in zip("ab", (None, 1), settings, strict=True):
+        write_run(folder / name, list(products(wrong)), modules=OF_FC, settings=kept)
+    return compared(folder / "a", folder / "b")
+
+
+def test_a_gpu_that_one_run_alone_used_is_named_and_not_what_comes_with_it(tmp_path):
+    gpu = {"hardware": {"gpus": [{"name": "H100", "uuid": "GPU-1"}] * 2}, "runtime": {"cudnn": 91900, "nccl": "2.28.9"}}
+    cpu = {"hardware": {}, "runtime": {"cudnn": None, "nccl": None}}
+    result = with_settings(tmp_path, gpu, cpu)
+    assert [(change.name, change.a, change.b) for change in result.settings] == [("GPU", "2 x H100", "none used")]
+
+
+ON_RECORD = {"sources": {}, "packages": {"torch": "2.9"}, "environment": {}, "command": {"argv": ["train.py"]}}
+
+
+@pytest.mark.parametrize("gpu", [GPU, GPU | {"name": "A100"}, {"name": "H100", "uuid": "GPU-2"}])
+def test_hardware_is_left_as_a_cause_where_nothing_else_differs(tmp_path, gpu):
+    result = with_settings(tmp_path, *({**ON_RECORD, "hardware": {"gpus": [each]}} for each in (GPU, gpu)))
+    (said,) = (line for line in result.evidence if "What is left" in line)
+    assert said.startswith("No source file, setting or package on record differs. What is left: randomness")
+    assert "the hardware" in said

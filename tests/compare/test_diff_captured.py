@@ -1,19 +1,22 @@
-"""Alignment, offsets, noise and exact distances on runs that were really captured, not written by hand."""
+"""Alignment, offsets, exact distances, evaluation and resumed runs, of runs that were really captured."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
+import random
 import sys
 
+import numpy as np
 import pytest
 import torch
-from opcapture import captured
+from opcapture import captured, compared, records
 from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
+from introspect_cli.records import Kind, Phase
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.run import Run, open_run
 
@@ -171,3 +174,64 @@ class TestExact:
         bent = [d for d in kept.divergences if (d.site.kind.value, d.site.fqn) == ("param", "Net.body.1.up.weight")]
         assert bent[1].exact
         assert bent[1].rel_l2 == pytest.approx(float(diverged), rel=0.05)  # an optimizer step later
+
+
+# --- training and evaluation have a verdict each: a fault in one of them is not laid at the other's door
+
+
+def test_a_hand_trained_model_that_only_one_capture_saw_evaluated_is_the_same(tmp_path):
+    """An evaluation that is recorded has the parameters looked at once more, which is no change that only it has."""
+
+    def work():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        for step in range(6):
+            net.train()
+            net.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.add_(parameter.grad, alpha=-0.1)
+                if step % 3 == 2:
+                    net.eval()
+                    net(torch.ones(2, 4))
+
+    bare, seen = (captured(tmp_path / str(each), work, eval=each) for each in (False, True))
+    assert [each.site for each in records(seen, 2) if each.site.phase is Phase.START and each.site.call]
+    result = compared(bare, seen)
+    assert result.verdict is Verdict.SAME, result.sentence
+
+
+# --- runs that go on from weights which no `torch.load` reads, and steps that only make room for a checkpoint
+
+
+def recorded(path, work, **options):
+    """A capture as in a process of its own, where the generators begin in another state than training leaves them."""
+    random.seed(99)
+    np.random.seed(99)  # noqa: NPY002 - as above
+    return captured(path, work, **options)
+
+
+def test_a_step_that_makes_room_for_a_distributed_checkpoint_is_none_of_the_training(tmp_path):
+    """`get_state_dict` steps a new optimizer with gradients and a learning rate of 0."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    def work(*, room):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(net.parameters())
+        if room:
+            state = get_state_dict(net, optimizer)[1]
+            assert {float(state["state"][name]["step"]) for name in ("weight", "bias")} == {1}
+        for _ in range(2):
+            net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+
+    run = recorded(tmp_path / "b", lambda: work(room=True), record=frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS}))
+    assert (
+        compared(
+            recorded(tmp_path / "a", lambda: work(room=False), record=frozenset({Kind.PARAM, Kind.GRAD, Kind.LOSS})),
+            run,
+        ).counts.steps_b
+        == 2
+    )

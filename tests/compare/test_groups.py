@@ -54,7 +54,7 @@ def test_runs_that_diverge_alike_are_one_group(runs):
 def test_runs_of_which_none_agrees_with_another_differ_from_each_other(runs):
     assert grouped(runs, "a", "module", "loss").sentence == "All 3 runs differ from each other."
     assert grouped(runs, "a", "b", "module", "loss").sentence == (
-        "2 of 4 runs have the same numbers; the other 2 differ from each other too."
+        "The 4 runs form 3 groups with the same numbers: 2 runs, 1 run and 1 run."
     )
     assert grouped(runs, "a", "module", "short").sentence == "None of the 3 runs is known to agree with another."
 

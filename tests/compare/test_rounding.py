@@ -27,29 +27,17 @@ for _ in range(2):
 """
 
 
-@pytest.fixture
-def pair(tmp_path, forks):
-    """The comparison of two captures of a script, each with its words, as JSON with the exit code."""
-
-    def run(script, words_a, words_b, *options, record=()):
-        (tmp_path / "train.py").write_text(script, encoding="utf-8")
-        for name, words in (("a", words_a), ("b", words_b)):
-            if not (tmp_path / name).exists():
-                done = forks("capture", "-q", "-o", name, *record, "train.py", *words, cwd=tmp_path)
-                assert done.returncode == 0, done.stderr
-        done = forks("diff", "a", "b", "--format", "json", *options, cwd=tmp_path)
-        return done.returncode, json.loads(done.stdout)
-
-    return run
-
-
 class TestThreads:
-    def test_the_gradient_of_a_norm_is_rounding_in_its_backward_and_the_threads(self, pair):
+    def test_the_gradient_of_a_norm_is_rounding_in_its_backward_and_the_threads(self, tmp_path, forks):
         if (os.cpu_count() or 1) < 2:
             pytest.skip("one core here")
-        code, found = pair(THREADS, ["1"], ["2"])
+        (tmp_path / "train.py").write_text(THREADS, encoding="utf-8")
+        for name, threads in (("a", "1"), ("b", "2")):
+            forks("capture", "-q", "-o", name, "train.py", threads, cwd=tmp_path)
+        done = forks("diff", "a", "b", "--format", "json", cwd=tmp_path)
+        found = json.loads(done.stdout)
         sentence = found["sentence"]
-        assert (code, found["first"]["size"]) == (1, "rounding")
+        assert (done.returncode, found["first"]["size"]) == (1, "rounding")
         assert "left: rounding in the backward pass of its module" in sentence
         causes = [(one["name"], one["a"], one["b"], one["certainty"]) for one in found["causes"]]
         assert causes == [("threads", "1", "2", "likely")]

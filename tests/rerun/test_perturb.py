@@ -223,11 +223,6 @@ def test_a_fault_of_the_size_of_rounding_leaves_it_where_it_is(runs, forks, faul
     assert (code, found["first"]["step"], found["first"]["fqn"]) == (1, 0, place)
 
 
-def test_a_perturbed_run_of_another_training_is_no_measure(runs, forks):
-    _, found = diff(forks, runs[0], "a", "foreach", "--noise", "other")
-    assert any("does not begin one rounding away from a" in note for note in found["notes"])
-
-
 def test_an_ordinary_run_given_as_noise_is_no_perturbed_one(runs, forks):
     _, found = diff(forks, runs[0], "a", "foreach", "--noise", "foreach")
     assert not any("one rounding" in note for note in found["notes"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from introspect_cli.compare.checkpoints import as_moments
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.moment import as_moments
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.exchange.checkpoints import open_any, written
 

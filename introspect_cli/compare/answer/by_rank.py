@@ -117,8 +117,7 @@ class RunPair:
             alone = replace(comparison, a=one, b=two, splits=splits if splits.differ else None)
             outcome.resumption = alone.resumption
         _add_evaluation(outcome, comparison)
-        root = match.root_words(outcome.first.site.fqn) if outcome.first is not None else ""
-        outcome.notes = [text for text in (note, root) if text]
+        outcome.notes = [note] if note else []
         outcome.notes += outcome.gathered.notes(outcome.learned) if outcome.gathered is not None else ()
         outcome.notes += rounding_note(outcome.learned)
         return outcome

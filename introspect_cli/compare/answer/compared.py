@@ -332,9 +332,7 @@ class Compared:
             return told("hidden", names=_kinds_words(outcome.hidden))
         if not kinds or Kind.PARAM not in kinds:
             return ""
-        shared = outcome.shared
-        where = {} if shared is None else {"first": what(shared.site), "step": str(shared.step)}
-        return told("unchanged", names=_kinds_words(kinds), steps=steps, **{"first": "", "step": ""} | where)
+        return told("unchanged", names=_kinds_words(kinds), steps=steps)
 
 
 def _kinds_words(kinds: frozenset[Kind]) -> str:
@@ -359,7 +357,7 @@ def notes_on(compared: Compared, some_ranks: list[str]) -> list[str]:
     notes += filter(None, dict.fromkeys(outcome.unused_note for outcome in outcomes))
     if unopened := sum(outcome.unopened for outcome in outcomes):
         notes.append(told("unopened", steps=f"{unopened:,}"))
-    notes += perturbed_notes(*manifests, foreign=any(outcome.foreign for outcome in outcomes))
+    notes += perturbed_notes(*manifests)
     if blind := compared.tally["blind_both"]:
         notes.append(told("blind-both", blind=f"{blind:,}", all=count(compared.counts.records, "record")))
     return notes

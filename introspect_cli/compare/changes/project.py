@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.5
 _MOST_PASSES = 4
+_MOST_REROUTED = 3
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
 
@@ -132,6 +135,26 @@ class Version:
         lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
         return WrittenStatement(file, scope, first, last, dedent("\n".join(lines)), number)
 
+    def statements_beside(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
+        """This version's statements of the file and scope of `line`, `line` itself included if it is there.
+
+        Those of `file_b` where it has no such file; [] where it has neither.
+        """
+        file = line.file if line.file in self.texts else file_b
+        found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
+        return [self.statement_at(file, scope, first, last, first) for first, last, scope in found]
+
+    def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
+        """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
+
+        Only statements of the same scope count whose text this version's scope does not have.
+        """
+        texts = {each.text for each in self.statements_beside(line)}
+        left = [each for each in other.statements_beside(line) if each.text not in texts]
+        ratios = [SequenceMatcher(None, line.text, each.text, autojunk=False).ratio() for each in left]
+        best = max(range(len(left)), key=ratios.__getitem__, default=None)
+        return left[best] if best is not None and ratios[best] > _ALIKE else None
+
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""
         file, name = place
@@ -194,9 +217,8 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             break
     changes: dict[object, Change] = {}
     for difference in found:
-        around = difference.around or (None, None)
-        one, two = a.statement_of(difference.a or around[0]), b.statement_of(difference.b or around[1])
-        _add_change(changes, one, two, moved=difference.moved)
+        for one, two, moved in _statements_of(a, b, difference):
+            _add_change(changes, one, two, moved=moved)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
@@ -204,7 +226,20 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             if name and last not in version.names.inlined and (file, outer) not in left:
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
+    _join_moved(changes)
     return sorted(changes.values(), key=lambda change: (change.file, change.line))
+
+
+def _join_moved(changes: dict[object, Change]) -> None:
+    """Join each removal and addition of equal text in scopes of equal name to one change of unit `moved`, in place.
+
+    It stands at the place of the addition.
+    """
+    gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
+    for key, one in list(changes.items()):
+        if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
+            before = changes.pop(gone.pop((one.scope, one.b.text)))
+            changes[key] = replace(one, a=before.a, unit="moved", file_a=before.file if before.file != one.file else "")
 
 
 def changed_between(
@@ -238,6 +273,57 @@ def _syntax_without_comments(text: str) -> str:
                 node.body.pop(0)
             node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
     return ast.dump(tree)
+
+
+def _statements_on_sides(
+    a: Version, b: Version, found: Difference
+) -> tuple[WrittenStatement | None, WrittenStatement | None]:
+    """The statements of a and of b that wrote a difference; None where one has none.
+
+    Where code was put around a value in one version, the other's is the statement that it replaced.
+    """
+    around = found.around or (None, None)
+    one, two = a.statement_of(found.a or around[0]), b.statement_of(found.b or around[1])
+    if found.wrapped is not None and one is not None and two is not None:
+        made_a, made_b = a.statement_of(found.wrapped[0]), b.statement_of(found.wrapped[1])
+        if found.wrapped[1] is found.b and made_a is not None and made_a[:4] != one[:4]:  # it was around in a
+            return one, a.replaced_by(one, b)
+        if found.wrapped[0] is found.a and made_b is not None and made_b[:4] != two[:4]:
+            return b.replaced_by(two, a), two
+    return one, two
+
+
+def _statements_of(
+    a: Version, b: Version, found: Difference
+) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
+    """Pairs of statements of a difference (None where one has none), each with whether it only moved.
+
+    Moved also where both versions have both statements. Where they are one statement, its value takes another way: then
+    it is the statements of the scope that one version alone has, if they are at most `_MOST_REROUTED`, else that
+    statement.
+    """
+    one, two = _statements_on_sides(a, b, found)
+    if one is None or two is None or found.moved:
+        yield one, two, found.moved
+        return
+    inside_a, inside_b = ({line.text: line for line in v.statements_beside(side, other.file)} for v, side, other in
+                          ((a, one, two), (b, two, one)))  # fmt: skip
+    if two.text not in inside_a or one.text not in inside_b:
+        yield one, two, False
+    elif one.text != two.text:
+        yield inside_a[two.text], two, True
+    else:
+        gone = [line for text, line in inside_a.items() if text not in inside_b]
+        come = [line for text, line in inside_b.items() if text not in inside_a]
+        if 0 < len(gone) + len(come) <= _MOST_REROUTED:
+            pairs = (
+                zip_longest(gone, come)
+                if len(gone) == len(come)
+                else [(x, None) for x in gone] + [(None, y) for y in come]
+            )
+            yield from ((x, y, False) for x, y in pairs)
+        else:
+            yield one, two, False
 
 
 def _add_change(
@@ -301,8 +387,8 @@ def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> st
 def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
-    No difference are a definition that moved to another file with an equal value, and a name that one version alone
-    binds (what reads it differs, unless functions of both versions read it).
+    No difference are a definition that moved to another file with an equal value, a name that one version alone binds
+    (what reads it differs, unless functions of both versions read it), and a parameter's added or removed default.
     Where effects do not differ, calls that are made another number of times are differences.
 
     Args:
@@ -326,7 +412,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not _is_called_as_often(one, a.calls[other], b.calls[place])
+            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -340,6 +426,11 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
                 for effect in version.effects[place]:
                     if effect.key not in common:
                         yield Difference(effect, None) if version is a else Difference(None, effect)
+
+
+def _is_added_default(one: Difference) -> bool:
+    """Whether the difference is a parameter's default that one version alone has."""
+    return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
 
 
 def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:

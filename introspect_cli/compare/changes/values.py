@@ -57,11 +57,13 @@ class Difference(NamedTuple):
 
     Attributes:
         around: of a part that only one has, such as an argument of a call, what it is a part of.
+        wrapped: where something was put around a value, or taken away, that value in both versions.
     """
 
     a: Value | None
     b: Value | None
     around: tuple[Value, Value] | None = None
+    wrapped: tuple[Value, Value] | None = None
 
     @property
     def moved(self) -> bool:
@@ -224,6 +226,12 @@ class Reader:
         none = self.make("unset", node)
         return self.make("either", node, test, one or none, two or none)
 
+    def _on_joinedstr(self, node: ast.JoinedStr, env: Environment) -> Value:
+        return self.make("text", node, *(self.value(part, env) for part in node.values))
+
+    def _on_lambda(self, node: ast.Lambda, env: Environment) -> Value:
+        return self._function_value(node, env)
+
     def _function_value(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
         """A nested function or lambda as a value made of its effects."""
         reader = Reader(self._interned, self.names, self._file)
@@ -231,8 +239,6 @@ class Reader:
         env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
         reader.read_function(node, env)
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
-
-    _on_lambda = _function_value
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
         """A comprehension as element, iterables and conditions; list comprehensions and generators are equal."""
@@ -773,7 +779,10 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
         elif (differ := _differing_parts(one, two)) is not None:
             pending += ((x, y, (one, two)) for x, y in differ)
         else:
-            add_difference(Difference(one, two))
+            inner = _wrapped_pair(one, two)
+            add_difference(Difference(one, two, wrapped=inner))
+            if inner is not None:
+                pending.append((*inner, (one, two)))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
     for spots, each in list(found.items()):
         if each.a is None and each.b is not None and each.b.key in gone:
@@ -845,28 +854,68 @@ def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None
     return None if calls_another else differ
 
 
+def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:
+    """Where something was put around a value: that value in both versions; None where nothing was.
+
+    Equal values, else the most alike of equal kind, if they are alike over `_WRAPPED`.
+    """
+    if one.key in two.inside:
+        return one, _part_with_key(one.key, two)
+    if two.key in one.inside:
+        return _part_with_key(two.key, one), two
+    candidates = [(part, two) for part in _parts(one)] + [(one, part) for part in _parts(two)]
+    pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
+    like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
+    return (pair[0], pair[1]) if like > _WRAPPED else None
+
+
+def _part_with_key(key: int, value: Value) -> Value:
+    """The innermost value with this key inside `value`, which must have one."""
+    while value.key != key:
+        value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
+    return value
+
+
+def _parts(value: Value) -> Iterator[Value]:
+    """Parts of a value that are values; of a `list` among them, its parts."""
+    for part in value.parts:
+        if isinstance(part, Value):
+            yield from part.parts if part.kind == "list" else [part]
+
+
 def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
     """Pairs of values of two lists, None for what one list alone has.
 
-    The most alike of equal kind first (`_likeness` over `_LIKE`). What remains pairs up in order if it is equally many,
-    else with None.
+    If kinds are equal one by one, in order. Else first values of which one contains the other, then the most alike of
+    equal kind (`_likeness` over `_LIKE`), without crossings. What remains, and is in none of its list's partners, pairs
+    up in order if it is equally many, else with None.
     """
-    likeness = {(i, j): _likeness(x, y) for i, x in enumerate(one) for j, y in enumerate(two) if x.kind == y.kind}
+    if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
+        yield from zip(one, two, strict=True)
+        return
+    likeness = {
+        (i, j): 2.0 if around else _likeness(x, y)
+        for i, x in enumerate(one)
+        for j, y in enumerate(two)
+        if (around := x.key in y.inside or y.key in x.inside) or x.kind == y.kind  # a condition came, or a block
+    }
     taken: dict[int, int] = {}
     for (i, j), like in sorted(likeness.items(), key=lambda item: -item[1]):
-        if like > _LIKE and i not in taken and j not in taken.values():
+        crosses = any((i < k) != (j < m) for k, m in taken.items())
+        if like > _LIKE and i not in taken and j not in taken.values() and not crosses:
             taken[i] = j
     yield from ((one[i], two[j]) for i, j in taken.items())
-    left = [x for i, x in enumerate(one) if i not in taken]
-    right = [y for j, y in enumerate(two) if j not in taken.values()]
+    left = [i for i, x in enumerate(one) if i not in taken and not any(x.key in two[j].inside for j in taken.values())]
+    right = [j for j, y in enumerate(two) if j not in taken.values() and not any(y.key in one[i].inside for i in taken)]
     if len(left) == len(right):
-        yield from zip(left, right, strict=True)
+        yield from ((one[i], two[j]) for i, j in zip(left, right, strict=True))
     else:
-        yield from ((x, None) for x in left)
-        yield from ((None, y) for y in right)
+        yield from ((one[i], None) for i in left)
+        yield from ((None, two[j]) for j in right)
 
 
 _LIKE = 0.1
+_WRAPPED = 0.5
 
 
 def _likeness(one: Value, two: Value) -> float:

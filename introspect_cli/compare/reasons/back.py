@@ -164,7 +164,7 @@ def find_stale_gradient(at: View) -> Iterator[Finding]:
     """Finding where one run's gradient is the other's plus a share of the previous one (a missing `zero_grad`)."""
     side, _ = stale_share(at.step, at.position)
     if side:
-        yield found("stale", side=side)
+        yield found("stale", side=side, of="evaluation" if at.site.call else "step")
 
 
 @finds("gradient")
@@ -213,12 +213,16 @@ def stale_share(step: Step, position: int) -> tuple[str, float]:
 
     ("", 0.0) where neither is.
 
-    Compared are sketches; where one is missing, or where an optimizer evaluates the model several times a step, the
-    answer is ("", 0.0).
+    Previous is the step before, or, in an optimizer step that evaluates the model several times, the call before.
+    Compared are sketches; where one is missing, the answer is ("", 0.0).
     """
-    union, table = int(step.divergences.site[position]), step.table
-    found = None if step.sites[position].call else step.last(union, "a")
-    old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
+    site, union, table = step.sites[position], int(step.divergences.site[position]), step.table
+    if site.call:  # an optimizer that evaluates the model several times a step
+        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
+        old = table.sketch(earlier[0], "a") if earlier else None
+    else:
+        found = step.last(union, "a")
+        old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
     sketches = table.sketches(union)
     if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
         return "", 0.0

@@ -116,21 +116,6 @@ def _side_without(at: View, unions: Iterable[int]) -> str:
     return OTHER[recorded[0]] if len(recorded) == 1 else ""
 
 
-def _find_merged(at: View) -> Iterator[Finding]:
-    """Finding: several modules of one run are one in the other.
-
-    At most one merge: that which the cause's subject takes part in, if the run without the record has no name equal to
-    or below the subject.
-    """
-    structure = at.outcome.structure
-    for merge in structure.merges if structure is not None else ():
-        parts, whole = tuple(map(owner_of, merge.parts)), owner_of(merge.whole)
-        if at.cause.subject not in {*parts, whole} or not _is_name_missing(at):
-            continue
-        yield found("merged", parts=", ".join(parts), whole=whole, side=merge.side)
-        return
-
-
 def _find_subject(at: View) -> Iterator[Finding]:
     """Finding where the cause's subject, or the module around it, has another class, or only one run has or runs it.
 
@@ -264,7 +249,6 @@ _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...
     (_ALL, _find_tied),
     (frozenset({Kind.LOSS}), _find_loss_counts),
     (_ALL, _find_not_run),
-    (_ALL, _find_merged),
     (_ALL, _find_subject),
     (_ALL, _find_call_counts),
     (frozenset({Kind.GRAD}), _find_unused_gradient),

@@ -253,8 +253,12 @@ class View:
 
     @cached_property
     def hyperparameters(self) -> list[Difference]:
-        """Hyper-parameters recorded in this step that differ; [] where optimizers have other numbers in b."""
-        return [] if self.setup.renumbered else hyperparameter_changes(self.table, self.step.last_text)
+        """Hyper-parameters recorded in this step that differ.
+
+        [] where optimizers have other numbers in b, or a run was told not to record them.
+        """
+        compared = Kind.HYPERPARAMETER in self.step.comparison.kinds and not self.setup.renumbered
+        return hyperparameter_changes(self.table, self.step.last_text) if compared else []
 
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
