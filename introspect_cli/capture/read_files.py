@@ -9,6 +9,7 @@ files are read that were there before the script began; of a data set of thousan
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -142,7 +143,7 @@ class ReadFiles:
         """Open a file as python would, and note it if the script has opened it, not introspect."""
         handle = self._original(*args, **kwargs)
         if self.guarded.on and not self._guard.depth:
-            with self.guarded:
+            with self.guarded, contextlib.suppress(OSError):  # gone already, or named from another directory
                 if type(handle) in _FILES and handle.readable() and type(handle.name) in {str, bytes}:
                     self._note_path(sys._getframe(1), os.fsdecode(handle.name))  # noqa: SLF001 - as python documents it
         return handle

@@ -7,6 +7,7 @@ beside it stands the row of each rank that recorded it. Which of these records o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     Rows = Mapping[int, int]  # rank -> its row
 
 _MULTIPLE = 1e-5
+_BIAS = re.compile(r"(Linear|(Layer|Group|Batch|Instance|SyncBatch)Norm\w*|Conv\d?d|ConvTranspose\d?d)$")
 
 
 class SiteName(NamedTuple):
@@ -179,6 +181,26 @@ class Ranks:
         return {module.fqn: module.module_class for module in self.whole.modules}
 
     @cached_property
+    def adding_up(self) -> dict[str, list[int]]:
+        """By FQN of a bias or embedding weight, the numbers of the sites of its module's output gradients.
+
+        The elements of the parameter's gradient add up to those of these output gradients. Only parameters with a
+        gradient on record, of modules known to add a bias to all of their output.
+        """
+        outputs: dict[str, list[int]] = {}
+        for number, site in enumerate(self.sites):
+            if site.kind == Kind.GRAD_OUTPUT and site.phase == Phase.BACKWARD and not site.path:
+                outputs.setdefault(site.fqn, []).append(number)
+        adding = {}
+        for site in self.sites:
+            owner, _, name = site.fqn.rpartition(".")
+            of = self.classes.get(owner, "")
+            adds_up = (name == "bias" and _BIAS.match(of)) or (name == "weight" and of == "Embedding")
+            if site.kind == Kind.GRAD and owner in outputs and adds_up:
+                adding[site.fqn] = outputs[owner]
+        return adding
+
+    @cached_property
     def groups(self) -> list[frozenset[int]]:
         """Data-parallel groups of ranks, one for each rank whose manifest names one; equal ones come several times."""
         groups = [self.run.manifests.get(rank, {}).get("data_parallel") for rank in self.numbers]
@@ -264,6 +286,16 @@ class AlignedStep:
         """Distinct (checksum, part, text) of the site `number` on `ranks`; those without a record are ignored."""
         held = ((rank, self.rows[number][rank]) for rank in ranks if rank in self.rows[number])
         return frozenset((self.checksum(*at), self.layout(*at).part, self.text(*at)) for at in held)
+
+    def total(self, rank: int, row: int) -> tuple[float, float] | None:
+        """(sum of a record's elements, sum of their absolutes).
+
+        None where any element is not finite, or mean or mean of absolutes is unknown.
+        """
+        counts = self.batches[rank].counts
+        odd = any(int(counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in counts)
+        mean, amean = (value * self.numel(rank, row) for value in self.stats(rank, row, "mean", "amean"))
+        return None if odd or not np.isfinite([mean, amean]).all() else (mean, amean)
 
     def difference(self, rows: Rows, value: Callable[[int, int], object] | None = None) -> Difference | None:
         """How ranks' records of one site differ from the lowest rank's; None where all are equal, or there are none.

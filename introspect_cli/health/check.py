@@ -50,6 +50,7 @@ RULES: tuple[Rule, ...] = (
     training.batchnorm_frozen,
     progress.lost_rank,
     equal.reduction,
+    data_parallel.summed_gradients,
     equal.copies_differ,
     data_parallel.same_samples,
     equal.rank_settings,
@@ -60,6 +61,7 @@ RULES: tuple[Rule, ...] = (
     equal.rank_outputs,
     data_parallel.uneven_batches,
     equal.shards,
+    equal.tied_weights,
     equal.buffers_differ,
     equal.peers_differ,
 )

@@ -1,4 +1,8 @@
-"""What ranks that train one model are given, and at which steps they are."""
+"""What ranks that train one model are given, and by what their gradients are scaled.
+
+The gradient of a bias adds up to that of its module's output. So what an optimizer takes tells, beside what the
+backward passes of all ranks gave, whether they were averaged.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
-from introspect_cli.health.equal import has_other_samples, is_data_parallel
+from introspect_cli.health.equal import has_other_samples, is_data_parallel, passed_back
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress, uneven_ends
 from introspect_cli.records import Kind, Phase
@@ -16,17 +20,23 @@ from introspect_cli.texts import count, rank_list
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from introspect_cli.health.aligned import Rows
+
     Pairs = dict[tuple[int, int], tuple[int, int, int]]
+
+_NEAR, _TELLS = 1e-5, 1e-3
 
 
 class RankInputs(Gathered):
-    """Batches and model inputs, compared between ranks.
+    """Batches, model inputs and gradient scales, compared between ranks.
 
     Attributes:
         batches: of each two ranks, in how many draws of a loader their batches were equal, the number of draws, and the
             first step in which they were equal, -1 for none.
         inputs: the same of what goes into outermost modules.
         sizes: the first step in which batches are of different sizes; inputs where there are no batches.
+        summed: the first step in which a gradient is the sum of what the ranks' backward passes gave, by FQN.
+        averaged: parameters whose gradient is the mean of these.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -35,12 +45,15 @@ class RankInputs(Gathered):
         self.batches: Pairs = {}
         self.inputs: Pairs = {}
         self.sizes: Hit | None = None
+        self.summed: dict[str, int] = {}
+        self.averaged: set[str] = set()
 
     def step(self, now: AlignedStep) -> None:
-        """Compare batches and outermost inputs of each two ranks.
+        """Compare batches and outermost inputs of each two ranks, and gradients with what the backward passes gave.
 
         Adds to `batches` and `inputs`, by pair of ranks, how many records are equal, how many there are, and the first
-        equal one's step; sets `sizes` once.
+        equal one's step; sets `sizes` once. Adds to `summed` and `averaged` only where ranks train on other samples in
+        parallel, and all ranks of the launch have the step.
         """
         inputs = [number for number in now.of(Kind.INPUT, Phase.FORWARD) if "." not in now.sites[number].fqn]
         for pairs, numbers in ((self.batches, now.of(Kind.BATCH, Phase.DATA)), (self.inputs, inputs)):
@@ -52,6 +65,26 @@ class RankInputs(Gathered):
                     same, every, first = pairs.get(pair, (0, 0, -1))
                     equal = len({now.checksum(rank, rows[rank]) for rank in pair}) == 1
                     pairs[pair] = same + equal, every + 1, now.step if equal and first < 0 else first
+        base, *others = self.ranks.numbers
+        together = is_data_parallel(self.ranks) and all(has_other_samples(self.ranks, base, rank) for rank in others)
+        if together and len(now.batches) >= max(self.ranks.run.world_size, 2):
+            for number in now.of(Kind.GRAD, Phase.OPTIMIZER):
+                self._note_reduction(now, now.sites[number].fqn, now.rows[number])
+
+    def _note_reduction(self, now: AlignedStep, fqn: str, rows: Rows) -> None:
+        """Note whether a parameter's gradient is the sum of what the ranks' backward passes gave, or their mean.
+
+        Sets its first such step in `summed`, or adds its name to `averaged`. Nothing is noted where sum and mean are
+        about equal, one is unknown, or the gradient is neither.
+        """
+        outputs = [now.rows[n] for n in self.ranks.adding_up.get(fqn, ()) if n in now.rows]
+        taken, passed, ranks = _taken_sum(now, rows), passed_back(now, outputs, now.batches), len(now.batches)
+        if taken is None or passed is None or abs(passed[0]) * (1 - 1 / ranks) <= _TELLS * passed[1]:
+            return  # sum and mean are as good as equal
+        if abs(taken - passed[0]) <= _NEAR * passed[1]:
+            self.summed.setdefault(fqn, now.step)
+        elif abs(taken - passed[0] / ranks) <= _NEAR * passed[1]:
+            self.averaged.add(fqn)
 
 
 def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
@@ -69,6 +102,19 @@ def _uneven_sizes(now: AlignedStep, number: int) -> Hit | None:
         "each rank takes a mean, and the mean of those is taken, samples of the smaller batch count for more"
     )
     return Hit(now.step, kind, evidence, min(shapes, key=lambda rank: shapes[rank][0]))
+
+
+def _taken_sum(now: AlignedStep, rows: Rows) -> float | None:
+    """The sum of a gradient's elements over all parts, as the optimizer takes it.
+
+    None where a part is missing, still to be summed or not finite, or whole gradients differ between ranks.
+    """
+    parts = {now.layout(rank, row).part: now.total(rank, row) for rank, row in rows.items() if now.numel(rank, row)}
+    same = len(parts) == 1 and len({now.checksum(rank, row) for rank, row in rows.items()}) == 1
+    if len(rows) < len(now.batches) or (None in parts and not same) or any(part and part.reduction for part in parts):
+        return None
+    totals = [total[0] for total in parts.values() if total is not None]
+    return sum(totals) if len(totals) == len(parts) else None
 
 
 @rule(Level.WARNING, over_ranks=True)
@@ -139,3 +185,24 @@ def is_used_up(ranks: Ranks) -> bool:
     all_seen = all(len(each) and len(each) == each[-1] - each[0] + 1 for each in steps)
     computing = progress.computing == {*ranks.numbers} and not progress.hits
     return all_seen and computing and is_data_parallel(ranks)
+
+
+@rule(Level.WARNING, over_ranks=True)
+def summed_gradients(ranks: Ranks) -> Iterator[Hit]:
+    """Gradients are summed over data-parallel ranks, not averaged.
+
+    When: by the sums of a bias's or an embedding's gradient and of that of its module's output on all ranks, where
+        these are not near zero, nor clipped or scaled
+    Cause: an all-reduce without the division by the number of ranks; the learning rate is as many times as large
+    """
+    given = ranks.of(RankInputs)
+    needs = "gradients of biases or embeddings of data-parallel ranks, and of their modules' outputs"
+    require(given.summed or given.averaged, f"{needs} (capture --record default)")
+    mean = f"; that of {min(given.averaged)} is the mean" if given.averaged else ""
+    for fqn, step in given.summed.items():
+        evidence = (
+            f"the gradient of {fqn} that the optimizer takes is the sum of what the backward passes of the "
+            f"{count(ranks.run.world_size, 'rank')} gave, not their mean: right only where each rank divides its loss "
+            f"by the samples of all{mean}"
+        )
+        yield Hit(step, f"grad {fqn}", evidence)

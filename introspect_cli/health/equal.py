@@ -25,7 +25,7 @@ from introspect_cli.store.whole import Covering, covering, same_parts, share
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from introspect_cli.health.aligned import Rows
 
@@ -279,6 +279,22 @@ def _why_output(equal: Equal, now: AlignedStep, number: int, found: Difference) 
     return "the random states it draws from differ" if drew else ""
 
 
+def passed_back(now: AlignedStep, outputs: Sequence[Rows], ranks: Iterable[int]) -> tuple[float, float] | None:
+    """(sum, sum of absolutes) of all elements of output gradients on some ranks.
+
+    None where any is unknown or sharded, or these ranks have none.
+
+    Args:
+        now: the step.
+        outputs: the rows of each site of output gradients, by rank.
+        ranks: those whose records are added up.
+    """
+    at = [(rank, held[rank]) for rank in ranks for held in outputs if rank in held]
+    given = [now.total(*each) if now.layout(*each).part is None else None for each in at]
+    known = [each for each in given if each is not None]
+    return (sum(one for one, _ in known), sum(two for _, two in known)) if known and len(known) == len(at) else None
+
+
 class Row(NamedTuple):
     """A kind of site that must be equal between ranks.
 
@@ -513,26 +529,43 @@ def _attribute_hits(ranks: Ranks) -> Iterator[Hit]:
                     break
 
 
-# --- parts that have to be one whole
+# --- parts that have to be one whole, and tied weights on two ranks, which have to stay equal
 
 
 class Parts(Gathered):
-    """Parts of parameters at the first step.
+    """Parts of parameters at the first step, and ties between parameters of different ranks.
 
     Attributes:
         wrong: what is wrong with the parts of a parameter, by FQN.
+        ties: parameters that begin equal on two ranks under two names that neither has both of, by rank and name of
+            both: the step after which they first differ, None while they are equal.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         """Begin with nothing found; `step` looks."""
         super().__init__(ranks)
         self.wrong: dict[str, str] = {}
+        self.ties: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
 
     def step(self, now: AlignedStep) -> None:
-        """Check the parts in the first step, where every rank of the launch was recorded; adds to `wrong`."""
-        if now.step == self.ranks.steps[0] and len(self.ranks.numbers) >= self.ranks.run.world_size:
-            faults = ((now.sites[n].fqn, self._fault(now, n)) for n in now.of(Kind.PARAM, Phase.START))
-            self.wrong |= {fqn: wrong for fqn, wrong in faults if wrong}
+        """Check parts and find ties in the first step; in every step, note the ties that end in it.
+
+        Sets `wrong`, only where every rank of the launch was recorded, and adds to `ties` the pairs that begin equal. A
+        tie's value is None while it holds, else the step after which its two parameters differ for the first time.
+        """
+        if now.step == self.ranks.steps[0]:
+            self._find_ties(now)
+            for number in now.of(Kind.PARAM, Phase.START):
+                if len(self.ranks.numbers) >= self.ranks.run.world_size and (wrong := self._fault(now, number)):
+                    self.wrong[now.sites[number].fqn] = wrong
+        if None in self.ties.values():
+            numbers = now.of(Kind.PARAM, Phase.OPTIMIZER)
+            after = {
+                (at[0], now.sites[number].fqn): now.checksum(*at) for number in numbers for at in _held(now, number)
+            }
+            for (one, two), step in self.ties.items():
+                if step is None and one in after and two in after and after[one] != after[two]:
+                    self.ties[one, two] = now.step
 
     def _fault(self, now: AlignedStep, number: int) -> str:
         """What is wrong with the parts of a site, as a clause; "" where nothing is known to be.
@@ -563,6 +596,24 @@ class Parts(Gathered):
                 return f"rank {rank} holds the same values as rank {other} {same}"
         return ""
 
+    def _find_ties(self, now: AlignedStep) -> None:
+        """Add to `ties` parameters of different names that start equal on two ranks, of which none has both names.
+
+        Only whole parameters of `_LEAST` elements or more that are not all equal.
+        """
+        holders: dict[object, list[tuple[int, str]]] = {}
+        for number in now.of(Kind.PARAM, Phase.START):
+            for rank, row in _held(now, number):
+                layout = now.layout(rank, row)
+                if layout.part is None and layout.numel >= _LEAST and now.stats(rank, row, "var")[0] > 0:
+                    value = layout.shape, layout.dtype, now.checksum(rank, row)
+                    holders.setdefault(value, []).append((rank, now.sites[number].fqn))
+        names = {(rank, now.sites[n].fqn) for n in now.of(Kind.PARAM, Phase.START) for rank in now.rows[n]}
+        for one, *others in holders.values():
+            for two in others:
+                if one[0] != two[0] and (two[0], one[1]) not in names and (one[0], two[1]) not in names:
+                    self.ties[one, two] = None
+
 
 @rule(Level.ERROR, over_ranks=True)
 def shards(ranks: Ranks) -> Iterator[Hit]:
@@ -575,3 +626,20 @@ def shards(ranks: Ranks) -> Iterator[Hit]:
     require(ranks.has_parts, "parameters that are cut over ranks")
     for fqn, wrong in ranks.of(Parts).wrong.items():
         yield Hit(ranks.steps[0], f"param {fqn}", f"of {fqn}, {wrong}", ranks.numbers[0])
+
+
+@rule(Level.ERROR, over_ranks=True)
+def tied_weights(ranks: Ranks) -> Iterator[Hit]:
+    """Tied weights on two ranks differ.
+
+    When: parameters that begin equal on two ranks, under two names, differ after a step
+    Cause: an embedding and a head on two stages whose gradients are not all-reduced
+    """
+    ties = require(ranks.of(Parts).ties, "parameters that begin equal under different names on two ranks")
+    for ((rank, one), (other, two)), step in ties.items():
+        if step is not None:
+            evidence = (
+                f"{one} of rank {rank} and {two} of rank {other} begin equal, as tied weights do, and differ after "
+                f"step {step}: their gradients were not added up"
+            )
+            yield Hit(step, f"param {two}", evidence, other)

@@ -197,6 +197,8 @@ with open("gone.json") as file:
     print(file.read(3), file.tell())
     os.unlink("gone.json")
     print(file.read())
+small = os.open("small", os.O_RDONLY)
+print(open("only-here.json", opener=lambda name, flags: os.open(name, flags, dir_fd=small)).read())
 file = open("position.json", "rb", buffering=0)
 print(file.tell(), file.read(2), os.lseek(file.fileno(), 0, os.SEEK_CUR))
 for number in range(3000):
@@ -222,6 +224,7 @@ def hostile_files(folder, last="a"):
     for number in range(3000):
         (folder / f"small/{number}.json").write_text("{}")
     laughs = "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]" for n in range(1, 30))
+    (folder / "small/only-here.json").write_text("[]")
     (folder / "laughs.yaml").write_text(f"x0: &x0 {last}\n{laughs}\n")
     (folder / "deep.json").write_text("[" * 50_000 + last)
     (folder / "long.yaml").write_text("password: {" * 20_000 + last)

@@ -7,10 +7,19 @@ from artefacts import decided
 from launches import DISTRIBUTED
 from opcapture import compared
 
+from introspect_cli.health.check import check
 from introspect_cli.render.blocks import Table
 from introspect_cli.render.diff_text import diff_blocks
+from introspect_cli.store.run import open_run
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
+
+
+def test_a_rule_about_scaled_gradients_that_lacks_records_says_with_which_option_it_has_them():
+    with open_run(*decided("faults", "2/tp-none")) as run:
+        result = check(run)
+    assert "summed-gradients" not in result.checked
+    assert "capture --record default" in dict(result.unseen)["summed-gradients"]
 
 
 @pytest.mark.parametrize("grouped", [True, False])
