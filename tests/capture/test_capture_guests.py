@@ -96,15 +96,8 @@ def test_an_exception_that_another_thread_sends_reaches_the_script(tmp_path):
 
     def work(number):
         left = [4 if number == 0 else 1 + 47 * number]  # the fourth is in what a thread's stack is made by
-        words = {
-            "sys": sys,
-            "ctypes": ctypes,
-            "threading": threading,
-            "is_introspects": is_introspects,
-            "left": left,
-            "Sent": Sent,
-        }
-        words |= {"is_introspects": is_introspects, "__name__": "introspect_cli.sender", "dropping": DROPPING}
+        words = {"sys": sys, "ctypes": ctypes, "threading": threading, "is_introspects": is_introspects}
+        words |= {"left": left, "Sent": Sent, "__name__": "introspect_cli.sender", "dropping": DROPPING}
         exec(compile(SENDER, "<sender>", "exec"), words)
         net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -96,15 +96,17 @@ def spread(last, count):
     return sorted({*range(1, edge + 1), *between, *range(last - edge, last + 1)})
 
 
-def test_an_interrupt_while_a_capture_finishes(finished, instants):
+@pytest.mark.parametrize(
+    ("number", "codes", "count"),
+    [
+        ("SIGINT", {-signal.SIGINT}, 6),
+        ("SIGTERM", {9}, 4),
+        ("SIGALRM", {0, 1}, 4),  # whoever ends in time has no timeout: alone, the process would have been gone
+    ],
+)
+def test_an_interrupt_or_a_handler_that_raises_while_a_capture_finishes(finished, instants, number, codes, count):
     """It was swallowed by what it happened to meet, or ended in introspect's traceback and a run that is not closed."""
-    assert problems(finished, "SIGINT", {-signal.SIGINT}, spread(instants, 6)) == []
-
-
-@pytest.mark.parametrize(("number", "codes"), [("SIGTERM", {9}), ("SIGALRM", {0, 1})])
-def test_a_handler_of_the_script_that_raises_while_a_capture_finishes(finished, instants, number, codes):
-    """Whoever ends in time has no timeout: alone, the process would have been gone."""
-    assert problems(finished, number, codes, spread(instants, 4)) == []
+    assert problems(finished, number, codes, spread(instants, count)) == []
 
 
 @pytest.mark.sweep

@@ -95,13 +95,6 @@ def test_one_capture_at_a_time(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_a_run_that_is_there_is_kept(train, tmp_path):
-    train(tmp_path / "run")
-    with pytest.raises(StoreError):
-        train(tmp_path / "run")
-    train(tmp_path / "run", force=True)
-
-
 def small(path, value=1.0):
     rows = [
         row("forward", "output", "Net<b>", np.full(3, value, np.float32)),

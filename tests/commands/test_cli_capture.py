@@ -30,21 +30,16 @@ def asked(tmp_path, monkeypatch):
     return parse
 
 
-def test_options_before_the_script_are_ours_and_all_after_it_are_the_scripts(asked):
-    target, options = asked("--seed", "3", "train.py", "--seed", "4", "--help", "-m", "x", "--", "-o", "y", "--unknown")
-    rest = ("--seed", "4", "--help", "-m", "x", "--", "-o", "y", "--unknown")
-    assert target == Target(script="train.py", args=rest)
-    assert options == CaptureOptions(seed=3)
-
-
-def test_a_module_takes_all_that_follows_it(asked):
-    target, options = asked("-q", "-m", "package", "--seed", "4", "-h")
-    assert target == Target(module="package", args=("--seed", "4", "-h"))
-    assert options == CaptureOptions(quiet=True)
-
-
-def test_two_dashes_end_our_options(asked):
-    assert asked("-q", "--", "train.py", "-q")[0] == Target(script="train.py", args=("-q",))
+@pytest.mark.parametrize(
+    ("before", "target", "rest"),
+    [
+        (("--seed", "3", "train.py"), {"script": "train.py"}, ("--seed", "4", "--help", "-m", "x", "--", "-o", "y")),
+        (("--seed", "3", "-m", "package"), {"module": "package"}, ("--seed", "4", "-h", "--unknown")),
+        (("--seed", "3", "--", "train.py"), {"script": "train.py"}, ("-q",)),
+    ],
+)
+def test_options_before_the_target_are_ours_and_all_after_it_are_the_scripts(asked, before, target, rest):
+    assert asked(*before, *rest) == (Target(**target, args=rest), CaptureOptions(seed=3))
 
 
 def test_without_options_everything_ordinary_is_recorded(asked):
@@ -125,11 +120,3 @@ def test_options_for_the_manifest_are_plain(asked):
     assert yaml.safe_load(yaml.safe_dump(shown)) == shown
     assert (shown["record"], shown["steps"], shown["seed"]) == (["input", "grad"], "5:", 1)
     assert "SECRET_NAME" not in str(shown)
-
-
-def test_help_names_every_option(introspect):
-    text = introspect("capture", "--help").stdout
-    for param in capture.params:
-        if isinstance(param, click.Option) and not param.hidden:
-            assert all(name in text for name in (*param.opts, *param.secondary_opts))
-    assert max(map(len, text.splitlines())) <= 80

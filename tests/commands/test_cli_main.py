@@ -86,6 +86,7 @@ def test_an_unknown_verb_is_reported_what_there_is(introspect, word, hint):
         (["capture", "--nosuch", "x.py"], "introspect: No such option"),
         (["capture", "--seed", "x", "x.py"], "introspect: Invalid value for '--seed'"),
         (["capture", "nosuch.py"], "introspect: no such script: 'nosuch.py'"),
+        (["capture", "-m", "no.such.module"], "introspect: no module named 'no.such.module'"),
         (["capture"], "introspect: nothing to run"),
     ],
     ids=" ".join,

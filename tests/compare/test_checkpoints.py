@@ -9,7 +9,6 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from arrays import as_safetensors
 from checkpoint_runs import Net, said, torch
 from click.testing import CliRunner
 from opcapture import captured
@@ -288,10 +287,3 @@ def test_without_torch_a_safetensors_file_is_read_and_another_says_what_it_needs
     assert done.returncode == 2
     assert "was written by torch.save, and reading it needs torch: install torch" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_safetensors_of_this_tool_and_of_the_library_are_one(tmp_path):
-    as_safetensors(tmp_path / "ours", {"w": np.arange(6.0)})
-    safetensors.save_file({"w": torch.arange(6.0, dtype=torch.float64)}, tmp_path / "theirs.safetensors")
-    verdict, _, _ = said(tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors")
-    assert verdict == "same"

@@ -208,21 +208,6 @@ class TestNoise:
         assert diff(a, b, noise=[repeat]).first.site.fqn == "Net.b"
 
 
-class TestMap:
-    def cells(self, result, name):
-        return result.map.values[result.map.modules.index(name)]
-
-    def test_forward_passes_shade_a_module_and_gradients_do_not(self, diff):
-        result = diff(train(), train("module"), DiffOptions(want_map=True))
-        assert result.map.steps == (0, 1, 2, 3)
-        assert self.cells(result, "Net.a")[0] == 0
-        assert all(value > 0 for value in self.cells(result, "Net.a")[1:])
-        assert (
-            result.map.modules.index("DataLoader") < result.map.modules.index("Net") < result.map.modules.index("loss")
-        )
-        assert self.cells(result, "DataLoader") == (0.0,) * 4
-
-
 # --- other names, found by values of several steps: copies, chance, rounding, and runs that hold different steps
 
 

@@ -98,7 +98,7 @@ def as_archive(place, arrays):
 
 
 @pytest.mark.parametrize("write", [as_folder, as_archive, as_safetensors])
-def test_a_run_agrees_with_arrays_that_numpy_computed(run, tmp_path, write):
+def test_a_run_agrees_with_arrays_that_numpy_computed_and_the_first_that_differs_is_named(run, tmp_path, write):
     theirs = imported(write(tmp_path / "dump", forward(WEIGHTS, TOKENS.numpy())), tmp_path / "theirs")
     assert not verify_run(theirs).findings
     with open_run(run) as one, open_run(theirs) as two:
@@ -111,12 +111,8 @@ def test_a_run_agrees_with_arrays_that_numpy_computed(run, tmp_path, write):
         assert (result.verdict, result.counts.diverged) == (Verdict.SAME, 0), result.sentence
         assert result.counts.equal == 8  # four parameters and four outputs: what run b lists and no more
         assert "what it does not list is not compared" in " ".join(result.notes)
-
-
-@pytest.mark.parametrize("write", [as_folder, as_archive, as_safetensors])
-def test_the_first_array_that_differs_is_named(run, tmp_path, write):
     wrong = forward(WEIGHTS, TOKENS.numpy(), scale=1.5)
-    theirs = imported(write(tmp_path / "dump", wrong), tmp_path / "theirs")
+    theirs = imported(write(tmp_path / "wrong", wrong), tmp_path / "theirs", "--force")
     for a, b in ((run, theirs), (theirs, run)):
         result = compared(a, b, rtol=1e-5)
         assert result.verdict is Verdict.DIVERGED
@@ -201,28 +197,6 @@ def test_the_order_is_that_of_an_archive_or_of_numbers_and_is_never_made_up_in_s
         with open_run(imported(write(place, arrays), tmp_path / "run", "--force")) as run:
             assert [record.site.fqn for record in run.rank(0).records(0)] == order
             assert run.manifest["not_observed"] == said
-
-
-def broken(place: Path, kind: str) -> Path:
-    place.mkdir()
-    if kind == "pickle":
-        np.save(place / "a.npy", np.array([print, {}], object), allow_pickle=True)
-    elif kind == "text":
-        np.save(place / "a.npy", np.array(["a", "b"]))
-    elif kind == "empty":
-        (place / "a.npy").write_bytes(b"")
-    elif kind == "zip":
-        (place / "a.npz").write_bytes(b"PK\x03\x04 nothing")
-    elif kind == "cut":
-        whole = as_safetensors(place / "a", {"output/h": np.zeros(3)})
-        whole.write_bytes(whole.read_bytes()[:-1])
-    elif kind == "twice":
-        as_folder(place, {"output/h": np.zeros(2), "output/h/call0": np.zeros(2)})
-    elif kind == "mixed":
-        as_folder(place, {"output/h": np.zeros(2)})
-        (place / "step=0").mkdir()
-        (place / "step=0" / "rank0.yaml").write_text("parameters: {}\n")
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -333,22 +307,40 @@ def test_arrays_of_an_evaluation_are_reported_as_that(sampled, tmp_path, run, st
         assert result.first.site.phase is Phase.EVAL
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("cut", "lies beyond the end of the file"),
-        ("pickle", "is not a .npy file that can be read"),
-        ("text", "elements of numpy's type <U1 are not read"),
-        ("empty", "is not a .npy file that can be read"),
-        ("zip", "is not a .npz file that can be read"),
-        ("twice", "are of the same site"),
-        ("mixed", "has arrays and YAML reports below it"),
-        ("nothing", "has no arrays"),
-    ],
-)
-def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind, said):
+def cut(place):
+    whole = as_safetensors(place / "a", {"output/h": np.zeros(3)})
+    whole.write_bytes(whole.read_bytes()[:-1])
+
+
+def mixed(place):
+    as_folder(place, {"output/h": np.zeros(2)})
+    (place / "step=0").mkdir()
+    (place / "step=0" / "rank0.yaml").write_text("parameters: {}\n")
+
+
+NUMPY = "is not a .npy file that can be read"
+BROKEN = {
+    "cut": (cut, "lies beyond the end of the file"),
+    "pickle": (lambda place: np.save(place / "a.npy", np.array([print, {}], object), allow_pickle=True), NUMPY),
+    "text": (lambda place: np.save(place / "a.npy", np.array(["a"])), "elements of numpy's type <U1 are not read"),
+    "empty": (lambda place: (place / "a.npy").write_bytes(b""), NUMPY),
+    "zip": (lambda place: (place / "a.npz").write_bytes(b"PK\x03\x04 nothing"), "is not a .npz file that can be read"),
+    "twice": (
+        lambda place: as_folder(place, {"output/h": np.zeros(2), "output/h/call0": np.zeros(2)}),
+        "are of the same site",
+    ),
+    "mixed": (mixed, "has arrays and YAML reports below it"),
+    "nothing": (lambda place: None, "has no arrays"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_cannot_be_read_is_a_sentence_and_leaves_no_run(tmp_path, kind):
+    make, said = BROKEN[kind]
+    (tmp_path / "d").mkdir()
+    make(tmp_path / "d")
     with pytest.raises(IntrospectError, match=said):
-        imported(broken(tmp_path / "d", kind), tmp_path / "run", "--kind", "output")
+        imported(tmp_path / "d", tmp_path / "run", "--kind", "output")
     assert not (tmp_path / "run").exists()
 
 

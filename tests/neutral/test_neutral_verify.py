@@ -67,26 +67,28 @@ def capture(introspect, tmp_path, *options, noise="", disturbed="pass"):
     return introspect("capture", *options, "-o", "run", "train.py")
 
 
-def test_a_neutral_script_is_called_neutral(introspect, tmp_path):
-    out = capture(introspect, tmp_path, "--verify-neutral")
-    assert out.returncode == 0, out.stderr
-    assert "neutral: the runs with and without a capture agree in " in out.stderr
+NOTICES = "call = torch.nn.Module.__call__; net.weight.data += call is not torch.nn.Module._wrapped_call_impl"
+"""The measurement itself works: a script that behaves otherwise under capture is found out."""
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ({}, 0, "neutral: the runs with and without a capture agree in "),
+        ({"noise": " * random.random()"}, 2, "not deterministic by itself"),
+        (
+            {"disturbed": NOTICES}, 1,
+            "not neutral: the runs with and without a capture differ in parameters and optimizer state",
+        ),
+    ],
+    ids=["neutral", "not deterministic", "noticing"],
+)  # fmt: skip
+def test_a_script_is_called_what_it_is(introspect, tmp_path, script, code, said):
+    out = capture(introspect, tmp_path, "--verify-neutral", **script)
+    assert out.returncode == code, out.stderr
+    assert said in out.stderr
     assert len(out.stdout.splitlines()) == 3
     assert (tmp_path / "run" / "manifest.yaml").exists()
-
-
-def test_script_that_is_not_deterministic(introspect, tmp_path):
-    out = capture(introspect, tmp_path, "--verify-neutral", noise=" * random.random()")
-    assert out.returncode == 2, out.stderr
-    assert "not deterministic by itself" in out.stderr
-
-
-def test_script_that_notices_the_capture(introspect, tmp_path):
-    """The measurement itself works: a script that behaves otherwise under capture is found out."""
-    notices = "call = torch.nn.Module.__call__; net.weight.data += call is not torch.nn.Module._wrapped_call_impl"
-    out = capture(introspect, tmp_path, "--verify-neutral", disturbed=notices)
-    assert out.returncode == 1, out.stderr
-    assert "not neutral: the runs with and without a capture differ in parameters and optimizer state" in out.stderr
 
 
 @pytest.mark.sweep

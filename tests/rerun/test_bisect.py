@@ -14,11 +14,8 @@ import yaml
 from answer_schema import schema
 from repositories import git, introspect
 
-from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.rerun.changes.sides import Difference, command_line
-from introspect_cli.rerun.place import Place
-from introspect_cli.rerun.variant import Reference, capture
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -144,15 +141,6 @@ def test_settings_that_make_runs_diverge(repository: Path):
     assert answer.stdout.startswith("Of 3 differing settings, one makes them diverge: --scale; proven by 2 runs")
     assert set(steps_of(repository.parent / "kept").values()) == {1}, "no variant runs past the first divergence"
     assert "--scale: - -> 2" in answer.stdout
-
-
-def test_a_variant_that_a_comparison_ended_has_not_failed(repository: Path, tmp_path: Path):
-    introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0)
-    stop = ("--against", str(tmp_path / "a"), "--stop")
-    done = capture(tmp_path / "b", Place(repository, repository), (*stop, "train.py", "--scale", "2"))
-    assert (done.exit_code, Reference(tmp_path / "a").judge(done)[0]) == (0, Verdict.DIVERGED)
-    failed = capture(tmp_path / "c", Place(repository, repository), (*stop, "train.py", "--unknown"))
-    assert failed.exit_code == 2
 
 
 @pytest.mark.sweep

@@ -46,19 +46,6 @@ print(before.sum().item(), drawn[0])
 """
 
 
-@pytest.fixture
-def run(tmp_path, introspect):
-    """Capture the script with some options, and some words for it."""
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-
-    def capture_it(name, *options, words=()):
-        done = introspect("capture", "--force", "-o", name, *options, "train.py", *words)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    return capture_it
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, forks):
     """An ordinary run, one with another kernel, some with a fault, and perturbed ones, made once."""
@@ -73,6 +60,7 @@ def runs(tmp_path_factory, forks):
         ("p", ("--perturb", "7"), ()),
         ("sampled", ("--perturb", "0", "--steps", "0,2,4"), ("--perturb", "x")),
         ("other", ("--perturb=3",), ("other",)),
+        ("loaded", ("--perturb", "0"), ("load",)),  # what the one before began with
     ):
         done = forks("capture", "-o", name, *options, "train.py", *words, cwd=folder)
         assert done.returncode == 0, done.stderr
@@ -173,15 +161,14 @@ def test_the_script_draws_as_before_and_an_evaluation_before_training_is_as_befo
     assert draws[0] == draws[1] != []
 
 
-def test_a_checkpoint_that_is_loaded_before_training_is_what_moves(run, tmp_path):
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 4))
-    torch.save(model.state_dict(), tmp_path / "state.pt")
-    run("p", "--perturb", "0", words=["load"])
-    with open_run(tmp_path / "p") as p:
-        found = {r.site.fqn: r.summary for r in p.rank(0).records(0) if r.site.phase is Phase.START}
-    largest = float(model[3].weight.detach().max())
-    assert 0 < abs(found["Sequential.3.weight"].stats["max"] - largest) <= float(np.spacing(np.float32(largest)))
+def test_a_checkpoint_that_is_loaded_before_training_is_what_moves(runs):
+    folder, _ = runs
+    largest = float(torch.load(folder / "state.pt")["3.weight"].max())
+    for name, is_loaded in (("loaded", True), ("p", False)):
+        with open_run(folder / name) as p:
+            found = {r.site.fqn: r.summary for r in p.rank(0).records(0) if r.site.phase is Phase.START}
+        moved_by = abs(found["Sequential.3.weight"].stats["max"] - largest)
+        assert (0 < moved_by <= float(np.spacing(np.float32(largest)))) is is_loaded
 
 
 def test_every_surface_says_that_a_run_was_perturbed(runs, forks):

@@ -9,6 +9,7 @@ from synthetic import row, write_run
 
 from introspect_cli.commands.stores import verify
 from introspect_cli.errors import StoreError
+from introspect_cli.records import Site
 from introspect_cli.store import rank_writer
 from introspect_cli.store.run import open_run
 from introspect_cli.store.verify import verify_run
@@ -57,27 +58,20 @@ def test_findings_do_not_stop_at_the_first(tmp_path):
     assert report.counts["steps"] >= 4  # what is before the damage is sound all the same
 
 
-def test_digests_are_computed_again(tmp_path, monkeypatch):
+def test_digests_and_keys_are_computed_again(tmp_path, monkeypatch):
     """A writer that counted wrongly would be found, though every CRC is right."""
-
+    rows, real = [row("forward", "output", "A", 1.0)], Site.key
+    monkeypatch.setattr(Site, "key", lambda site: real(site) ^ 1)
+    keys = write_run(tmp_path / "keys", [rows])
+    monkeypatch.setattr(Site, "key", real)
+    assert "with the key of another site" in verify_run(keys).findings[0]
     right = rank_writer.step_digest
 
     def wrong(keys, sums, statuses, left_out):
         return right(keys, sums + np.uint64(1), statuses, left_out)
 
     monkeypatch.setattr(rank_writer, "step_digest", wrong)
-    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
-    assert "do not add up to the digest" in verify_run(path).findings[0]
-
-
-def test_keys_are_computed_again(tmp_path, monkeypatch):
-    from introspect_cli.records import Site
-
-    real = Site.key
-    monkeypatch.setattr(Site, "key", lambda site: real(site) ^ 1)
-    path = write_run(tmp_path / "run", [[row("forward", "output", "A", 1.0)]])
-    monkeypatch.setattr(Site, "key", real)
-    assert "with the key of another site" in verify_run(path).findings[0]
+    assert "do not add up to the digest" in verify_run(write_run(tmp_path / "run", [rows])).findings[0]
 
 
 def test_many_findings_are_counted(tmp_path):

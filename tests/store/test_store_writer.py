@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -109,13 +108,6 @@ def test_a_script_that_changes_its_directory(tmp_path, monkeypatch):
     store.close()
     assert verify_run(tmp_path / "run").sound
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_settings_are_for_their_owner_only(tmp_path):
-    path = write_run(tmp_path / "run", [STEP], settings={"environment": {"A": "1"}})
-    assert stat.S_IMODE((path / "settings").stat().st_mode) == 0o700
-    assert stat.S_IMODE((path / "settings/environment.yaml").stat().st_mode) == 0o600
-    assert stat.S_IMODE((path / "manifest.yaml").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a.b", "x" * 65])

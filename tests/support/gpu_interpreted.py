@@ -16,7 +16,7 @@ from kernel_values import assert_same as close
 from sweeps import sliced
 
 from introspect_cli.records import Part
-from introspect_cli.tensors import checksum, places
+from introspect_cli.tensors import places
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.gpu import engine as engines
 from introspect_cli.tensors.gpu import kernels, launch
@@ -105,15 +105,8 @@ def at(first, tensor):
 FEW = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
+@pytest.mark.parametrize("count", sliced([2, 15, 16, 17, 511, 512, 2047, 2048, 2049, 2500, 70_003], [2500]))
 @pytest.mark.parametrize("dtype", sliced(EVERY, FEW), ids=str)
-def test_every_type(made, dtype):
-    x = example(dtype, (2500,))
-    assert_same(made.one(x), expected_row(x))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("count", [2, 15, 16, 17, 511, 512, 2047, 2048, 2049, 70_003])
-@pytest.mark.parametrize("dtype", EVERY, ids=str)
 def test_every_type_and_many_sizes(made, dtype, count):
     x = example(dtype, (count,))
     assert_same(made.one(x), expected_row(x))
@@ -306,15 +299,6 @@ def test_shards_are_summarised_in_one_launch(made, box):
     assert len(made.launcher.launched) == 1
 
 
-def test_shards_add_up_to_the_whole(made):
-    whole = example(torch.bfloat16, (30, 100))
-    total = 0
-    for top in range(0, 30, 7):
-        shard = whole[top : top + 7].contiguous()
-        total += int(made.one(shard, top * 100)[0, r.RAW])
-    assert total & checksum.MASK == int(made.one(whole)[0, r.RAW])
-
-
 @pytest.mark.parametrize("wanted", [{"stats": False}, {"sketch": False}, {"stats": False, "sketch": False}], ids=str)
 def test_what_is_not_wanted_says_nothing(wanted):
     only = Made(**wanted)
@@ -335,14 +319,3 @@ def test_a_row_is_the_same_each_time(made):
     assert made.one(x).tobytes() == made.one(x).tobytes()
     lane = next(iter(made.engine._lanes.values()))
     assert not lane.counters.any()
-
-
-def test_flipped_bits_are_seen(made):
-    x = torch.randn(3000)
-    before = made.one(x)[0, r.RAW]
-    for place in (0, 511, 512, 2999):
-        bits = x.view(torch.int32)
-        bits[place] ^= 1 << (place % 32)
-        assert made.one(x)[0, r.RAW] != before
-        bits[place] ^= 1 << (place % 32)
-    assert made.one(x)[0, r.RAW] == before

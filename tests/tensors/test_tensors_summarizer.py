@@ -340,20 +340,6 @@ def test_an_answer_is_never_stale(summarizer, write, between):
     assert found["checksum"] != before["checksum"]
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}])
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_optimizers_are_seen_to_write(summarizer, optimizer, options):
-    parameters = [torch.nn.Parameter(torch.randn(120, 100)) for _ in range(3)]
-    made = optimizer(parameters, lr=1e-3, **options)
-    for _ in range(3):
-        for parameter in parameters[:2]:
-            parameter.grad = torch.randn(120, 100)
-        made.step()
-        assert summarizer.add_all(parameters) == [0, 1, 2]
-        table = taken(summarizer)
-        assert [read(table, row) for row in range(3)] == [fresh(parameter) for parameter in parameters]
-
-
 def test_several_threads_summarise_at_once(summarizer):
     tensors = [torch.randn(300_000 if number % 10 == 0 else 500) for number in range(100)]
     slots = {}
