@@ -13,6 +13,8 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,17 @@ def browser(tmp_path_factory):
     opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield opened
     opened.quit()
+
+
+@pytest.fixture
+def web_server(tmp_path):
+    """The address of a web server that has the test's directory."""
+    pytest.importorskip("aiohttp")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 @pytest.fixture(autouse=True)

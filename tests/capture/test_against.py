@@ -10,10 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -86,20 +83,14 @@ def place(tmp_path_factory, forks):
     return folder
 
 
-def test_training_is_the_same_to_the_bit_with_and_without(place, introspect, tmp_path):
-    words = ("train.py", "6", "-1", "0")
+def test_training_is_the_same_to_the_bit_and_the_first_divergence_is_said_when_it_happens(place, introspect, tmp_path):
+    words = ("train.py", "40", "5", "0")
     bare = introspect("capture", "-o", tmp_path / "bare", *words, cwd=place)
     done = introspect("capture", "--against", "ref", "-o", tmp_path / "run", *words, cwd=place)
     assert (done.returncode, done.stdout) == (0, bare.stdout), done.stderr
     with open_run(tmp_path / "bare") as one, open_run(tmp_path / "run") as two:
         assert one.rank(0).entries["digest"].tobytes() == two.rank(0).entries["digest"].tobytes()
         assert "against" not in two.manifest["options"]
-
-
-def test_the_first_divergence_is_said_when_it_happens_and_the_verdict_at_the_end(place, introspect, tmp_path):
-    words = ("-o", tmp_path / "run", "train.py", "40", "5", "0")
-    done = introspect("capture", "--against", "ref", *words, cwd=place)
-    assert done.returncode == 0, done.stderr
     assert "introspect: against ref: First divergence at step 5: the input [0] of Linear" in done.stderr
     assert "introspect: against ref, at the end: " in done.stderr
     assert ended(str(tmp_path))
@@ -190,18 +181,8 @@ def test_a_resumed_run_is_compared_from_where_it_goes_on(introspect, tmp_path):
         assert done.stderr.count("against ref") == 1 + code
 
 
-@pytest.fixture
-def url(tmp_path):
-    """The address of a directory on a web server."""
-    pytest.importorskip("aiohttp")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, tmp_path, url):
+def test_a_pack_at_a_url_and_a_golden_run_are_references_too(place, introspect, tmp_path, web_server):
+    url = web_server
     assert introspect("pack", "ref", "-o", tmp_path / "ref.zip", cwd=place).returncode == 0
     words = ("-o", tmp_path / "golden", "--steps", "6", "train.py", "6", "-1", "0")
     assert introspect("golden", "save", *words, cwd=place).returncode == 0

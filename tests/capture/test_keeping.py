@@ -304,14 +304,6 @@ def asked(**given):
     return {name: value for name, value in vars(options_of(given)).items() if value != vars(CaptureOptions())[name]}
 
 
-def test_a_ring_keeps_the_last_steps(tmp_path):
-    with watched(tmp_path / "run", **asked(last=5, first=2)):
-        train(60)
-    steps, thinned = recorded(tmp_path / "run")
-    assert steps == [0, 1, 55, 56, 57, 58, 59]
-    assert thinned == ("53 steps between 2 and 54 (recorded, then dropped by --steps)",)
-
-
 def test_a_run_ends_at_its_first_nan_and_holds_what_came_before(tmp_path, introspect):
     (tmp_path / "train.py").write_text(
         "import torch\ntorch.manual_seed(0)\nnet = torch.nn.Linear(3, 1)\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -338,31 +337,23 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
 # The directory of a variant.
 
 
-def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, monkeypatch, request):
-    stack = ExitStack()
-    request.addfinalizer(stack.close)
-    root = tmp_path / "above" / "project"
-    (root / "configs").mkdir(parents=True)
-    (tmp_path / "above" / "data").mkdir()
-    old, young = root / "configs" / "c.yaml", root / "net.pt"
-    old.write_text("x")
-    young.write_text("y")
+def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, monkeypatch):
+    root, out = tmp_path / "above" / "project", tmp_path / "out"
+    for folder in (root / "configs", root / ".git", root / "lib", root.parent / "data"):
+        folder.mkdir(parents=True)
+    old, source = root / "configs" / "c.yaml", root / "lib" / "__init__.py"
+    for file in (old, root / "net.pt", source):
+        file.write_text("x")
     os.utime(old, (1e9, 1e9))
-    (root / ".git").mkdir()
-    (root / "lib").mkdir()
-    (root / "lib" / "__init__.py").write_text("")
-    source = root / "lib" / "__init__.py"
-    around = survey(root, root / "configs", {source}, 2e9 - 1e9 + 5, tmp_path / "out")
+    around = survey(root, root / "configs", {source}, 1e9 + 5, out)
     monkeypatch.setattr(sys, "path", [*sys.path, str(root)])
-    place = stack.enter_context(build_place(around, tmp_path / "out", {source: b"changed"}, paths=""))
-    assert place.directory.name == "configs"
-    copied = place.directory / "c.yaml"
-    assert copied.read_text() == "x"
-    copied.write_text("overwritten by the variant")
-    assert old.read_text() == "x"
-    assert (place.directory / "../../data").resolve() == tmp_path / "above" / "data"
-    assert not (place.directory / "../net.pt").exists()
-    assert (Path(place.paths) / "lib" / "__init__.py").read_bytes() == b"changed"
-    assert (root / "lib" / "__init__.py").read_bytes() == b""
-    assert place.rebuilt_word(f"--out={root}/new") == f"--out={place.rebuilt(root)}/new"
-    assert place.rebuilt_word("--out=new") == "--out=new"
+    with build_place(around, out, {source: b"changed"}, paths="") as place:
+        copied = place.directory / "c.yaml"
+        assert copied.read_text() == "x"
+        copied.write_text("overwritten by the variant")
+        assert (place.directory / "../../data").resolve() == tmp_path / "above" / "data"
+        assert not (place.directory / "../net.pt").exists()
+        assert (Path(place.paths) / "lib" / "__init__.py").read_bytes() == b"changed"
+        assert place.rebuilt_word(f"--out={root}/new") == f"--out={place.rebuilt(root)}/new"
+        assert place.rebuilt_word("--out=new") == "--out=new"
+    assert old.read_text() == source.read_text() == "x"

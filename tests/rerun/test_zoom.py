@@ -253,7 +253,7 @@ def another_python(tmp_path) -> Path:
     return place / "bin" / "python"
 
 
-def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_python):
+def test_a_run_is_repeated_with_the_interpreter_that_it_had_if_it_is_there(project, another_python):
     changed(project / "runs/b", python=str(another_python))
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
@@ -263,49 +263,33 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had(project, another_pyt
             assert capture(project / "again", here, words, variables, recipe.python).steps == 6
     command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
     assert command["python"] == str(another_python)
-
-
-def test_an_interpreter_that_is_gone_is_said_to_be(project):
     changed(project / "runs/b", python="/no/such/python")
     with open_run(project / "runs/b") as run:
         recipe = recipe_of(run)
-    assert recipe.python == ""
-    assert recipe.notes == ("its interpreter /no/such/python does not exist: this one is used",)
+    gone = "its interpreter /no/such/python does not exist: this one is used"
+    assert (recipe.python, recipe.notes) == ("", (gone,))
 
 
-def test_ranks_of_a_launcher_are_said_not_to_be_repeated(tmp_path):
-    command = {"script": "train.py", "module": None, "arguments": [], "directory": str(tmp_path), "python": ""}
-    path = write_run(
-        tmp_path / "run",
-        [[row("loss", "loss", "loss", 1.0)]],
-        ranks=2,
-        manifest={"world_size": 2},
-        settings={"command": command},
-    )
-    with open_run(path) as run, pytest.raises(UnrepeatableError) as error:
-        recipe_of(run)
-    said = "its 2 processes were started by a launcher, whose command line was not recorded"
-    assert str(error.value).startswith(said)
+WORDS = ("torchrun", "--nproc_per_node", "2", "train.py")
 
 
-def test_ranks_are_repeated_by_the_launcher_that_was_captured(tmp_path):
-    words = ["torchrun", "--nproc_per_node", "2", "train.py", "--lr", "0.1"]
-    command = {
-        "script": "train.py",
-        "module": None,
-        "arguments": ["--lr", "0.1"],
-        "directory": "/elsewhere",
-        "python": "",
-        "launcher": {"arguments": words, "directory": str(tmp_path)},
-    }
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (WORDS, None),
+        ((*WORDS, "--token", "<redacted>"), "redacted"),
+        ((), "its 2 processes were started by a launcher, whose command line was not recorded"),
+    ],
+)
+def test_ranks_are_repeated_by_the_launcher_that_was_captured(tmp_path, words, said):
+    launcher = {"launcher": {"arguments": [*words], "directory": str(tmp_path)}} if words else {}
+    command = {"script": "train.py", "module": None, "arguments": [], "directory": "/elsewhere", "python": ""}
     rows = [[row("loss", "loss", "loss", 1.0)]]
-    said = {"manifest": {"world_size": 2}, "settings": {"command": command}}
-    with open_run(write_run(tmp_path / "run", rows, ranks=2, **said)) as run:
-        recipe = recipe_of(run)
-    assert (recipe.words, recipe.directory) == (tuple(words), tmp_path)
-    command["launcher"]["arguments"] = [*words, "--token", "<redacted>"]
-    with (
-        open_run(write_run(tmp_path / "secret", rows, ranks=2, **said)) as run,
-        pytest.raises(UnrepeatableError, match="redacted"),
-    ):
-        recipe_of(run)
+    about = {"manifest": {"world_size": 2}, "settings": {"command": command | launcher}}
+    with open_run(write_run(tmp_path / "run", rows, ranks=2, **about)) as run:
+        if said is None:
+            recipe = recipe_of(run)
+            assert (recipe.words, recipe.directory) == (words, tmp_path)
+            return
+        with pytest.raises(UnrepeatableError, match=said):
+            recipe_of(run)

@@ -6,10 +6,7 @@ import io
 import json
 import os
 import tempfile
-import threading
 import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -101,40 +98,24 @@ def test_a_damaged_pack_is_a_sentence(tmp_path):
         list(run.rank(0).records(0))
 
 
-def test_a_url_is_fetched_and_its_size_reported(tmp_path, capsys):
-    pytest.importorskip("fsspec")
+def test_a_url_is_fetched_and_its_size_reported(tmp_path, capsys, web_server):
     pair(tmp_path)
     pack(tmp_path / "a", tmp_path / "a.zip")
-    url = f"file://{tmp_path / 'a.zip'}"
-    with open_run(url) as run:
-        assert run.last_step == 3
-    said = capsys.readouterr().err
-    assert said.count("introspect: fetching") == 1
-    assert "MB" in said
-    with pytest.raises(StoreError, match="there is no run at"):
-        open_run(f"file://{tmp_path / 'nothing.zip'}")
+    for url in (f"file://{tmp_path}", web_server):
+        with open_run(f"{url}/a.zip") as run:
+            assert run.last_step == 3
+            assert str(run.path) == f"{url}/a.zip"
+        said = capsys.readouterr().err
+        assert said.count("introspect: fetching") == 1
+        assert "MB" in said
+        with pytest.raises(StoreError, match="there is no run at"):
+            open_run(f"{url}/nothing.zip")
+    with pytest.raises(StoreError, match=r"cannot reach http://.*: Cannot connect"):
+        open_run("http://127.0.0.1:9/a.zip")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("nonsense://x/y.zip")
     with pytest.raises(StoreError, match="cannot reach"):
         open_run("github://x")  # which asks for more than a name
-
-
-def test_a_run_is_read_from_a_web_server(tmp_path):
-    pytest.importorskip("aiohttp")
-    pair(tmp_path)
-    pack(tmp_path / "a", tmp_path / "a.zip")
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/a.zip"
-        with open_run(url) as run:
-            assert run.last_step == 3
-            assert str(run.path) == url
-        with pytest.raises(StoreError, match="there is no run at http://"):
-            open_run(url.replace("a.zip", "b.zip"))
-        server.shutdown()
-    with pytest.raises(StoreError, match=r"cannot reach http://.*: Cannot connect"):
-        open_run(url.replace("a.zip", "c.zip"))
 
 
 def test_labels_are_listed_and_change_nothing_recorded(introspect, tmp_path):

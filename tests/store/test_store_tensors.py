@@ -35,12 +35,14 @@ def saved(path, tensor, checksum=0xABC):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_element_type_comes_back_exactly(tmp_path, dtype):
+def test_every_element_type_comes_back_exactly_and_from_the_safetensors_library_too(tmp_path, dtype):
     raw = torch.randint(0, 256, (6, 64), dtype=torch.uint8)
     if dtype is torch.bool:
         raw &= 1
     tensor = raw.view(dtype)
-    saved(tmp_path / "run", tensor)
+    loaded = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
+    assert loaded.dtype == tensor.dtype or dtype.is_complex  # for some of which the format has no name
+    assert data_of(loaded) == data_of(tensor)
     with open_run(tmp_path / "run") as run:
         back = run.tensor(0xABC)
         assert run.tensor(0xDEF) is None
@@ -53,26 +55,9 @@ def test_every_element_type_comes_back_exactly(tmp_path, dtype):
     assert verify_run(tmp_path / "run").counts["tensors"] == 1
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool], ids=str
-)
-def test_the_safetensors_library_reads_them(tmp_path, dtype):
-    tensor = torch.randn(3, 5).to(dtype)
-    loaded = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
-    assert loaded.dtype == tensor.dtype
-    assert torch.equal(loaded.view(torch.uint8), tensor.view(torch.uint8))
-
-
-def test_the_safetensors_library_reads_what_it_has_no_name_for(tmp_path):
-    tensor = torch.randn(3, 5, dtype=torch.complex128)
-    loaded = safetensors.torch.load_file(saved(tmp_path / "run", tensor))["tensor"]
-    assert loaded.numpy().tobytes() == tensor.numpy().tobytes()
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1, 1)])
 def test_shapes_without_much_in_them(tmp_path, shape):
-    tensor = torch.ones(shape)
-    saved(tmp_path / "run", tensor)
+    saved(tmp_path / "run", torch.ones(shape))
     with open_run(tmp_path / "run") as run:
         assert run.tensor(0xABC).shape == shape
 
@@ -128,19 +113,17 @@ def test_headers_that_lie_end_in_a_sentence(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "head", [b"", b"\0" * 7, b"\xff" * 8, struct.pack("<Q", 2**63), struct.pack("<Q", 100) + b"{}"]
+    "change",
+    [
+        *(
+            lambda _, head=head: head
+            for head in (b"", b"\0" * 7, b"\xff" * 8, struct.pack("<Q", 2**63), struct.pack("<Q", 100) + b"{}")
+        ),
+        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    ],
 )
-def test_lengths_that_lie_end_in_a_sentence(tmp_path, head):
+def test_lengths_that_lie_and_altered_data_end_in_a_sentence(tmp_path, change):
     file = saved(tmp_path / "run", torch.ones(16))
-    file.write_bytes(head)
+    file.write_bytes(change(file.read_bytes()))
     with open_run(tmp_path / "run") as run, pytest.raises(StoreError, match="is damaged: "):
-        run.tensor(0xABC)
-
-
-def test_altered_data_ends_in_a_sentence(tmp_path):
-    file = saved(tmp_path / "run", torch.ones(16))
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    with open_run(tmp_path / "run") as run, pytest.raises(StoreError, match="is damaged: its data"):
         run.tensor(0xABC)

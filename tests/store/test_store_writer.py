@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import shutil
@@ -302,24 +301,3 @@ def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypat
         assert run.last_step == 2
         assert [len(run.rank(0).read(step)) for step in range(3)] == [len(STEP)] * 3
     assert verify_run(tmp_path / "run").sound
-
-
-def test_a_full_disk_ends_the_store_at_the_step_before(tmp_path, monkeypatch):
-    store = StoreWriter.create(tmp_path / "run")
-    writer = store.rank(0)
-    writer.append(0, batch(writer, STEP))
-    pwritev = os.pwritev
-
-    def full(fd, pieces, offset):
-        pwritev(fd, [pieces[0], pieces[1][:100]], offset)  # what still fitted
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwritev", full)
-    message = failing_append(writer, 1)
-    monkeypatch.undo()
-    assert message.startswith("cannot write to ")
-    assert "no space left on device; the store ends at step 0" in message
-    store.close()
-    with open_run(tmp_path / "run") as run:
-        assert run.last_step == 0
-        assert len(run.rank(0).read(0)) == len(STEP)
