@@ -306,6 +306,9 @@ _ROUNDING_FACTOR = 6.0
 """How many times what a rounding does is let pass: two perturbed runs of one training are up to 4.3 times as far apart
 at some site as a third is from them, and the faults of `benchmarks/perturb.py` that show at all begin at 9."""
 
+_MAX_BEGIN = 4.0
+"""Roundings; parameters that begin further from a's than this were not moved by one."""
+
 _SUM_KINDS = (Kind.LOSS, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _SUM_ROUNDINGS = 256**0.5 / _ROUNDING_FACTOR
 """Roundings; with the factor by which a divergence must exceed the floor, those of a sum over 256: sqrt(n) u."""
@@ -316,7 +319,7 @@ class NoiseFloor:
 
     Attributes:
         alignment: the sites of a and of that run.
-        is_perturbed: whether it begins one rounding beside a, by its manifest (`--perturb`).
+        is_perturbed: whether it begins one rounding beside a (`--perturb`), as far as was seen.
         floor: float64 (sites of a,), the distances.
         unmeasured: bool (sites of a,), whether the run differed by an unknown distance, or lacked the site.
     """
@@ -336,7 +339,8 @@ class NoiseFloor:
     def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
         """Raise `floor` in place by one step, to at least float32's epsilon for each differing site.
 
-        Marks sites in `unmeasured` whose distance is unknown, or that a alone has.
+        Marks sites in `unmeasured` whose distance is unknown, or that a alone has. Sets `is_perturbed` to False if the
+        parameters at the start are too far apart for a run perturbed by a rounding.
 
         Args:
             table: the step of a and of the noise run.
@@ -344,6 +348,8 @@ class NoiseFloor:
             layouts_n: of the noise run.
         """
         rel, union = relative(*table.distances((layouts_a, layouts_n))), table.differing_sites
+        if self.is_perturbed and not _begins_beside(table, rel, _rounding_units(table, layouts_a)):
+            self.is_perturbed = False  # it is no run that begins a rounding beside a
         finite = np.isfinite(rel)
         np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
         self.unmeasured[union[~finite]] = True
@@ -383,3 +389,18 @@ class NoiseFloor:
 def _rounding_units(table: Table, layouts: Layouts) -> Floats:
     """Unit roundoff of a's dtype for each DIFFERENT row, float64 (rows,); 0 for dtypes without rounding."""
     return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
+
+
+def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
+    """Whether every differing parameter at the start is at most `_MAX_BEGIN` roundings away from a's.
+
+    True if none differs, False if a distance is unknown.
+
+    Args:
+        table: a step of a and the noise run.
+        rel: relative distance of each DIFFERENT row.
+        units: rounding unit of each DIFFERENT row.
+    """
+    alignment, sites = table.alignment, table.differing_sites
+    start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
+    return bool((rel[start] <= _MAX_BEGIN * units[start]).all())

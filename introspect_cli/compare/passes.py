@@ -96,7 +96,7 @@ from introspect_cli.compare.table import (
 )
 from introspect_cli.compare.watched import is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.table import Columns, Ids, Mask
     from introspect_cli.store.batch import StepBatch
 
-_VALUE = int(Status.VALUE)
+_PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
 
 
 def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
@@ -177,7 +177,7 @@ def table_of(
     untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
     unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
     unseen_a, unseen_b = unseen(a), unseen(b)
-    blind[both] = unseen_a[both_a] | unseen_b[both_b]
+    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
     blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
     state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
@@ -219,6 +219,24 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     alone = np.ones(len(site_a), dtype=np.bool_)
     alone[rows_a] = False
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
+
+
+def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
+    """Mask of differing pairs where one run read an expanded tensor whole, and the other only its memory.
+
+    Args:
+        a: records of run a.
+        b: records of run b.
+        rows_a: rows of `a`.
+        rows_b: rows of `b`, one for each of `rows_a`.
+        differs: whether each pair differs.
+    """
+    status_a, status_b = a.status[rows_a], b.status[rows_b]
+    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
+    for at in np.flatnonzero(unlike):
+        texts = a.text[rows_a[at]], b.text[rows_b[at]]
+        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
+    return unlike
 
 
 # --- what one run could not have

@@ -58,7 +58,7 @@ def answer(tmp_path_factory, forks):
 @pytest.mark.parametrize(
     ("place", "changed", "said"),
     [
-        (HERE, "torch.set_rng_state(kept)", "seeding that differs is torch.set_rng_state (train.py:16), in b only"),
+        (HERE, "torch.set_rng_state(kept)", ", in b torch.set_rng_state (train.py:16)"),
         (
             THERE,
             "if step == 1: torch.set_rng_state(kept)",
