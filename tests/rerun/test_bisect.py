@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 from answer_schema import schema
-from repositories import git, introspect
+from repositories import MODEL, git, introspect
 
+from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.settings.settings import arguments
 from introspect_cli.rerun.changes.sides import Difference, command_line
+from introspect_cli.rerun.place import Place
+from introspect_cli.rerun.variant import Reference, capture
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -49,6 +52,26 @@ def test_culprit_is_named_and_the_checkout_left_alone(repository: Path):
     again = introspect(repository, "bisect", *words, "-o", "../kept", "train.py", "--lr", "0.05", code=1)
     assert again.stdout.splitlines()[0] == answer.stdout.splitlines()[0]
     assert written(kept) == times
+
+
+@pytest.mark.sweep
+def test_the_bad_revision_ends_soon_after_its_first_divergence(repository: Path):
+    slow = '"1.001" in model.__loader__.get_data(model.__file__).decode()'  # the bad one waits, until it is ended
+    script = (
+        repository / "train.py"
+    ).read_text() + f"    import time; time.sleep(args.pause * min(1.15**step, 100) * ({slow}))\n"
+    script = script.replace("args = parser", 'parser.add_argument("--pause", type=float, default=0)\nargs = parser')
+    git(repository, "checkout", "-q", "-b", "slow", "HEAD~13")
+    (repository / "train.py").write_text(script)
+    git(repository, "commit", "-qam", "good")
+    (repository / "model.py").write_text(MODEL.replace("{fault}", " * 1.001"))
+    git(repository, "commit", "-qam", "bad")
+    words = ("--steps", "80", "--pause", "0.1")
+    answer = introspect(repository, "bisect", "--good", "HEAD~1", "-o", "../kept", "train.py", *words, code=1)
+    assert f"first bad commit is {git(repository, 'rev-parse', 'HEAD')[:10]}: bad" in answer.stdout
+    steps = sorted(steps_of(repository.parent / "kept").values())
+    assert steps[-1] == 80
+    assert steps[-2] < 80
 
 
 def state(repository: Path) -> list[str]:
@@ -141,6 +164,15 @@ def test_settings_that_make_runs_diverge(repository: Path):
     assert answer.stdout.startswith("Of 3 differing settings, one makes them diverge: --scale; proven by 2 runs")
     assert set(steps_of(repository.parent / "kept").values()) == {1}, "no variant runs past the first divergence"
     assert "--scale: - -> 2" in answer.stdout
+
+
+def test_a_variant_that_a_comparison_ended_has_not_failed(repository: Path, tmp_path: Path):
+    introspect(repository, "capture", "-q", "-o", "../a", "train.py", code=0)
+    stop = ("--against", str(tmp_path / "a"), "--stop")
+    done = capture(tmp_path / "b", Place(repository, repository), (*stop, "train.py", "--scale", "2"))
+    assert (done.exit_code, Reference(tmp_path / "a").judge(done)[0]) == (0, Verdict.DIVERGED)
+    failed = capture(tmp_path / "c", Place(repository, repository), (*stop, "train.py", "--unknown"))
+    assert failed.exit_code == 2
 
 
 @pytest.mark.sweep
