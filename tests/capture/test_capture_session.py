@@ -198,6 +198,7 @@ def test_an_existing_run_is_refused_unless_forced_and_what_cannot_be_a_run_alway
     assert again.stdout == ""
     assert (project / "run" / "manifest.yaml").read_bytes() == before
     assert introspect("capture", "--force", "-o", "run", "train.py", cwd=project).returncode == 0
+    assert not list(project.glob(".*")), "what was replaced is gone"
     (project / "precious").mkdir()
     (project / "precious" / "thesis.txt").write_text("x")
     assert introspect("capture", "--force", "-o", "precious", "train.py", cwd=project).returncode == 2

@@ -24,7 +24,7 @@ TENSORS = {Kind.PARAM, Kind.BUFFER}
 
 
 def network():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 40_000))  # small ones, and a large one
 
 
 def fit_around(between, steps=4):
@@ -64,11 +64,12 @@ ALL = {f"Sequential.{name}" for name in network().state_dict()}
         (lambda net, first: net.load_state_dict(first, assign=True), ALL),
         (lambda net, first: net[0].bias.detach().add_(1), {"Sequential.0.bias"}),
         (lambda net, first: net[1].reset_running_stats(), {name for name in ALL if "running" in name or "num" in name}),
-        (lambda net, first: setattr(net[2].weight, "data", torch.ones(2, 4)), {"Sequential.2.weight"}),
+        (lambda net, first: setattr(net[2].weight, "data", torch.ones(40_000, 4)), {"Sequential.2.weight"}),
+        (lambda net, first: net[0].weight.data.mul_(0.5), {"Sequential.0.weight"}),
         (lambda net, first: net[2].weight.data.mul_(0.5), {"Sequential.2.weight"}),
         (lambda net, first: net[2].weight.sum().item(), set()),
     ],
-    ids=["nothing", "loaded", "assigned", "in place", "buffers", "new memory", "through data", "looked at"],
+    ids=["nothing", "loaded", "assigned", "in place", "buffers", "new memory", "through data", "of much", "looked at"],
 )
 def test_what_changed_since_it_was_recorded_is_recorded_again(tmp_path, between, changed):
     path = captured(tmp_path / "run", fit_around(between))

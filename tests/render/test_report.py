@@ -21,6 +21,8 @@ from torch import nn
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
+from introspect_cli.health.history import pack
+from introspect_cli.health.table import read_table
 from introspect_cli.records import Layout, ModuleInfo, SiteInfo
 from introspect_cli.render.markup import first_screen
 from introspect_cli.store.batch import StepBatch
@@ -309,6 +311,15 @@ def test_five_hundred_steps_of_as_many_sites_open_at_once(page, tmp_path, browse
     # About 0.5 s on two quiet cores; the bound is for a page that hangs, not for a busy machine.
     assert visit(browser, tmp_path / "page.html") < 30
     assert "step" in text(browser, "#map-cell")
+
+
+def test_ten_thousand_sites_stay_small_and_say_what_was_left_out(tmp_path):
+    wide_run(tmp_path / "a", 10_000, 5, offset=9)
+    with open_run(tmp_path / "a") as run:
+        packed = pack([read_table(run.rank(0))] * 2, budget=100_000)
+    assert packed.total == 10_000
+    assert len(packed.sites) < 10_000
+    assert packed.values.nbytes <= 100_000
 
 
 def test_the_map_does_not_call_equal_what_the_answer_says_diverges(introspect, page, tmp_path, browser):

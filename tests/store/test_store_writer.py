@@ -24,17 +24,6 @@ from introspect_cli.store.verify import verify_run
 STEP = [row("forward", "output", f"A.{n}", np.full(3, float(n))) for n in range(20)]
 
 
-def test_an_existing_run_is_refused_without_force(tmp_path):
-    path = write_run(tmp_path / "run", [STEP])
-    with pytest.raises(StoreError, match="holds a run already"):
-        StoreWriter.create(path)
-    assert verify_run(path).sound
-    write_run(path, [STEP, STEP], force=True)
-    with open_run(path) as run:
-        assert run.last_step == 1
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_not_a_run_is_never_replaced(tmp_path, force):
     (tmp_path / "precious").mkdir()
