@@ -187,9 +187,8 @@ def test_an_interrupt_in_the_end_of_a_step_arrives_and_loses_nothing(trained, un
     assert found == undisturbed
 
 
-@pytest.mark.parametrize("gap", [7])
-def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, undisturbed, gap):
-    found, (sent, came, _) = trained(2, EACH, gap=gap)
+def test_of_interrupts_that_come_twice_no_step_is_mixed_with_another(trained, undisturbed):
+    found, (sent, came, _) = trained(2, EACH, gap=7)
     assert sent > came > STEPS / 8
     assert found.items() <= undisturbed.items()
     assert len(found) >= STEPS - STEPS / 4

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("quick_python")
 CROWD = 4
 
 
-def crowd(tmp_path, options):
+def crowd(tmp_path, *options):
     """Start captures of one script at once, and wait for all: exit code, stdout, stderr of each."""
     (tmp_path / "train.py").write_text(HEAD + "print(sys.argv[1])\n")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "introspect_cli", "capture", *options(number), "train.py", str(number)],
+            [sys.executable, "-m", "introspect_cli", "capture", *options, "train.py", str(number)],
             cwd=tmp_path,
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
@@ -32,10 +32,9 @@ def crowd(tmp_path, options):
     return [(process.returncode, *texts) for process in processes for texts in [process.communicate(timeout=600)]]
 
 
-@pytest.mark.parametrize("place", [pytest.param("own", marks=pytest.mark.sweep), "default"])
-def test_captures_run_side_by_side(tmp_path, place):
-    """In directories of their own, and in the default one, where most of them begin in the same second."""
-    ended = crowd(tmp_path, lambda number: ["-o", f"run{number}"] if place == "own" else [])
+def test_captures_run_side_by_side(tmp_path):
+    """In the default directory, where most of them begin in the same second."""
+    ended = crowd(tmp_path)
     runs = set()
     for number, (code, out, err) in enumerate(ended):
         assert (code, out) == (0, f"three\n{number}\n"), err
@@ -51,7 +50,7 @@ def test_captures_run_side_by_side(tmp_path, place):
 
 def test_captures_into_one_directory_do_not_mix(tmp_path):
     """One has it; all others are refused before their script starts, and leave its run as it is."""
-    ended = sorted(crowd(tmp_path, lambda number: ["-o", "run"]))
+    ended = sorted(crowd(tmp_path, "-o", "run"))
     assert [code for code, _, _ in ended] == [0] + [2] * (CROWD - 1)
     for _, out, err in ended[1:]:
         assert out == ""

@@ -11,7 +11,7 @@ from laid_out import SHARED, SMALL, small_rows, write, write_step
 
 from introspect_cli.records import Joined, Kind, Part, Phase, Site
 from introspect_cli.store.run import open_run
-from introspect_cli.store.whole import WholeReader, share
+from introspect_cli.store.whole import WholeReader, covering, share
 from introspect_cli.sums import header, mix
 
 WHOLE, rows = SMALL, small_rows
@@ -139,6 +139,16 @@ def test_buffers_are_the_first_ranks_and_random_states_nobodys(put):
     assert found.checksum.tolist() == [1, 0, 0]
     assert list(found.text) == ["", "each rank has its own", "a plain value, another on each rank"]
     assert found.status.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("starts", "covered", "doubled"),
+    [([0, 2], 12, 0), ([0, 1], 9, 3), ([0], 6, 0), ([2, 2], 6, 6)],
+)
+def test_what_parts_cover_is_reported_from_what_several_have(starts, covered, doubled):
+    found = covering([rows(start, 2).part for start in starts])
+    assert (found.covered, found.doubled) == (covered, doubled)
+    assert (found.first is None) == (doubled == 0)
 
 
 def test_a_share_is_reported_as_people_say_it():
