@@ -40,6 +40,7 @@ _FOREIGN = tuple(
         if (path := sysconfig.get_paths().get(name))
     }
 )
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 PACKAGE = os.path.realpath(Path(__file__).parents[2]) + os.sep
 """The directory of this package."""
 
@@ -134,6 +135,8 @@ def is_users(path: str) -> bool:
     """
     if not path or path.startswith("<"):
         return False
+    if path.startswith(_STDLIB) and f"{os.sep}site-packages{os.sep}" not in path:
+        return False  # Debian's `sitecustomize.py` is a link to /etc
     real = _real_path(path)
     return not real.startswith((*_FOREIGN, PACKAGE)) and f"{os.sep}site-packages{os.sep}" not in real
 
