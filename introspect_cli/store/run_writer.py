@@ -49,7 +49,7 @@ from introspect_cli.store.sources import encode
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.store.rank_writer import LogWriter, RankWriter
 
@@ -117,22 +117,27 @@ def _join(path: Path, launch: Launch, *, force: bool, first_attempt: bool = Fals
     Raises:
         StoreError: another run is there (without `force`), or is being written.
     """
+
+    def is_ours(ids: tuple[str, ...] | None) -> bool:
+        """Whether that is this launch, by its id and job."""
+        return ids is not None and launch.job in ids and (first_attempt or launch.id in ids)
+
     for _ in range(_ATTEMPTS):
         ids = _launch_at(path)
-        if ids is not None and launch.job in ids and (first_attempt or launch.id in ids):
+        if is_ours(ids):
             return
         if ids is None:
             path.mkdir(parents=True, exist_ok=True)
             _announce(path, launch)
         else:
-            refuse_or_remove(path, force=force)
+            refuse_or_remove(path, force=force, unless=is_ours)
     raise StoreError(f"{path} is being written by another launch; choose another directory")
 
 
 def _launch_at(path: Path) -> tuple[str, ...] | None:
     """(id, job) of the launch at a path; () for any other run, directory or file, and for a manifest that is damaged.
 
-    None for nothing, and for a directory that is empty but for a lock file.
+    None for nothing, for a directory that is empty but for a lock file, and for one that another rank is removing.
     """
     try:
         folder = Folder.at(str(path))
@@ -141,16 +146,22 @@ def _launch_at(path: Path) -> tuple[str, ...] | None:
     except NotADirectoryError:
         return ()
     with folder:
-        names = [name for name in folder.names() if not name.startswith(f".{MANIFEST}.")]
-        if names in ([], [LOCK]):
-            return None
-        try:
-            data = folder.read_file(MANIFEST, 1 << 16)
-            manifest = documents.load(data, f"{path}/{MANIFEST}")
-        except (FileNotFoundError, StoreError):
-            return ()
-        launch = manifest.get("launch") if isinstance(manifest, dict) else None
-        return (str(manifest["id"]), str(launch.get("job"))) if isinstance(launch, dict) and "id" in manifest else ()
+        return _launch_in(folder) or (None if not _entries(folder) or is_moved(folder, path) else ())
+
+
+def _entries(folder: Folder) -> list[str]:
+    """Names in a run's directory, without what is there before anything is recorded: the lock, and unfinished files."""
+    return [name for name in folder.names() if name != LOCK and not name.startswith(f".{MANIFEST}.")]
+
+
+def _launch_in(folder: Folder) -> tuple[str, ...]:
+    """(id, job) of the launch whose directory this is; () where it is none, or its manifest is damaged."""
+    try:
+        manifest = documents.load(folder.read_file(MANIFEST, 1 << 16), f"{folder.path}/{MANIFEST}")
+    except (FileNotFoundError, StoreError):
+        return ()
+    launch = manifest.get("launch") if isinstance(manifest, dict) else None
+    return (str(manifest["id"]), str(launch.get("job"))) if isinstance(launch, dict) and "id" in manifest else ()
 
 
 def _announce(path: Path, launch: Launch) -> None:
@@ -202,19 +213,28 @@ def write_label(path: str | Path, text: str) -> None:
             raise StoreError(f"cannot label {path}: {reason(error)}") from None
 
 
-def refuse_or_remove(path: Path, *, force: bool) -> None:
+def refuse_or_remove(
+    path: Path, *, force: bool, unless: Callable[[tuple[str, ...]], bool] = lambda _ids: False
+) -> None:
     """Delete the run at `path`, where there is one; what cannot be deleted stays under a temporary name.
+
+    Args:
+        path: the run's directory.
+        force: whether one that is there may go.
+        unless: given (id, job) of the launch that is there; where it returns True, nothing is done.
 
     Raises:
         StoreError: a run is there (without `force`), is being written, or something else is there.
     """
-    old = set_aside(path, force=force)
+    old = set_aside(path, force=force, unless=unless)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def set_aside(path: Path, *, force: bool) -> Path | None:
-    """Move the run at `path` to a temporary name, which is returned; None where nothing is there.
+def set_aside(
+    path: Path, *, force: bool, unless: Callable[[tuple[str, ...]], bool] = lambda _ids: False
+) -> Path | None:
+    """Move the run at `path` to a temporary name, which is returned; None where nothing is there, or it is to stay.
 
     Nothing is also a directory that is empty but for a lock file, and a run that another process has just moved. Its
     lock is held meanwhile, so that of two captures started at once one is refused.
@@ -232,16 +252,23 @@ def set_aside(path: Path, *, force: bool) -> Path | None:
         raise StoreError(f"{path} is a file; choose another directory") from None
     with folder:
         names = folder.names()
-        if names in ([], [LOCK]):  # the second is what a capture killed at its very start leaves
+        if not _entries(folder):  # the lock is what a capture killed at its very start leaves
             return None
+        if is_moved(folder, path) or unless(_launch_in(folder)):
+            return None  # another rank of this launch was quicker
         unexpected = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
         if unexpected is not None or not {MANIFEST, LOCK, LOG}.intersection(names):
             what = f"holds {unexpected!r}" if unexpected is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
-        with lock_file(folder) as lock:
-            refuse_unless(take_lock(lock.fd), path)
-            if is_moved(folder, path):
-                return None  # another rank of this launch was quicker
+        try:
+            handle = lock_file(folder)
+        except FileNotFoundError:
+            return None  # the directory is gone
+        with handle as lock:
+            is_alone = take_lock(lock.fd)
+            if is_moved(folder, path) or unless(_launch_in(folder)):
+                return None  # as above
+            refuse_unless(is_alone, path)
             refuse_unless(not is_locked(folder, LOG) and not any_lock_held(folder), path)
             if not force:
                 raise StoreError(

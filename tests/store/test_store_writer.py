@@ -17,8 +17,9 @@ from synthetic import batch, row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Kind, Layout, Phase, Site, SiteInfo
+from introspect_cli.store import run_writer
 from introspect_cli.store.run import RunState, open_run
-from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.store.run_writer import Launch, StoreWriter
 from introspect_cli.store.verify import verify_run
 
 STEP = [row("forward", "output", f"A.{n}", np.full(3, float(n))) for n in range(20)]
@@ -277,3 +278,20 @@ def test_a_store_that_reaches_a_limit_ends_there_and_is_read(tmp_path, monkeypat
         assert run.last_step == 2
         assert [len(run.rank(0).read(step)) for step in range(3)] == [len(STEP)] * 3
     assert verify_run(tmp_path / "run").sound
+
+
+def test_a_rank_that_looked_too_early_does_not_remove_what_another_of_its_launch_has_begun(tmp_path, monkeypatch):
+    def write(rank, launch):
+        StoreWriter.create(tmp_path / "run", force=True, launch=Launch(launch * 32, launch, rank, 2)).close()
+
+    write(0, "1")
+    remove = run_writer.refuse_or_remove
+
+    def removed_later(path, **how):
+        monkeypatch.setattr(run_writer, "refuse_or_remove", remove)
+        write(0, "2")
+        remove(path, **how)
+
+    monkeypatch.setattr(run_writer, "refuse_or_remove", removed_later)
+    write(1, "2")
+    assert {"rank0", "rank1"} <= {path.name for path in (tmp_path / "run").iterdir()}
