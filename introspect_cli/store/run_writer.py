@@ -3,8 +3,8 @@
 Several processes may write one run, a rank each. Ranks start, end and die when they like, on machines that share a disk
 or do not, and training may wait for none of them because of a capture. Each rank computes the same id from what its
 launcher told it. Whoever comes first makes the directory and a manifest that names the launch; a file appears whole or
-not at all, so it does not matter who that is. From then on a rank writes inside `rankK/` alone: its own manifest,
-settings, tensors and lock. Nobody waits for anybody, and readers put the ranks together, see `run`.
+not at all, so it does not matter who that is. From then on a rank writes inside `rankK/` alone: its log, which has its
+documents and is its lock, and whole tensors. Nobody waits for anybody, and readers put the ranks together, see `run`.
 
 A launcher that restarts its processes begins another attempt, a run of its own in `attemptN/`.
 
@@ -118,19 +118,19 @@ def _join(path: Path, launch: Launch, *, force: bool, first_attempt: bool = Fals
         StoreError: another run is there (without `force`), or is being written.
     """
 
-    def is_ours(ids: tuple[str, ...] | None) -> bool:
+    def is_ours(ids: tuple[str, ...]) -> bool:
         """Whether that is this launch, by its id and job."""
-        return ids is not None and launch.job in ids and (first_attempt or launch.id in ids)
+        return launch.job in ids and (first_attempt or launch.id in ids)
 
     for _ in range(_ATTEMPTS):
         ids = _launch_at(path)
-        if is_ours(ids):
+        if ids is not None and is_ours(ids):
             return
         if ids is None:
             path.mkdir(parents=True, exist_ok=True)
             _announce(path, launch)
         else:
-            refuse_or_remove(path, force=force, unless=is_ours)
+            refuse_or_remove(path, force=force, unless=lambda folder: is_ours(_launch_in(folder)))
     raise StoreError(f"{path} is being written by another launch; choose another directory")
 
 
@@ -213,15 +213,13 @@ def write_label(path: str | Path, text: str) -> None:
             raise StoreError(f"cannot label {path}: {reason(error)}") from None
 
 
-def refuse_or_remove(
-    path: Path, *, force: bool, unless: Callable[[tuple[str, ...]], bool] = lambda _ids: False
-) -> None:
+def refuse_or_remove(path: Path, *, force: bool, unless: Callable[[Folder], bool] = lambda _folder: False) -> None:
     """Delete the run at `path`, where there is one; what cannot be deleted stays under a temporary name.
 
     Args:
         path: the run's directory.
         force: whether one that is there may go.
-        unless: given (id, job) of the launch that is there; where it returns True, nothing is done.
+        unless: given the run's folder; where it returns True, nothing is done.
 
     Raises:
         StoreError: a run is there (without `force`), is being written, or something else is there.
@@ -231,9 +229,7 @@ def refuse_or_remove(
         shutil.rmtree(old, ignore_errors=True)
 
 
-def set_aside(
-    path: Path, *, force: bool, unless: Callable[[tuple[str, ...]], bool] = lambda _ids: False
-) -> Path | None:
+def set_aside(path: Path, *, force: bool, unless: Callable[[Folder], bool] = lambda _folder: False) -> Path | None:
     """Move the run at `path` to a temporary name, which is returned; None where nothing is there, or it is to stay.
 
     Nothing is also a directory that is empty but for a lock file, and a run that another process has just moved. Its
@@ -254,22 +250,21 @@ def set_aside(
         names = folder.names()
         if not _entries(folder):  # the lock is what a capture killed at its very start leaves
             return None
-        if is_moved(folder, path) or unless(_launch_in(folder)):
+        if is_moved(folder, path) or unless(folder):
             return None  # another rank of this launch was quicker
         unexpected = next((name for name in names if not _RUN_FILES.fullmatch(name)), None)
         if unexpected is not None or not {MANIFEST, LOCK, LOG}.intersection(names):
             what = f"holds {unexpected!r}" if unexpected is not None else "has no manifest"
             raise StoreError(f"{path} is not (only) a run: it {what}; choose another directory")
         try:
-            handle = lock_file(folder)
+            lock = lock_file(folder)
         except FileNotFoundError:
             return None  # the directory is gone
-        with handle as lock:
+        with lock:
             is_alone = take_lock(lock.fd)
-            if is_moved(folder, path) or unless(_launch_in(folder)):
+            if is_moved(folder, path) or unless(folder):
                 return None  # as above
-            refuse_unless(is_alone, path)
-            refuse_unless(not is_locked(folder, LOG) and not any_lock_held(folder), path)
+            refuse_unless(is_alone and not is_locked(folder, LOG) and not any_lock_held(folder), path)
             if not force:
                 raise StoreError(
                     f"{path} holds a run already; choose another directory, or replace it (--force, force=True)"
