@@ -123,13 +123,6 @@ class At:
         wanted = (self.sites.phase == phase_code(phase)) & of_kinds(self.sites.kind, STATE_KINDS)
         return {tensor_of(self.sites, number) for number in np.flatnonzero(wanted).tolist()}
 
-    def state_of(self, fqn: str, phase: Phase) -> dict[str, int]:
-        """Checksum of each value of a parameter's optimizer state in a phase of this step, by path: `['exp_avg']`."""
-        state = kind_code(Kind.OPTIMIZER_STATE)
-        return {
-            path: value for (kind, name, path), value in self.tensors(phase).items() if (kind, name) == (state, fqn)
-        }
-
     def batches(self) -> dict[str, list[BatchValues]]:
         """Training batches of the step by loader, in order of calls: each batch as (path, checksum) sorted by path.
 
