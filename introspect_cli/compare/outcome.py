@@ -84,7 +84,6 @@ class RankOutcome:
         unrecorded: a step in which structure differs and neither run recorded results.
         match: which name of a is which of b.
         gathered: compares what was gathered from ranks; None where ranks are compared one by one.
-        agreed: the kinds of results that agree in every step that diverges; None where no step does.
         unused_note: the sentence on differences on which nothing rests, of the first step that has any; "" for none.
         results: the kinds of results that agree in every step that was opened; None where none was.
         hidden: the kinds of results of which some are NaN throughout in both runs, until some agree as numbers.
@@ -116,7 +115,6 @@ class RankOutcome:
     unrecorded: int | None = None
     match: Correspondence = field(default_factory=Correspondence)
     gathered: Gathered | None = None
-    agreed: frozenset[Kind] | None = None
     unused_note: str = ""
     results: frozenset[Kind] | None = None
     hidden: frozenset[Kind] = frozenset()

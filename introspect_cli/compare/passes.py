@@ -60,7 +60,7 @@ import numpy as np
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import generator_of, owner_of
 from introspect_cli.compare.result import Restored
-from introspect_cli.compare.resumed import PLACE, repeated_values, starts, updated, with_copied_starts, written
+from introspect_cli.compare.resumed import PLACE, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
 from introspect_cli.compare.step import LEAST_BOUND
@@ -94,7 +94,7 @@ from introspect_cli.compare.table import (
     same_nonfinite,
     unseen,
 )
-from introspect_cli.compare.watched import is_list, is_ordered, stopped_within
+from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
 from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
 from introspect_cli.texts import count
@@ -252,10 +252,8 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
     table = _without_unwatched(table, comparison)
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
-    if any(of(table.alignment, alone).any() for of in (starts, written, updated)):
-        again_a, again_b = repeated_values(comparison, table)
-        rows_a, rows_b = np.flatnonzero(table.state == ONLY_A), np.flatnonzero(table.state == ONLY_B)
-        table = table.marked(np.concatenate([rows_a[again_a], rows_b[again_b]]), ABSENT)
+    if of_kinds(table.alignment.kind[alone], STATE_KINDS).any():
+        table = table.marked(repeated_values(comparison, table), ABSENT)
     return _without_cut(_without_evaluation(table, comparison), comparison), learned
 
 
@@ -336,12 +334,11 @@ def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_site
     silent = (silent - _roots_of(alignment, other_sites, MODULE_KINDS)) & _roots_of(alignment, sites, MODULE_KINDS)
     began = (alignment.phase[sites] == phase_code(Phase.START)) & of_kinds(kinds[sites], {Kind.PARAM, Kind.BUFFER})
     unseen = (began | of_kinds(kinds[sites], MODULE_KINDS)) & np.array([root in silent for root in roots], np.bool_)
-    for kind, inside in ((Kind.OUTPUT, MODULE_KINDS), (Kind.LOSS, {Kind.LOSS})):
-        hidden = {alignment.fqn[site] for site in other_sites[blind & (kinds[other_sites] == kind_code(kind))]}
-        if hidden:
-            there = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
-            unseen |= there & of_kinds(kinds[sites], inside)
-    return np.asarray(unseen)
+    hidden = {
+        alignment.fqn[site] for site in other_sites[blind & of_kinds(kinds[other_sites], (Kind.OUTPUT, Kind.LOSS))]
+    }
+    inside = np.fromiter((alignment.fqn[site] in hidden for site in sites), np.bool_, len(sites))
+    return np.asarray(unseen | (inside & of_kinds(kinds[sites], (*MODULE_KINDS, Kind.LOSS))))
 
 
 def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[str]:

@@ -25,18 +25,28 @@ with the values, or not recorded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
-from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import OTHER, WITHIN, Alignment, Ids, Mask, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import (
+    ONLY_A,
+    ONLY_B,
+    OTHER,
+    WITHIN,
+    Alignment,
+    Ids,
+    Mask,
+    kind_code,
+    of_kinds,
+    phase_code,
+)
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
@@ -53,61 +63,42 @@ if TYPE_CHECKING:
     from introspect_cli.compare.table import Table
 
 
-@dataclass
+@dataclass(frozen=True)
 class Carried:
-    """Names of tensors known to differ as a step begins, by FQN (states with path).
+    """What differs as a step begins.
 
     Attributes:
-        within: those that differ by no more than the tolerance or the noise.
-        diverged: whether anything has diverged before.
+        names: parameters and buffers with which a resumed run began otherwise, and that no step has recorded since.
+        states: such optimizer states, as (FQN, path).
+        within: parameters and buffers that differ by no more than the tolerance or the noise.
+        diverged: whether any value has diverged before, so that all that differs may follow from it.
     """
 
-    params: set[str] = field(default_factory=set)
-    buffers: set[str] = field(default_factory=set)
-    states: set[tuple[str, str]] = field(default_factory=set)
-    rng: set[str] = field(default_factory=set)
-    loaders: set[tuple[Phase, str]] = field(default_factory=set)
-    within: set[str] = field(default_factory=set)
+    names: frozenset[str] = frozenset()
+    states: frozenset[tuple[str, str]] = frozenset()
+    within: frozenset[str] = frozenset()
     diverged: bool = False
 
     def lasting(self, recorded: frozenset[str]) -> Carried:
-        """What still differs after a step that is equal: a copy with those parameters and buffers that no step records.
-
-        States of optimizers, random states and loaders are dropped.
+        """What still differs after a step that is equal: what no step records.
 
         Args:
             recorded: FQNs of tensors that are recorded after optimizer steps.
         """
-        params, buffers, within = (names - recorded for names in (self.params, self.buffers, self.within))
-        return Carried(params, buffers, within=within, diverged=self.diverged)
+        return Carried(self.names - recorded, frozenset(), self.within - recorded, self.diverged)
 
     def after(self, table: Table, recorded: frozenset[str]) -> Carried:
-        """What differs as the step after `table` begins.
-
-        What lasts (`lasting`), what differs in the step unless only causes (`Table.cause`) diverge, and what is within
-        the tolerance. Later calls within the optimizer phase do not count; random states and loaders that differ stay.
+        """What differs as the step after `table` begins; causes (`Table.cause`) do not count as diverging.
 
         Args:
             table: the step.
             recorded: FQNs of tensors that are recorded after optimizer steps.
         """
-        after, alignment = self.lasting(recorded), table.alignment
-        if (table.diverging & ~table.cause).any():
-            after.rng, after.loaders, after.diverged = set(self.rng), set(self.loaders), True
-            for site in map(alignment.site, table.divergences.site.tolist()):
-                if site.kind is Kind.RNG:
-                    after.rng.add(generator_of(site))
-                elif site.phase is Phase.OPTIMIZER and site.call:
-                    continue  # how a tensor was within the step
-                elif site.kind in _TENSORS and (site.phase is not Phase.START or site.fqn not in recorded):
-                    (after.params if site.kind is Kind.PARAM else after.buffers).add(site.fqn)
-                elif site.kind is Kind.OPTIMIZER_STATE:
-                    after.states.add((site.fqn, site.path))
-                elif site.kind is Kind.BATCH:
-                    after.loaders.add((site.phase, site.fqn))
-        within = table.site[(table.state == WITHIN) & of_kinds(alignment.kind[table.site], _TENSORS)]
-        after.within |= {alignment.fqn[site] for site in within.tolist()}
-        return after
+        alignment, lasting = table.alignment, self.lasting(recorded)
+        sites = table.site[(table.state == WITHIN) & of_kinds(alignment.kind[table.site], _TENSORS)]
+        within = lasting.within | {alignment.fqn[site] for site in sites.tolist()}
+        diverged = self.diverged or bool((table.diverging & ~table.cause).any())
+        return replace(lasting, within=within, diverged=diverged)
 
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
@@ -128,43 +119,30 @@ def lacks_start(sides: Sides, pair: Table) -> bool:
 # --- the tensors of a step
 
 
-def repeated_values(sides: Sides, table: Table) -> tuple[Mask, Mask]:
-    """(mask over `table.only_a`, mask over `table.only_b`), true for records that repeat their tensor's last value.
+def repeated_values(sides: Sides, table: Table) -> Mask:
+    """Mask of the table's rows that one run alone has, and that repeat the last value of a tensor or optimizer state.
 
     That is the last value from earlier in the step, else from the previous step of that run, else (where that is not on
-    record) of the other run's. False for all but start values (call 0), and parameters written in the forward pass or
-    by an optimizer.
+    record) of the other run's.
     """
-    alignment = table.alignment
+    alignment, repeated = table.alignment, np.zeros(len(table), np.bool_)
     before = At(sides.a, alignment.a, table.step - 1), At(sides.b, alignment.b, table.step_b - 1)
-    left_a, left_b = (at.tensors() if at.recorded else None for at in before)
-
-    def of_once(union: int) -> Tensor:  # a model that is called compiled, and as it is, has its tensors twice
-        kind, fqn, path = tensor_of(alignment, union)
-        return kind, fqn, path.partition("@")[0]
-
-    def repeats(batch: StepBatch, rows: Ids, sites: Ids, left: dict[Tensor, int]) -> Mask:
-        """Mask of `rows`, true where the checksum is the tensor's last one.
-
-        Args:
-            batch: records of a run.
-            rows: its one-sided rows.
-            sites: union number of each row of the batch.
-            left: checksum of each tensor after the previous step.
-        """
-        unions, repeated = sites[rows], np.zeros(len(rows), dtype=np.bool_)
-        known = dict(left)
-        for of in (starts, written, updated):  # in the order in which they come in a step
-            for place in np.flatnonzero(of(alignment, unions)):
-                repeated[place] = known.get(of_once(int(unions[place]))) == batch.checksum[rows[place]]
-            there = np.flatnonzero(of(alignment, sites)).tolist()
-            known |= {tensor_of(alignment, int(sites[row])): int(batch.checksum[row]) for row in there}
-        return repeated
-
-    return (
-        repeats(table.a, table.only_a, table.sites_a, (left_b if left_a is None else left_a) or {}),
-        repeats(table.b, table.only_b, table.sites_b, (left_a if left_b is None else left_b) or {}),
-    )
+    left = [at.tensors() if at.recorded else None for at in before]
+    for place, (half, state) in enumerate(zip(table.halves, (ONLY_A, ONLY_B), strict=True)):
+        mine = left[1 - place] if left[place] is None else left[place]
+        known, alone = (
+            dict(mine or {}),
+            dict(zip(half.only.tolist(), np.flatnonzero(table.state == state), strict=True)),
+        )
+        rows = np.flatnonzero(of_kinds(alignment.kind[half.sites], STATE_KINDS))
+        for row in rows[np.argsort(half.batch.sequence[rows], kind="stable")].tolist():
+            kind, fqn, path = tensor_of(alignment, int(half.sites[row]))
+            # a model that is called compiled, and as it is, has its tensors twice
+            tensor, value = (kind, fqn, path.partition("@")[0]), int(half.batch.checksum[row])
+            if row in alone:
+                repeated[alone[row]] = known.get(tensor) == value
+            known[tensor] = value
+    return repeated
 
 
 def with_copied_starts(
@@ -203,18 +181,6 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
     return np.asarray(of_kinds(alignment.kind[unions], STATE_KINDS) & started)
 
 
-def updated(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of union numbers that are sites of parameters after an optimizer step."""
-    after = alignment.phase[unions] == phase_code(Phase.OPTIMIZER)
-    return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & after)
-
-
-def written(alignment: Alignment, unions: Ids) -> Mask:
-    """Mask of union numbers that are sites of parameters in the forward pass, recorded because it wrote to them."""
-    forward = alignment.phase[unions] == phase_code(Phase.FORWARD)
-    return np.asarray((alignment.kind[unions] == kind_code(Kind.PARAM)) & forward)
-
-
 # --- resumed runs
 
 
@@ -234,9 +200,8 @@ def carried_at_resume(sides: Sides, offset: int) -> Carried:
     began, ended = late.tensors(Phase.START), whole.to(first - 1).tensors(Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
     return Carried(
-        params={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.PARAM)},
-        buffers={fqn for kind, fqn, _ in unequal if kind == kind_code(Kind.BUFFER)},
-        states={(fqn, path) for kind, fqn, path in unequal if kind == kind_code(Kind.OPTIMIZER_STATE)},
+        names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
+        states=frozenset((fqn, path) for kind, fqn, path in unequal if kind == _STATE),
     )
 
 

@@ -276,7 +276,7 @@ class Step:
 
         Saved files do not count.
         """
-        return bool(self.carried.params or self.carried.buffers) or self.differs_before(order)
+        return bool(self.carried.names) or self.differs_before(order)
 
     def rng_differs(self) -> bool:
         """Whether any random state at the start of the step differs or is one-sided."""
@@ -400,9 +400,7 @@ class Step:
         Only in the phases `_BEFORE_USE`; -inf if it does as the step begins (`carried`). Modules where none differs are
         left out.
         """
-        tensors = dict.fromkeys(
-            (head for name in self.carried.params | self.carried.buffers for head in ancestors(name)), -np.inf
-        )
+        tensors = dict.fromkeys((head for name in self.carried.names for head in ancestors(name)), -np.inf)
         for order, site in zip(self.divergences.order.tolist(), self.sites, strict=True):
             if site.kind in _TENSORS and site.phase in _BEFORE_USE:
                 for head in ancestors(site.fqn):
@@ -486,7 +484,7 @@ def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
     if now:
         return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
-    if fqn in carried.params or fqn in carried.buffers:
+    if fqn in carried.names:
         return Known.DIFFERS
     before = step.state_before
     if before is not None and unions and before[unions].any():

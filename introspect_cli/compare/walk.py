@@ -158,7 +158,7 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
     by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
-    begun = bool(step.carried.params or step.carried.buffers)  # what the step began with was drawn, too
+    begun = step.carried.diverged or bool(step.carried.names)  # what the step began with was drawn, too
     return draws or by_script or begun or not step.comparison.notices_all_draws
 
 
@@ -345,7 +345,7 @@ class Walk:
         self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
         self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
         self.carried = carried_at_resume(comparison, comparison.offset)
-        self.resumed = bool(self.carried.params or self.carried.buffers or self.carried.states)
+        self.resumed = bool(self.carried.names or self.carried.states)
         if self.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
         self.last: int | None = None
@@ -433,7 +433,7 @@ class Walk:
         recorded = int(self.counted[np.asarray(comparison.a.read(table.step).site)].sum())
         started = int(self.counted[table.sites_a].sum()) - recorded  # what the step before left, where b lists it
         blind = int((unseen(table.a) & self.counted[table.sites_a]).sum())
-        outcome.tally.update(equal=equal, records=started, opened=recorded, opened_blind=blind)
+        outcome.tally.update(equal=equal, records=started, opened=recorded, blind_both=blind)
         if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
         unused = np.flatnonzero(chosen & (table.state == UNUSED))
@@ -456,7 +456,7 @@ class Walk:
             outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
         if outcome.results is not None and not is_training(table):
             return
-        if self.comparison.is_entire and outcome.results_known is not Known.DIFFERS:
+        if self.comparison.is_entire:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or has_updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
@@ -497,9 +497,6 @@ class Walk:
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
         chosen = table if comparison.is_entire else table.keeping(table.chosen)
-        if comparison.is_entire and outcome.agreed != frozenset():
-            kinds = agreed_kinds(table) - outcome.hidden
-            outcome.agreed = kinds if outcome.agreed is None else outcome.agreed & kinds
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
         self.outcome.tally.update(
@@ -631,16 +628,13 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
-    # the last common step are counted, and the last stands for those between
-    ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    blind = sum(
-        int((unseen(batch) & counted[batch.site]).sum()) * n
-        for batch, n in zip(ends, (1, len(paired) - 1), strict=False)
-    )
-    alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
-    blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
-    outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)
+    unopened, tally = records - outcome.tally["opened"], outcome.tally
+    if len(paired):  # steps with equal digests are not opened: as much as of the last step, run a could not see of them
+        last = comparison.a.read(paired[-1][0].step)
+        share = float((unseen(last) & counted[last.site]).sum() / max(counted[last.site].sum(), 1))
+        blind = round(share * unopened)
+        tally.update(blind_both=blind, equal=unopened - blind, blank=int(_is_blank(last, sites, counted)))
+    tally.update(records=records)
     if not places and options.evaluation is None and not options.narrowed:
         outcome.resumption = comparison.resumption
     return outcome

@@ -120,8 +120,8 @@ def covered(
     """Masks of sites that are divergences where only a, and where only b, has them.
 
     All False if either capture failed or either run is a list. Else false for: kinds that the other run was not told to
-    record; recomputation; draws; states of accelerators; sites that an option given differently explains; and, unless
-    `same_start`, start values.
+    record; recomputation; random states; sites that an option given differently explains; and, unless `same_start`,
+    start values.
 
     Args:
         alignment: both runs' sites.
@@ -140,7 +140,7 @@ def covered(
             blind = [kind_code(kind) for kind in KINDS if kind.value not in kinds and kind not in SETTING_KINDS]
             meaningful &= ~np.isin(alignment.kind, blind)
         meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
-        meaningful &= ~_accelerator_rng(alignment) & ~_draw_sites(alignment)
+        meaningful &= alignment.kind != kind_code(Kind.RNG)
         if not same_start:
             tensors = of_kinds(alignment.kind, STATE_KINDS)
             meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
@@ -193,16 +193,6 @@ def _draw_sites(alignment: Alignment) -> Mask:
     """Mask of random states recorded within a step, that is not at its start."""
     within = alignment.phase != phase_code(Phase.START)
     return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
-
-
-def _accelerator_rng(alignment: Alignment) -> Mask:
-    """Mask of random states of accelerators (`cuda:0`, `mps`) and of generators in variables (names with a blank)."""
-    mask = alignment.kind == kind_code(Kind.RNG)
-    for site in np.flatnonzero(mask):
-        mask[site] = (
-            ":" in alignment.fqn[site] or " " in alignment.fqn[site] or alignment.fqn[site] in {"cuda", "mps", "xpu"}
-        )
-    return np.asarray(mask)
 
 
 # --- notes

@@ -325,7 +325,7 @@ class Compared:
         throughout it says instead that they prove nothing.
         """
         outcome = self.outcomes[0]
-        first, kinds, steps = outcome.first, outcome.agreed, len(outcome.paired)
+        first, kinds, steps = outcome.first, outcome.results, len(outcome.paired)
         if first is None or len(self.outcomes) > 1:
             return ""
         if outcome.hidden:

@@ -142,7 +142,7 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
     evidence that was not observed is not needed.
     """
     site, order = step.sites[position], step.order_at(position)
-    upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.params
+    upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.names
     if upstream or not site.fqn:
         return None
     passes = evidence_of("gradient", step, position)

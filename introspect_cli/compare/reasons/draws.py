@@ -192,13 +192,12 @@ def find_one_sided_draw(at: View) -> Iterator[Finding]:
 def random_state_cause(step: Step, position: int) -> Cause | None:
     """Cause `rng` of a random state that differs; None where it differs as a consequence.
 
-    At the start of a step that is where it differed in an earlier step already. Later in the step, it is where a random
-    state differs at the start, or any earlier record does.
+    That is, later in the step, where a random state differs at the start, or any earlier record does.
     """
     site = step.sites[position]
     if site.phase is Phase.START:
-        return None if site.fqn in step.carried.rng else cause("rng")
-    if step.carried.rng or step.rng_differs() or step.anything_before(step.order_at(position)):
+        return cause("rng")
+    if step.rng_differs() or step.anything_before(step.order_at(position)):
         return None
     return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
 

@@ -279,9 +279,9 @@ def left_in_operator(at: View) -> Iterator[str]:
 
 
 def batch_is_fed(step: Step, position: int) -> bool:
-    """Whether something that goes into a batch differs: a random state, in this step or before, or an earlier batch."""
-    site = step.sites[position]
-    return step.rng_differs() or (site.phase, site.fqn) in step.carried.loaders or bool(step.carried.rng)
+    """Whether something that goes into a batch differs: a random state as the step begins."""
+    del position
+    return step.rng_differs()
 
 
 @finds("batch")
@@ -373,7 +373,7 @@ def loss_is_fed(step: Step, position: int) -> bool:
     Gradients recorded before it do not count.
     """
     before = step.differs_before(step.order_at(position), _UPSTREAM)
-    return before or step.rng_differs() or bool(step.carried.params)
+    return before or step.rng_differs() or bool(step.carried.names)
 
 
 @finds("loss")
@@ -422,10 +422,10 @@ def plain_cause(step: Step, position: int) -> Cause | None:
 def product_is_fed(step: Step, position: int) -> bool:
     """Whether anything but saved files differs.
 
-    Another record of the step, a value carried into it, or a random state.
+    Another record of the step, or a random state.
     """
     del position
-    return step.rng_differs() or step.carried.diverged or any(site.kind is not Kind.PRODUCT for site in step.sites)
+    return step.rng_differs() or any(site.kind is not Kind.PRODUCT for site in step.sites)
 
 
 def left_in_product(at: View) -> Iterator[str]:

@@ -271,12 +271,15 @@ def judge(step: Step, position: int) -> Cause:
     """The cause of one divergence: the first one, by the priority of its reason, whose evidence does not differ.
 
     Where evidence that is needed for an origin was not observed, the cause is `gap` instead, propagated, with that
-    reason in `instead`; only `resumed` comes before it.
+    reason in `instead`; only `resumed` comes before it. What both runs have follows, once anything has diverged in a
+    step before.
 
     Args:
         step: the step.
         position: index of the divergence in `step.sites`.
     """
+    if step.carried.diverged and not step.is_one_sided(position):
+        return Cause(Role.PROPAGATED, "propagated")
     gap: Cause | None = None
     for reason in _reasons_for(step.sites[position].kind):
         if gap is not None and reason.priority < 90:

@@ -29,12 +29,12 @@ def initial_is_fed(step: Step, position: int) -> bool:
     """Whether a divergence is no initial value, or may follow from something that differs.
 
     False only for a value at the start that both runs have, of a tensor not recorded in earlier steps, where no random
-    state and no value carried into the step differs.
+    state differs.
     """
     site = step.sites[position]
     if site.phase is not Phase.START or step.is_one_sided(position) or step.is_recorded_before(site.fqn):
         return True
-    return step.rng_differs() or step.carried.diverged
+    return step.rng_differs()
 
 
 def is_recorded_late(at: View) -> bool:
@@ -102,8 +102,7 @@ def left_in_initial(at: View) -> Iterator[str]:
 def outside_cause(step: Step, position: int) -> Cause | None:
     """Cause `outside` of a tensor at the start of a step that was recorded before; None otherwise.
 
-    None also where steps before it were not recorded, and, if both runs have the record, where a random state or a
-    value carried into the step differs.
+    None also where steps before it were not recorded, and, if both runs have the record, where a random state differs.
     """
     site = step.sites[position]
     if site.phase is not Phase.START or not step.is_recorded_before(site.fqn):
@@ -111,7 +110,7 @@ def outside_cause(step: Step, position: int) -> Cause | None:
     if step.is_one_sided(position):
         subject, role = subject_of(step, position)
         return None if step.gap else cause("outside", role=role, subject=subject)
-    if step.rng_differs() or step.carried.diverged or step.gap:
+    if step.rng_differs() or step.gap:
         return None
     return cause("outside")
 
@@ -153,11 +152,11 @@ def left_outside(at: View) -> Iterator[str]:
 def gap_cause(step: Step, position: int) -> Cause | None:
     """Cause `gap` of a tensor or optimizer state that differs at a step's start, after steps that were not recorded.
 
-    None where no step before it is missing, where no earlier value is on record in both runs, and where anything
-    diverged before or a random state differs at the start.
+    None where no step before it is missing, where no earlier value is on record in both runs, and where a random state
+    differs at the start.
     """
     site = step.sites[position]
-    if site.phase is not Phase.START or not step.gap or step.carried.diverged or step.rng_differs():
+    if site.phase is not Phase.START or not step.gap or step.rng_differs():
         return None
     if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
         return None
@@ -180,7 +179,7 @@ def find_unrestored(at: View) -> Iterator[Finding]:
     Parameters and buffers by name, then optimizer state; nothing where only random states differ.
     """
     carried = at.step.carried
-    names = [*sorted(carried.params | carried.buffers), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
+    names = [*sorted(carried.names), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
     if names:
         yield found("not-restored", names=", ".join(names[:3]))
 

@@ -39,8 +39,8 @@ def one_side_cause(step: Step, position: int) -> Cause | None:
 def subject_of(step: Step, position: int) -> tuple[str, Role]:
     """The outermost module or name around a record that one run alone has, and the record's role.
 
-    ORIGIN if the record is the first of that module in the step; PROPAGATED if it is not, if anything carried into the
-    step differs, or if the other run has that name too and an earlier record of both runs, saved files left out,
+    ORIGIN if the record is the first of that module in the step; PROPAGATED if it is not, if anything has diverged
+    before, or if the other run has that name too and an earlier record of both runs, saved files left out,
     differs.
     """
     names, inside = step.one_sided("a" if step.divergences.row_a[position] >= 0 else "b")
