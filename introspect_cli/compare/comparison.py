@@ -117,15 +117,14 @@ class Comparison(Sides):
 
     @cached_property
     def chosen(self) -> Mask:
-        """Mask of `compared` sites that the options select by kind, module and evaluation; all if none is given."""
+        """Mask of `compared` sites that the options select by kind and module; all if none is given."""
         alignment, options = self.alignment, self.options
-        mask = self.compared & alignment.mask(options.kinds, options.modules)
-        return mask if options.evaluation is None else mask & (alignment.evaluating == options.evaluation)
+        return self.compared & alignment.mask(options.kinds, options.modules)
 
     @property
     def is_entire(self) -> bool:
-        """Whether the options select everything: no kinds, modules or evaluation given."""
-        return not (self.options.kinds or self.options.modules) and self.options.evaluation is None
+        """Whether the options select everything: no kinds or modules given."""
+        return not (self.options.kinds or self.options.modules)
 
     @cached_property
     def covered(self) -> tuple[Mask, Mask]:

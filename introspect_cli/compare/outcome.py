@@ -57,7 +57,7 @@ from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
@@ -95,7 +95,8 @@ class RankOutcome:
         origins: other divergences of the first diverging step that rest on nothing that differs, with their causes.
         lost: divergences of the first diverging step that show what a resumed run did not restore.
         learned: what the steps have shown, for its notes.
-        alone: compares evaluation alone (True) or training alone (False); None where no evaluation is on record.
+        evaluation: True for what came of evaluation alone, False of training alone, None of both.
+        parts: what came of training (False) and of evaluation (True) alone; empty where no run evaluates.
     """
 
     rank: int
@@ -126,7 +127,8 @@ class RankOutcome:
     origins: list[tuple[Divergence, Cause]] = field(default_factory=list)
     lost: list[Divergence] = field(default_factory=list)
     learned: Learned = field(default_factory=Learned)
-    alone: Callable[[bool], RankOutcome] | None = None
+    evaluation: bool | None = None
+    parts: dict[bool, RankOutcome] = field(default_factory=dict)
 
     def keep_first(self, places: int) -> None:
         """Set `paired` to its first `places` common steps, and `unopened` to the number of the others."""

@@ -349,12 +349,12 @@ def _roots_of(alignment: Alignment, sites: Ids, kinds: Collection[Kind]) -> set[
 def _without_evaluation(table: Table, comparison: Comparison) -> Table:
     """Mark one-sided evaluation rows ABSENT if only one run evaluates in the step; those of start values in any case.
 
-    All where only training is compared; nothing with `strict`.
+    Nothing with `strict`.
     """
-    alignment, options = table.alignment, comparison.options
-    if options.strict or not alignment.evaluating.any():
+    alignment = table.alignment
+    if comparison.options.strict or not alignment.evaluating.any():
         return table
-    every = options.evaluation is False or not all(evaluates(table))
+    every = not all(evaluates(table))
     alone = table.diverging & table.one_sided & alignment.evaluating[table.site]
     start = alignment.phase[table.site] == phase_code(Phase.START)
     return table.marked(alone & (start | every), ABSENT, Because.EVALUATION)

@@ -499,7 +499,6 @@ class DiffOptions(Selection):
         least: as how many records a step counts there at least, since opening one takes its time.
         strict: whether structure and random states that changed no number count as divergences.
         by_value: whether modules under other names are recognised by what they hold.
-        evaluation: True where only evaluation counts, False where only training does, None for both.
     """
 
     rename: tuple[tuple[str, str], ...] = ()
@@ -515,7 +514,6 @@ class DiffOptions(Selection):
     least: int = 0
     strict: bool = False
     by_value: bool = True
-    evaluation: bool | None = None
 
     def between_layouts(self, *, coarse: bool, throughout: bool = False) -> DiffOptions:
         """These options with a default tolerance for runs split differently over ranks.

@@ -54,7 +54,7 @@ from introspect_cli.store.batch import StepBatch, prepend_rows
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -536,8 +536,8 @@ def resumption_of(resume: ResumePoint, bits: str, *, is_cut: bool) -> Resumption
         tensors(resume, Kind.PARAM, bits),
         tensors(resume, Kind.BUFFER, bits),
         tensors(resume, Kind.OPTIMIZER_STATE, bits),
-        rates(resume),
-        scaler(resume),
+        numbers(resume, RATES, lambda _, path: path.endswith("['lr']"), resume.steps()),
+        numbers(resume, "scaler", lambda fqn, _: fqn == SCALER, [resume.firsts]),
         *random(resume),
         where,
         counters(resume),
@@ -641,43 +641,33 @@ def _is_copy(fqn: str) -> bool:
 # --- settings and counters
 
 
-def rates(resume: ResumePoint) -> Part:
-    """Part: learning rates, in all common steps (`ResumePoint.steps`); NO at the first that differs.
+def numbers(resume: ResumePoint, name: str, wanted: Callable[[str, str], bool], steps: Iterable[tuple[At, At]]) -> Part:
+    """Part: hyper-parameters that are numbers; NO at the first step in which any differs.
 
     UNSEEN where no step has one in both runs.
+
+    Args:
+        resume: which run goes on from which.
+        name: of the part.
+        wanted: which count, by optimizer and path.
+        steps: of the resumed run, and of the other.
     """
     seen = 0
-    for sides in resume.steps():
-        late, whole = ({key: rate for key, rate in _settings(at).items() if key[1].endswith("['lr']")} for at in sides)
-        seen += bool(late.keys() & whole.keys())
-        other = min((key for key in late.keys() & whole.keys() if late[key] != whole[key]), default=None)
+    for sides in steps:
+        late, whole = (
+            {(number.fqn, number.path): number.value for number in at.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)}
+            for at in sides
+        )
+        both = [key for key in late.keys() & whole.keys() if wanted(*key) and None not in (late[key], whole[key])]
+        seen += bool(both)
+        other = min((key for key in both if late[key] != whole[key]), default=None)
         if other is not None:
             values, since = (f"{late[other]:.6g}", f"{whole[other]:.6g}"), resume.since(*sides)
-            text = f"lr {resume.change(*values)}{f' {since}' if since else ''}"
-            return Part(RATES, Restored.NO, text, *resume.ab(*values))
-    return Part(RATES, Restored.YES, f"equal in {count(seen, 'step')}") if seen else Part(RATES, Restored.UNSEEN)
-
-
-def _settings(side: At) -> dict[tuple[str, str], float]:
-    """Hyper-parameters of a step that are numbers, by (optimizer, path)."""
-    numbers = side.numbers(Kind.HYPERPARAMETER, Phase.OPTIMIZER)
-    return {(number.fqn, number.path): number.value for number in numbers if number.value is not None}
-
-
-def scaler(resume: ResumePoint) -> Part:
-    """Part: values of the gradient scaler, in the first common step; NO if any of both runs differs.
-
-    UNSEEN where none is on record in both.
-    """
-    late, whole = ({path: v for (fqn, path), v in _settings(at).items() if fqn == SCALER} for at in resume.firsts)
-    shared = sorted(late.keys() & whole.keys())
-    if not shared:
-        return Part("scaler", Restored.UNSEEN, "none on record", matters=False)
-    for path in shared:
-        if late[path] != whole[path]:
-            values = f"{late[path]:g}", f"{whole[path]:g}"
-            return Part("scaler", Restored.NO, f"{key_of(path)} {resume.change(*values)}", *resume.ab(*values))
-    return Part("scaler", Restored.YES, ", ".join(f"{key_of(path)} {late[path]:g}" for path in shared))
+            text = f"{key_of(other[1])} {resume.change(*values)}{f' {since}' if since else ''}"
+            return Part(name, Restored.NO, text, *resume.ab(*values))
+    if seen:
+        return Part(name, Restored.YES, f"equal in {count(seen, 'step')}")
+    return Part(name, Restored.UNSEEN, "" if name == RATES else "none on record", matters=name == RATES)
 
 
 def counters(resume: ResumePoint) -> Part:

@@ -15,6 +15,7 @@ optimizer), the first.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import Part, Resumption
+    from introspect_cli.compare.steps import Paired
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
@@ -316,88 +318,47 @@ def holds_part(site: Site, part: Part) -> bool:
 
 
 class Walk:
-    """Goes through one rank's differing steps and fills its `RankOutcome`; holds what is passed on from step to step.
+    """Opens one rank's differing steps, each once, and hands them to the accounts that are to see them.
 
     Attributes:
-        counted: bool per union number, whether records of the site are counted.
-        structure: what differs in structure so far.
-        carried: what differs as the step after `last` begins.
-        resumed: whether the later run began with other values than the other had then.
-        last: number of the last step that was listed; None for none.
-        began: the first step in which only causes differed; None for none.
-        new_values: whether one of these causes brought a value that the other run has nowhere.
+        carried: what differs as the later run begins.
         learned: what the steps so far have shown.
-        one_sided: (index, table) of the first step in which only causes differed and results do not agree; None for
-            none.
     """
 
-    def __init__(self, comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
+    def __init__(self, comparison: Comparison, paired: Paired) -> None:
         """Prepare for the first step; opens none, but compares what both runs began with.
-
-        Sets the outcome's `structure`, and its `resumption` where everything is compared.
 
         Args:
             comparison: the rank of both runs.
-            outcome: is filled.
-            counted: mask of a's sites whose records are counted.
+            paired: their common steps.
         """
-        self.counted = np.append(counted, np.zeros(comparison.alignment.size - len(counted), np.bool_))
-        self.comparison, self.options, self.outcome = comparison, comparison.options, outcome
-        self.structure = outcome.structure = Structure(comparison.alignment, comparison.match)
+        self.comparison, self.paired = comparison, paired
         self.carried = carried_at_resume(comparison, comparison.offset)
-        self.resumed = bool(self.carried.names or self.carried.states)
-        if self.resumed:  # what a checkpoint did not restore
-            outcome.results_known = Known.DIFFERS
-        self.last: int | None = None
-        self.began: Table | None = None
-        self.new_values = False
         self.learned = Learned()
-        self.one_sided: tuple[int, Table] | None = None
-        if comparison.options.evaluation is None and not comparison.options.narrowed:
-            outcome.resumption = comparison.resumption
 
-    def run(self, places: Sequence[int]) -> None:
-        """Open the steps at these indices one after the other, and fill the outcome.
+    def run(self, places: Sequence[int], accounts: Sequence[Account]) -> None:
+        """Open the steps at these indices one after the other, until all accounts are closed.
 
-        Stops at the first divergence if only training or only evaluation is compared. Otherwise, unless a map or all
-        divergences are wanted, stops once more than `options.later` records were opened from the diverging step on; the
-        outcome then has only the steps up to there.
+        With noise runs all common steps are gone through, since they raise the floors.
 
         Args:
             places: indices of common steps, in order.
-        """
-        outcome, counts_all = self.outcome, self.options.want_map or self.options.limit is None
-        for place, table in self._opened_steps(places):
-            if (table.diverging & table.chosen).any():
-                self._list_step(place, table)
-            if outcome.first is not None and self.options.evaluation is not None:
-                break
-            if outcome.first is not None and not counts_all:
-                records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
-                outcome.later += max(records, self.options.least)
-                if outcome.later > self.options.later:
-                    outcome.keep_first(place + 1)
-                    break
-        if outcome.first is None and self.one_sided is not None:
-            self._list_step(*self.one_sided, structure=True)
-
-    def _opened_steps(self, places: Sequence[int]) -> Iterator[tuple[int, Table]]:
-        """(index, table after all passes) of each step in `places`; also counts its records and narrows the results.
-
-        With noise runs all common steps are gone through, since they raise the floors.
+            accounts: are shown each step until they are closed.
         """
         opened, floors = set(places), self.comparison.floors
-        for place in range(len(self.outcome.paired)) if floors else places:
-            entry_a, entry_b = self.outcome.paired[place]
+        for place in range(len(self.paired)) if floors else places:
+            entry_a, entry_b = self.paired[place]
             if floors:
                 self._raise_floors(entry_a)
             if place in opened:
-                table, self.learned = self._table_at(entry_a.step, entry_b.step)
-                self._count_passed(table)
-                self._narrow_results(table)
-                yield place, table
+                table, self.learned = self.table_at(entry_a.step, entry_b.step)
+                for account in accounts:
+                    if not account.closed:
+                        account.see(place, table)
+            if all(account.closed for account in accounts):
+                break
 
-    def _table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
+    def table_at(self, step_a: int, step_b: int) -> tuple[Table, Learned]:
         """(table of a step after `pair` and all passes, what is known after it); changes nothing of this walk."""
         table, learned = pair(self.comparison, step_a, step_b), self.learned
         for step_pass in PASSES:
@@ -419,6 +380,82 @@ class Walk:
                 compared = floor.alignment.mask(frozenset(), ())
                 table = table_of(floor.alignment, compared, (entry_a.step, entry.step), batches)
                 floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
+
+
+class Account:
+    """Fills the `RankOutcome` of all records of a rank, or of those of training or of evaluation alone.
+
+    Attributes:
+        counted: bool per union number, whether records of the site are counted.
+        chosen: bool per union number, whether they are selected to be compared.
+        structure: what differs in structure so far.
+        carried: what differs as the step after `last` begins.
+        resumed: whether the later run began with other values than the other had then.
+        last: number of the last step that was listed; None for none.
+        began: the first step in which only causes differed; None for none.
+        new_values: whether one of these causes brought a value that the other run has nowhere.
+        one_sided: (index, table) of the first step in which only causes differed and results do not agree; None for
+            none.
+        closed: whether no further step is to be seen.
+    """
+
+    def __init__(self, walk: Walk, outcome: RankOutcome, counted: Mask) -> None:
+        """Prepare for the first step; sets the outcome's `structure`, and `resumption` where everything is compared.
+
+        Args:
+            walk: opens the steps.
+            outcome: is filled.
+            counted: mask of a's sites whose records are counted.
+        """
+        comparison = walk.comparison
+        alignment, which = comparison.alignment, outcome.evaluation
+        self.walk, self.comparison, self.outcome, self.options = walk, comparison, outcome, comparison.options
+        self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
+        self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
+        self.entire = comparison.is_entire and which is None
+        if which is not None:  # its first divergence alone is asked for
+            self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
+        self.structure = outcome.structure = Structure(alignment, comparison.match)
+        self.carried = walk.carried
+        self.resumed = bool(self.carried.names or self.carried.states)
+        if self.resumed:  # what a checkpoint did not restore
+            outcome.results_known = Known.DIFFERS
+        self.last: int | None = None
+        self.began: Table | None = None
+        self.new_values = False
+        self.one_sided: tuple[int, Table] | None = None
+        self.closed = False
+
+    def see(self, place: int, table: Table) -> None:
+        """Count a step, narrow the results by it, and list what diverges in it.
+
+        Training or evaluation alone is closed at its first divergence. Otherwise, unless a map or all divergences are
+        wanted, an account is closed once more than `options.later` records were opened from the diverging step on; the
+        outcome then has only the steps up to there.
+
+        Args:
+            place: index of the step among the common ones.
+            table: the step after all passes.
+        """
+        outcome = self.outcome
+        table = replace(table, chosen=self.chosen[table.site])
+        self._count_passed(table)
+        self._narrow_results(table)
+        if (table.diverging & table.chosen).any():
+            self._list_step(place, table)
+        if outcome.first is not None and outcome.evaluation is not None:
+            self.closed = True
+        elif outcome.first is not None and not (self.options.want_map or self.options.limit is None):
+            records = len(table.a) * len(self.comparison.a.readers) + len(table.b) * len(self.comparison.b.readers)
+            outcome.later += max(records, self.options.least)
+            if outcome.later > self.options.later:
+                outcome.keep_first(place + 1)
+                self.closed = True
+
+    def end(self) -> None:
+        """List the first step in which only causes differed, where nothing else did and no result agreed there."""
+        if self.outcome.first is None and self.one_sided is not None:
+            self._list_step(*self.one_sided, structure=True)
 
     # --- counts
 
@@ -456,7 +493,7 @@ class Walk:
             outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
         if outcome.results is not None and not is_training(table):
             return
-        if self.comparison.is_entire:
+        if self.entire:
             kinds = agreed_kinds(table) - outcome.hidden
             if outcome.results is None or has_updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
@@ -496,7 +533,7 @@ class Walk:
             structure: whether to list causes too.
         """
         comparison, outcome, limit = self.comparison, self.outcome, self.options.limit
-        chosen = table if comparison.is_entire else table.keeping(table.chosen)
+        chosen = table if self.entire else table.keeping(table.chosen)
         if not structure and self._add_causes(place, chosen):  # else no result says that it changed nothing
             return
         self.outcome.tally.update(
@@ -511,7 +548,7 @@ class Walk:
         before, carried = self._step_before(table)
         begins = outcome.first is None
         gap, resumed_now = lacks_start(comparison, table), self.resumed and begins
-        step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.learned)
+        step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.walk.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
@@ -538,7 +575,7 @@ class Walk:
         step_a, step_b = table.step - 1, table.step_b - 1
         if step_a not in comparison.a or step_b not in comparison.b:
             return None, self.carried if self.last is None else self.carried.lasting(comparison.recorded_after_steps)
-        before, _ = self._table_at(step_a, step_b)
+        before, _ = self.walk.table_at(step_a, step_b)
         if self.last == step_a:
             return before, self.carried
         carried = self.carried.after(before, comparison.recorded_after_steps)
@@ -564,7 +601,7 @@ class Walk:
         outcome = self.outcome
         self.began = self.began or table
         self.new_values = self.new_values or has_new_values(causes)
-        undecided = outcome.first is None and not self.options.evaluation
+        undecided = outcome.first is None and not outcome.evaluation
         if undecided and (outcome.hidden or not results_agree(table)):
             if records_results(table):
                 self.one_sided = self.one_sided or (place, table)
@@ -609,35 +646,54 @@ class Walk:
 def compare_rank(comparison: Comparison) -> RankOutcome:
     """Compare one rank, or all as one, over the common steps; raises the noise in `comparison.floors` in place.
 
-    Steps with equal digests are not opened (but for noise): their records count as equal, and how many of them run a
-    could not see is estimated from the first and the last common step.
+    Where a run evaluates, and ranks are compared one by one, the outcome has `parts`: of training and of evaluation.
     """
     options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
-    outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset)
-    outcome.match, outcome.gathered = comparison.match, comparison.gathered
-    places = differing(paired)
     sites = comparison.sites[0]
+    evaluates = any(phase_code(Phase.EVAL) in of_run.phase for of_run in comparison.sites)
     counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
-    if options.evaluation is not None:
-        counted &= evaluating(sites.phase, sites.fqn) == options.evaluation
-    if places:
-        walk = Walk(comparison, outcome, counted)
-        walk.run(places)
-        outcome.learned = walk.learned
+    outcomes, masks = [], []
+    for which in (None, False, True) if evaluates and comparison.gathered is None else (None,):
+        outcome = RankOutcome(comparison.rank, paired, offset=comparison.offset, evaluation=which)
+        outcome.match, outcome.gathered = comparison.match, comparison.gathered
+        outcomes.append(outcome)
+        masks.append(counted if which is None else counted & (evaluating(sites.phase, sites.fqn) == which))
+    if places := differing(paired):
+        walk = Walk(comparison, paired)
+        accounts = [Account(walk, *each) for each in zip(outcomes, masks, strict=True)]
+        walk.run(places, accounts)
+        for account in accounts:
+            account.end()
+        outcomes[0].learned = walk.learned
+    for outcome, mask in zip(outcomes, masks, strict=True):
+        _count_unopened(comparison, outcome, mask)
+    whole, *parts = outcomes
+    whole.parts = {bool(part.evaluation): part for part in parts}
+    if not options.narrowed:
+        whole.resumption = comparison.resumption
+    return whole
+
+
+def _count_unopened(comparison: Comparison, outcome: RankOutcome, counted: Mask) -> None:
+    """Add the records of steps with equal digests to an outcome's tally.
+
+    They are not opened, so as much as of the last common step is taken not to have been seen by run a.
+
+    Args:
+        comparison: the rank of both runs.
+        outcome: the steps that were opened are counted already.
+        counted: mask of a's sites whose records are counted.
+    """
     paired = outcome.paired  # as far as it was walked
     records = paired.records  # ranks as one know it of what was read
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
-    unopened, tally = records - outcome.tally["opened"], outcome.tally
-    if len(paired):  # steps with equal digests are not opened: as much as of the last step, run a could not see of them
-        last = comparison.a.read(paired[-1][0].step)
-        share = float((unseen(last) & counted[last.site]).sum() / max(counted[last.site].sum(), 1))
-        blind = round(share * unopened)
-        tally.update(blind_both=blind, equal=unopened - blind, blank=int(_is_blank(last, sites, counted)))
-    tally.update(records=records)
-    if not places and options.evaluation is None and not options.narrowed:
-        outcome.resumption = comparison.resumption
-    return outcome
+    outcome.tally.update(records=records)
+    if len(paired):
+        last, unopened = comparison.a.read(paired[-1][0].step), records - outcome.tally["opened"]
+        blind = round(unopened * (unseen(last) & counted[last.site]).sum() / max(counted[last.site].sum(), 1))
+        blank = _is_blank(last, comparison.sites[0], counted)
+        outcome.tally.update(blind_both=blind, equal=unopened - blind, blank=int(blank))
 
 
 def _is_blank(batch: StepBatch, sites: Columns, counted: Mask) -> bool:

@@ -3,15 +3,14 @@
 Thousands of ranks are compared in groups, each by a task that opens those ranks alone and returns only counts and the
 first divergence. The rank that diverges first is then compared once more, with all its steps and names.
 
-Training and evaluation are also compared alone: one run that evaluates another way may train the same. Steps are walked
-once for each, with the other's records masked, though reasons know of all of them. The first divergence is the earlier
-of the two.
+Training and evaluation are also compared alone: one run that evaluates another way may train the same. Each has an
+account of the same walk, with the other's records masked, though reasons know of all of them. The first divergence is
+the earlier of the two.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -243,19 +242,9 @@ def compare_ranks(
     return outcomes
 
 
-def _outcomes_alone(outcome: RankOutcome) -> dict[bool, RankOutcome]:
-    """Outcomes of training (key False) and evaluation (key True) alone; {} where neither was compared alone.
-
-    Evaluation is left out where no step evaluates in both runs.
-    """
-    which = (False, True) if outcome.evaluated else (False,)
-    return {} if outcome.alone is None else {evaluation: outcome.alone(evaluation) for evaluation in which}
-
-
 def _without_readers(outcome: RankOutcome) -> RankOutcome:
     """A copy of an outcome that can be pickled: without readers, cause, step, and what only the first rank needs."""
     nobody = cast("Reader", None)  # until `_with_readers`
-    alone = {evaluation: _without_readers(part) for evaluation, part in _outcomes_alone(outcome).items()}
     return replace(
         outcome,
         paired=replace(outcome.paired, a=nobody, b=nobody),
@@ -268,13 +257,13 @@ def _without_readers(outcome: RankOutcome) -> RankOutcome:
         gathered=None,
         origins=[],
         lost=[],
-        alone=alone.__getitem__ if alone else None,
+        parts={evaluation: _without_readers(part) for evaluation, part in outcome.parts.items()},
     )
 
 
 def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
     """Set the readers of `pair` again in an outcome and its parts; returns the same outcome."""
-    for one in (outcome, *_outcomes_alone(outcome).values()):
+    for one in (outcome, *outcome.parts.values()):
         one.paired = replace(one.paired, a=pair.a.rank(one.rank), b=pair.b.rank(one.rank))
     return outcome
 
@@ -285,9 +274,8 @@ def _with_readers(pair: RunPair, outcome: RankOutcome) -> RankOutcome:
 def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     """Set an outcome's trailing steps, and, where a run evaluates, its evaluated steps.
 
-    Where the outcome diverges as well, training and evaluation are compared alone (set as `alone`), and its first
-    divergence becomes the earlier of theirs. Where it does not, at most one evaluated step is listed. Does nothing
-    where all ranks are compared as one.
+    Where the outcome diverges as well, its first divergence becomes the earlier of those of training and of evaluation.
+    Where it does not, at most one evaluated step is listed. Does nothing where all ranks are compared as one.
     """
     options = comparison.options
     if outcome.gathered is not None:
@@ -297,7 +285,7 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
     tail_a, changed_a = _trailing_steps(comparison.a, sites_a, paired.only_a, paired.tail_a, paired.rows_a[-1:])
     tail_b, changed_b = _trailing_steps(comparison.b, sites_b, only_b, paired.tail_b, paired.rows_b[-1:])
     outcome.paired = replace(paired, tail_a=tail_a, tail_b=tail_b, changed=changed_a or changed_b)
-    if all(phase_code(Phase.EVAL) not in sites.phase for sites in comparison.sites):
+    if not outcome.parts:
         return
     chosen = (
         selected(sites.kind, sites.fqn, options.kinds, options.modules) & evaluating(sites.phase, sites.fqn)
@@ -308,18 +296,11 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
         outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
         return
     outcome.evaluated = tuple(steps)
-
-    @cache
-    def alone(evaluation: bool) -> RankOutcome:
-        """Compare the rank again with evaluation alone, or training alone; cached."""
-        narrow = replace(options, evaluation=evaluation, limit=0, whole_step=False, want_map=False)
-        part = compare_rank(replace(comparison, options=narrow))
+    if not outcome.evaluated:
+        del outcome.parts[True]
+    for part in outcome.parts.values():
         part.evaluated = outcome.evaluated
-        return part
-
-    outcome.alone = alone
-    parts = [alone(False), *([alone(True)] if outcome.evaluated else [])]
-    _set_earliest(outcome, parts, options)
+    _set_earliest(outcome, [*outcome.parts.values()], options)
 
 
 def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:

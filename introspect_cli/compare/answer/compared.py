@@ -183,8 +183,8 @@ class Compared:
         If evaluation alone is compared, `steps_compared` counts only steps with an evaluation.
         """
         total = self.tally
-        evaluates = self.options.evaluation  # ranks that are put together do not tell which steps have one
-        steps = [(evaluates and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
+        # ranks that are put together do not tell which steps have one
+        steps = [(self.evaluation and outcome.evaluated) or outcome.paired for outcome in self.outcomes]
         return Counts(
             steps_a=self.a.steps,
             steps_b=self.b.steps,
@@ -195,6 +195,11 @@ class Compared:
                 for name in ("steps_diverged", "records", "equal", "diverged", "only_a", "only_b", "within")
             },
         )
+
+    @property
+    def evaluation(self) -> bool | None:
+        """True where the outcomes are of evaluation alone, False where of training alone, else None."""
+        return self.outcomes[0].evaluation if self.outcomes else None
 
     @property
     def as_one(self) -> bool:
@@ -288,7 +293,7 @@ class Compared:
         or chose modules; if a step was left unopened; or if they agree only within tolerance while something diverges.
         """
         options, outcomes = self.options, self.outcomes
-        if options.strict or options.narrowed or options.evaluation is not None:
+        if options.strict or options.narrowed or self.evaluation is not None:
             return False
         wanted = {kind.value for kind in RESULTS}
         for _, run in self.runs:
@@ -470,7 +475,7 @@ def agreement(compared: Compared) -> Agreement:
     if not any(outcome.evaluated for outcome in compared.outcomes):
         return Agreement(verdict, text, training, None)
     unseen = _unseen_names(compared, Phase.EVAL)
-    if unseen and verdict is Verdict.SAME and compared.options.evaluation is not False:
+    if unseen and verdict is Verdict.SAME:
         verdict, text = Verdict.UNDECIDED, told("evaluation-unseen", names=unseen, text=text)
     return Agreement(verdict, text, training, Separate(verdict, text))
 
@@ -523,7 +528,7 @@ def _agreed_verdict(compared: Compared, subject: str, *, results: bool) -> tuple
         return Verdict.SAME, _results_sentence(compared)
     agree = told("agree", extent=compared.extent + "," * bool(counts.within), until=compared.until)
     changes = sentence_of(compared.structure_if_same)
-    if not changes or compared.options.evaluation is not None:
+    if not changes or compared.evaluation is not None:
         agree, changes = told("the-same", subject=subject, agree=agree), ""
     elif any(outcome.unrecorded is not None for outcome in outcomes):
         return Verdict.UNDECIDED, told("could-not-tell", why=told("no-results", agree=agree)) + changes
@@ -617,14 +622,12 @@ def separate_answers(compared: Compared) -> tuple[Separate | None, Separate | No
     """
     parts: dict[bool, list[RankOutcome]] = {True: [], False: []}
     for outcome in compared.outcomes:
-        parts[False].append(outcome.alone(False) if outcome.alone is not None else outcome)
-        parts[True] += [outcome.alone(True)] if outcome.evaluated and outcome.alone is not None else []
+        parts[False].append(outcome.parts.get(False) or replace(outcome, evaluation=False))
+        parts[True] += [outcome.parts[True]] if True in outcome.parts else []
     if not parts[True]:
         return None, None
     training, evaluation = (
-        _separate_answer(
-            replace(compared, options=replace(compared.options, evaluation=which), outcomes=parts[which]), name
-        )
+        _separate_answer(replace(compared, outcomes=parts[which]), name)
         for which, name in ((False, "Training"), (True, "Evaluation"))
     )
     return training, evaluation
