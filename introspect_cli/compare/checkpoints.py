@@ -729,22 +729,9 @@ def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:
     if one is None or two is None or one.shape != two.shape:
         return None
     return any(
-        (values := _rounded(fine, coarse)) is not None and np.array_equal(values, other, equal_nan=True)
+        coarse in ROUNDING and fine.dtype.kind == "f" and np.array_equal(rounded(fine, coarse), other, equal_nan=True)
         for fine, coarse, other in ((one, tensor.b.layout.dtype, two), (two, tensor.a.layout.dtype, one))
     )
-
-
-def _rounded(array: Any, dtype: str) -> Any:
-    """Values rounded to `dtype`, to nearest, ties to even; to bfloat16 as float32.
-
-    None where values or `dtype` are no floats, or for bfloat16 of other than float32.
-    """
-    if dtype == "bfloat16" and array.dtype == np.float32:
-        return rounded(array, dtype)
-    if dtype in ROUNDING and dtype != "bfloat16" and array.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            return array.astype(dtype)
-    return None
 
 
 # --- words

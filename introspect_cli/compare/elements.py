@@ -317,15 +317,15 @@ def _ordered_integers(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     return ordered.astype(np.longdouble) if dtype == "float64" else ordered
 
 
-def rounded(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    """Values rounded to `dtype` (float16 or bfloat16), as float32; to nearest, ties to even.
+def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Values rounded to a float `dtype`, to bfloat16 as float32; to nearest, ties to even.
 
-    float64 is rounded to float32 first. Too large ones become infinite; NaNs and infinities stay.
+    For bfloat16, float64 is rounded to float32 first. Too large ones become infinite; NaNs and infinities stay.
     """
     with np.errstate(over="ignore"):
+        if dtype != "bfloat16":
+            return values.astype(dtype)
         single = np.ascontiguousarray(values.astype(np.float32))
-        if dtype == "float16":
-            return single.astype(np.float16).astype(np.float32)
     bits: Any = single.view(np.uint32).astype(np.uint64)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return np.where(np.isfinite(single), bits.astype(np.uint32).view(np.float32), single).astype(np.float32)

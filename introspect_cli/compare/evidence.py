@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.table import DIFFERENT, EQUAL, NOT_SEEN, UNUSED, WITHIN, Codes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
     from introspect_cli.compare.result import Role
 
 
 class Known(Enum):
-    """State of a thing in both runs; `worst_of` orders the states."""
+    """State of a thing in both runs, the best first."""
 
     EQUAL = "equal"
     WITHIN = "within tolerance"
     FORM = "the same or in another form"
     UNSEEN = "not recorded"
     DIFFERS = "different"
+
+
+_STATES = (EQUAL, WITHIN, UNUSED, NOT_SEEN, DIFFERENT)
+"""The state code of a record for each `Known`, in order."""
 
 
 class Thing(Enum):
@@ -83,30 +87,19 @@ def with_state(evidence: Iterable[Evidence], known: Known) -> list[Evidence]:
 
 
 def joint_known(states: Codes, *, every: bool = False) -> Known:
-    """What is known of several sites together: the first of DIFFERS, UNSEEN, FORM, WITHIN, EQUAL that any of them has.
-
-    UNSEEN counts only with `every`. UNSEEN too if no site has any of these, as for none.
+    """What is known of several sites together: the worst of their states; UNSEEN if no site has a row, as for none.
 
     Args:
         states: state code of each site, as `Table.state_of` gives them.
         every: whether a single site that was not seen makes the answer UNSEEN; else such sites are left out.
     """
-    if (states == DIFFERENT).any():
-        return Known.DIFFERS
-    if every and (states == NOT_SEEN).any():
-        return Known.UNSEEN
-    if (states == UNUSED).any():
-        return Known.FORM
-    if (states == WITHIN).any():
-        return Known.WITHIN
-    return Known.EQUAL if (states == EQUAL).any() else Known.UNSEEN
+    there = {known for known, state in zip(Known, _STATES, strict=True) if (states == state).any()}
+    return worst_of(there if every else there - {Known.UNSEEN}) if there else Known.UNSEEN
 
 
-def worst_of(answers: Sequence[Known]) -> Known:
-    """The first of DIFFERS, UNSEEN, FORM and WITHIN that is among the states; EQUAL for none of these."""
-    return next(
-        (states for states in (Known.DIFFERS, Known.UNSEEN, Known.FORM, Known.WITHIN) if states in answers), Known.EQUAL
-    )
+def worst_of(answers: Collection[Known]) -> Known:
+    """The last of `Known` that is among the states; EQUAL for none."""
+    return max(answers, key=list(Known).index, default=Known.EQUAL)
 
 
 @dataclass(frozen=True)

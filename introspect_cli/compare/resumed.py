@@ -64,30 +64,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What differs as a step begins.
+class Beginning:
+    """What is known of what a step begins with.
 
     Attributes:
         names: parameters and buffers with which a resumed run began otherwise, and that no step has recorded since.
         states: such optimizer states, as (FQN, path).
         within: parameters and buffers that differ by no more than the tolerance or the noise.
         diverged: whether any value has diverged before, so that all that differs may follow from it.
+        before: the step before, where both runs recorded it.
+        gap: whether start values are unknown, since the previous step was not recorded.
+        resumed: whether one run began later, with other values than the other had then.
     """
 
     names: frozenset[str] = frozenset()
     states: frozenset[tuple[str, str]] = frozenset()
     within: frozenset[str] = frozenset()
     diverged: bool = False
+    before: Table | None = None
+    gap: bool = False
+    resumed: bool = False
 
-    def lasting(self, recorded: frozenset[str]) -> Carried:
+    def lasting(self, recorded: frozenset[str]) -> Beginning:
         """What still differs after a step that is equal: what no step records.
 
         Args:
             recorded: FQNs of tensors that are recorded after optimizer steps.
         """
-        return Carried(self.names - recorded, frozenset(), self.within - recorded, self.diverged)
+        names, within = self.names - recorded, self.within - recorded
+        return Beginning(names, within=within, diverged=self.diverged, resumed=self.resumed)
 
-    def after(self, table: Table, recorded: frozenset[str]) -> Carried:
+    def after(self, table: Table, recorded: frozenset[str]) -> Beginning:
         """What differs as the step after `table` begins; causes (`Table.cause`) do not count as diverging.
 
         Args:
@@ -184,7 +191,7 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
 # --- resumed runs
 
 
-def carried_at_resume(sides: Sides, offset: int) -> Carried:
+def beginning_at_resume(sides: Sides, offset: int) -> Beginning:
     """Tensors that differ as the run that begins later begins, from what the other run had after the step before.
 
     Empty where both begin at one step, or the step before is not on record.
@@ -195,13 +202,14 @@ def carried_at_resume(sides: Sides, offset: int) -> Carried:
     """
     a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
     if a.step == b.step + offset:
-        return Carried()
+        return Beginning()
     late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)
     began, ended = late.tensors(Phase.START), whole.to(first - 1).tensors(Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
-    return Carried(
+    return Beginning(
         names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
         states=frozenset((fqn, path) for kind, fqn, path in unequal if kind == _STATE),
+        resumed=bool(unequal),
     )
 
 

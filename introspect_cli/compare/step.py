@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.evidence import Cause
-    from introspect_cli.compare.resumed import Carried
+    from introspect_cli.compare.resumed import Beginning
     from introspect_cli.compare.table import Table
     from introspect_cli.store.batch import StepBatch
 
@@ -144,37 +144,17 @@ class Step:
         of: the sites of a kind, in some phases.
         of_call: the sites of a kind there are for a module call, on all paths.
         divergences: those of the table that diverge, in order; a position is a place among them.
-        carried: differences that the step begins with.
-        before: the step before, where both runs recorded it.
-        gap: whether start values are unknown, since the previous step was not recorded.
-        resumed: whether nothing diverged before, and one run began later, with other values than the other had then.
+        begins: what is known of what the step begins with.
         learned: what the steps so far have shown.
         is_gathered: whether the step is put together from several ranks, whose modules run at the same time.
     """
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        table: Table,
-        carried: Carried,
-        *,
-        before: Table | None = None,
-        gap: bool = False,
-        resumed: bool = False,
-        learned: Learned | None = None,
-    ) -> None:
-        """Go through the divergences once and build the lookups; no step is read here.
-
-        Arguments are as the attributes; `learned` is empty where none is given.
-        """
+    def __init__(self, comparison: Comparison, table: Table, begins: Beginning, learned: Learned) -> None:
+        """Go through the divergences once and build the lookups; no step is read here."""
         self.comparison, self.of = comparison, comparison.of
         self.table, self.number, self.divergences = table, table.step, table.divergences
         self.alignment, self.of_call = table.alignment, table.alignment.of_call
-        self.carried = carried
-        self.before = before
-        self.gap = gap
-        self.resumed = resumed
-        self.learned = learned or Learned()
+        self.begins, self.learned = begins, learned
         self.sites = [table.alignment.site(site) for site in self.divergences.site.tolist()]
         self.is_gathered = comparison.gathered is not None
         self._first: dict[tuple[Phase, Kind], float] = {}
@@ -194,15 +174,7 @@ class Step:
 
     def with_table(self, table: Table) -> Step:
         """A `Step` like this with another table of the same step; this one is left as it is."""
-        return Step(
-            self.comparison,
-            table,
-            self.carried,
-            before=self.before,
-            gap=self.gap,
-            resumed=self.resumed,
-            learned=self.learned,
-        )
+        return Step(self.comparison, table, self.begins, self.learned)
 
     # --- what it belongs to
 
@@ -217,7 +189,7 @@ class Step:
 
         One-sided rows are DIFFERENT there, sites without a row ABSENT. None where either run did not record that step.
         """
-        return None if self.before is None else self.before.state_of
+        return None if self.begins.before is None else self.begins.before.state_of
 
     @cached_property
     def modules(self) -> tuple[dict[str, ModuleInfo], dict[str, ModuleInfo]]:
@@ -276,7 +248,7 @@ class Step:
 
         Saved files do not count.
         """
-        return bool(self.carried.names) or self.differs_before(order)
+        return bool(self.begins.names) or self.differs_before(order)
 
     def rng_differs(self) -> bool:
         """Whether any random state at the start of the step differs or is one-sided."""
@@ -373,7 +345,9 @@ class Step:
 
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
-        recorded = (self.before.sites_a, self.before.sites_b) if self.before is not None else ((), ())
+        recorded = (
+            (self.begins.before.sites_a, self.begins.before.sites_b) if self.begins.before is not None else ((), ())
+        )
         return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in recorded)
 
     def sequence_of(self, sites: list[int]) -> float | None:
@@ -397,10 +371,10 @@ class Step:
     def _tensors_from(self) -> dict[str, float]:
         """By module, the lowest order at which a parameter or buffer of it or of its submodules differs.
 
-        Only in the phases `_BEFORE_USE`; -inf if it does as the step begins (`carried`). Modules where none differs are
+        Only in the phases `_BEFORE_USE`; -inf if it does as the step begins (`begins`). Modules where none differs are
         left out.
         """
-        tensors = dict.fromkeys((head for name in self.carried.names for head in ancestors(name)), -np.inf)
+        tensors = dict.fromkeys((head for name in self.begins.names for head in ancestors(name)), -np.inf)
         for order, site in zip(self.divergences.order.tolist(), self.sites, strict=True):
             if site.kind in _TENSORS and site.phase in _BEFORE_USE:
                 for head in ancestors(site.fqn):
@@ -469,8 +443,8 @@ def is_written_later(step: Step, fqn: str, kind: Kind, order: float) -> bool:
 def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
     """What is known of a tensor at `order`: by its last earlier record in this step, else by its state before the step.
 
-    Before the step: DIFFERS if `carried` has it; else its last record of the previous step; else UNSEEN if no site of
-    it is in both runs, or the previous step was not recorded and optimizers change the tensor; else WITHIN if `carried`
+    Before the step: DIFFERS if `begins` has it; else its last record of the previous step; else UNSEEN if no site of
+    it is in both runs, or the previous step was not recorded and optimizers change the tensor; else WITHIN if `begins`
     says so, or EQUAL.
 
     Args:
@@ -479,21 +453,21 @@ def tensor_known(step: Step, fqn: str, kind: Kind, order: float) -> Known:
         kind: PARAM or BUFFER.
         order: position in run a's sequence.
     """
-    alignment, carried = step.alignment, step.carried
+    alignment, begins = step.alignment, step.begins
     unions = [union for union in alignment.by_fqn.get(fqn, []) if KINDS[alignment.kind[union]] is kind]
     now = [union for union in unions if step.state[union] and step.table.order_of[union] < order]
     if now:
         return step.known([max(now, key=lambda union: step.table.order_of[union])], every=True)
-    if fqn in carried.names:
+    if fqn in begins.names:
         return Known.DIFFERS
     before = step.state_before
     if before is not None and unions and before[unions].any():
         return joint_known(before[[union for union in unions if before[union]][-1:]], every=True)
     if not any(step.alignment.in_both[union] for union in unions) or (
-        step.gap and fqn in step.comparison.recorded_after_steps
+        step.begins.gap and fqn in step.comparison.recorded_after_steps
     ):
         return Known.UNSEEN
-    return Known.WITHIN if fqn in carried.within else Known.EQUAL
+    return Known.WITHIN if fqn in begins.within else Known.EQUAL
 
 
 # --- what rests on what
@@ -801,12 +775,12 @@ def value_before(step: Step, place: Place) -> list[Evidence]:
 def state_before(step: Step, place: Place) -> list[Evidence]:
     """Edge: the parameter's optimizer state before the step.
 
-    DIFFERS if `carried` has any of it; else its records of the previous step, else those at this step's start, else
+    DIFFERS if `begins` has any of it; else its records of the previous step, else those at this step's start, else
     UNSEEN. Nothing instead of UNSEEN where there is no state yet: in step 0 of both, or in a resumed run's first step
     if states are recorded.
     """
     fqn = place.site.fqn
-    if any(name == fqn for name, _ in step.carried.states):
+    if any(name == fqn for name, _ in step.begins.states):
         return [Evidence(Thing.STATE_BEFORE, Known.DIFFERS)]
     sites = step.of(Kind.OPTIMIZER_STATE, _AFTER | _START, fqn)
     started = [number for number in sites if step.alignment.phase[number] != step.alignment.phase[sites[0]]]

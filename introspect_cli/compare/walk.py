@@ -38,7 +38,7 @@ from introspect_cli.compare.outcome import (
 )
 from introspect_cli.compare.passes import PASSES, evaluates, pair, table_of, unused_note
 from introspect_cli.compare.result import Role
-from introspect_cli.compare.resumed import PLACE, Carried, carried_at_resume, lacks_start
+from introspect_cli.compare.resumed import PLACE, Beginning, beginning_at_resume, lacks_start
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes
 from introspect_cli.compare.step import Step, divergence_at
@@ -125,7 +125,7 @@ def choose_lead(
         alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
-        return Lead(Step(step.comparison, began, Carried()), 0, None)
+        return Lead(Step(step.comparison, began, Beginning(), Learned()), 0, None)
     if step.sites[positions[0]].kind is not Kind.RNG:
         return None
     # where random states differ, a parameter that one run alone drew is to blame, else what is drawn from
@@ -160,7 +160,7 @@ def _was_drawn_from(step: Step, effect: Site, before: Iterable[Site], earlier: S
         return False
     draws = any(site.kind is Kind.RNG and site.phase is not Phase.START for site in step.sites)
     by_script = effect.phase in _SCRIPT_PHASES or (effect.kind is Kind.INPUT and "." not in effect.fqn)
-    begun = step.carried.diverged or bool(step.carried.names)  # what the step began with was drawn, too
+    begun = step.begins.diverged or bool(step.begins.names)  # what the step began with was drawn, too
     return draws or by_script or begun or not step.comparison.notices_all_draws
 
 
@@ -321,7 +321,7 @@ class Walk:
     """Opens one rank's differing steps, each once, and hands them to the accounts that are to see them.
 
     Attributes:
-        carried: what differs as the later run begins.
+        begins: what is known of what the later run begins with.
         learned: what the steps so far have shown.
     """
 
@@ -333,7 +333,7 @@ class Walk:
             paired: their common steps.
         """
         self.comparison, self.paired = comparison, paired
-        self.carried = carried_at_resume(comparison, comparison.offset)
+        self.begins = beginning_at_resume(comparison, comparison.offset)
         self.learned = Learned()
 
     def run(self, places: Sequence[int], accounts: Sequence[Account]) -> None:
@@ -389,8 +389,7 @@ class Account:
         counted: bool per union number, whether records of the site are counted.
         chosen: bool per union number, whether they are selected to be compared.
         structure: what differs in structure so far.
-        carried: what differs as the step after `last` begins.
-        resumed: whether the later run began with other values than the other had then.
+        begins: what is known of what the step after `last` begins with.
         last: number of the last step that was listed; None for none.
         began: the first step in which only causes differed; None for none.
         new_values: whether one of these causes brought a value that the other run has nowhere.
@@ -416,9 +415,8 @@ class Account:
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
         self.structure = outcome.structure = Structure(alignment, comparison.match)
-        self.carried = walk.carried
-        self.resumed = bool(self.carried.names or self.carried.states)
-        if self.resumed:  # what a checkpoint did not restore
+        self.begins = walk.begins
+        if self.begins.resumed:  # what a checkpoint did not restore
             outcome.results_known = Known.DIFFERS
         self.last: int | None = None
         self.began: Table | None = None
@@ -524,7 +522,7 @@ class Account:
         """Count a diverging step, and list its divergences as far as the limit goes.
 
         Of the first such step also the divergence that leads, the other origins and what a resumed run lost; in it,
-        saved files come last. A step in which only causes differ is added to the structure alone. Sets `carried` and
+        saved files come last. A step in which only causes differ is added to the structure alone. Sets `begins` and
         `last`, unless the limit was reached before.
 
         Args:
@@ -545,10 +543,8 @@ class Account:
             outcome.heat.add(place, chosen, comparison.layouts)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
-        before, carried = self._step_before(table)
         begins = outcome.first is None
-        gap, resumed_now = lacks_start(comparison, table), self.resumed and begins
-        step = Step(comparison, table, carried, before=before, gap=gap, resumed=resumed_now, learned=self.walk.learned)
+        step = Step(comparison, table, self._beginning_of(table), self.walk.learned)
         place_of = {row: place for place, row in enumerate(table.in_order.tolist())}
         positions = [place_of[row] for row in chosen.in_order.tolist()]
         if begins:  # a file that is saved shows what was there before: it leads where nothing else differs
@@ -567,19 +563,18 @@ class Account:
         if begins:
             outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
             self._add_origins(step, positions)
-        self.carried, self.last = carried.after(table, comparison.recorded_after_steps), table.step
+        self.begins, self.last = step.begins.after(table, comparison.recorded_after_steps), table.step
 
-    def _step_before(self, table: Table) -> tuple[Table | None, Carried]:
-        """(table of the previous step, or None if either run lacks it; what differs as this step begins)."""
-        comparison = self.comparison
-        step_a, step_b = table.step - 1, table.step_b - 1
-        if step_a not in comparison.a or step_b not in comparison.b:
-            return None, self.carried if self.last is None else self.carried.lasting(comparison.recorded_after_steps)
-        before, _ = self.walk.table_at(step_a, step_b)
-        if self.last == step_a:
-            return before, self.carried
-        carried = self.carried.after(before, comparison.recorded_after_steps)
-        return before, carried
+    def _beginning_of(self, table: Table) -> Beginning:
+        """What a step begins with; reads the step before, where both runs recorded it."""
+        comparison, begins, before = self.comparison, self.begins, None
+        if table.step - 1 in comparison.a and table.step_b - 1 in comparison.b:
+            before, _ = self.walk.table_at(table.step - 1, table.step_b - 1)
+            if self.last != table.step - 1:
+                begins = begins.after(before, comparison.recorded_after_steps)
+        elif self.last is not None:
+            begins = begins.lasting(comparison.recorded_after_steps)
+        return replace(begins, before=before, gap=lacks_start(comparison, table))
 
     def _add_causes(self, place: int, table: Table) -> bool:
         """Add the step's causes to the structure; returns whether it has any and nothing but causes differs.
@@ -612,8 +607,7 @@ class Account:
     def _append_divergence(self, step: Step, position: int, cause: Cause | None = None) -> None:
         """Add one divergence to the outcome's list, judged here unless `cause` is given.
 
-        If it is the first, also sets `first`, `cause` and `step` of the outcome, and `step.resumed` to False after
-        judging.
+        If it is the first, also sets `first`, `cause` and `step` of the outcome.
 
         Args:
             step: the step in which it lies.
@@ -625,7 +619,6 @@ class Account:
         divergence = divergence_at(step, position, cause)
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step
-            step.resumed = False
         outcome.listed.append(divergence)
 
     def _add_origins(self, step: Step, positions: Sequence[int]) -> None:

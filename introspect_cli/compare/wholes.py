@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from introspect_cli.records import EVALUATED, Kind, Phase, Site
+from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.store.reader import Reader
 from introspect_cli.store.tasks import as_one, tasks_of
 from introspect_cli.texts import count
@@ -275,23 +275,6 @@ def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
     """
     rows, rest = math.prod(shape[:-1]), zeros % shape[-1]
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
-
-
-def values_of(reader: Reader, site: Site, step: int) -> list[list[float]]:
-    """Numbers (means of tensors) recorded at a site in a step: a list per rank, in order of calls.
-
-    NaN without statistics; an empty list for a rank without a record there.
-    """
-    of_ranks = []
-    for rank in reader.readers:
-        sites, batch = rank.sites, rank.read(step)
-        values: dict[int, float] = {}
-        for row, number in enumerate(batch.site.tolist()):
-            there = sites.phase[number], sites.kind[number], sites.fqn[number], sites.path[number]
-            if there == (site.phase.value, site.kind.value, site.fqn, site.path):
-                values[int(sites.call[number])] = float(batch.floats["mean"][row]) if "mean" in batch.floats else np.nan
-        of_ranks.append([values[call] for call in sorted(values)])
-    return of_ranks
 
 
 def most_calls(reader: Reader, kinds: Collection[str]) -> int:

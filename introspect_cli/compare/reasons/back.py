@@ -72,7 +72,7 @@ def has_equal_gradient(at: View, *, also_before: bool = False) -> bool:
         also_before: whether that gradient must also be on record and not zero in the previous step.
     """
     unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
-    tables = [at.table, *([at.step.before] if also_before else [])]
+    tables = [at.table, *([at.step.begins.before] if also_before else [])]
     return any(
         at.step.state[union] == EQUAL and all(_has_nonzero_gradient(table, union) for table in tables)
         for union in unions
@@ -142,7 +142,7 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
     evidence that was not observed is not needed.
     """
     site, order = step.sites[position], step.order_at(position)
-    upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.carried.names
+    upstream = step.differs_before(order, PASSES | {Phase.START}) or step.rng_differs() or step.begins.names
     if upstream or not site.fqn:
         return None
     passes = evidence_of("gradient", step, position)

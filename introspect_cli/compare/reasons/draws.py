@@ -30,7 +30,7 @@ from introspect_cli.compare.settings.beginning import (
     find_script_seedings,
 )
 from introspect_cli.compare.step import Place, random_at_start
-from introspect_cli.compare.table import OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import DIFFERENT, OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -192,12 +192,16 @@ def find_one_sided_draw(at: View) -> Iterator[Finding]:
 def random_state_cause(step: Step, position: int) -> Cause | None:
     """Cause `rng` of a random state that differs; None where it differs as a consequence.
 
-    That is, later in the step, where a random state differs at the start, or any earlier record does.
+    At the start of a step that is where it differed in the step before. Later in the step, it is where anything
+    diverged before, a random state differs at the start, or any earlier record does.
     """
     site = step.sites[position]
     if site.phase is Phase.START:
-        return cause("rng")
-    if step.rng_differs() or step.anything_before(step.order_at(position)):
+        states = step.of(Kind.RNG, frozenset(Phase)).tolist()
+        states = [union for union in states if generator_of(step.alignment.site(union)) == site.fqn]
+        before = step.state_before
+        return None if before is not None and (before[states] == DIFFERENT).any() else cause("rng")
+    if step.begins.diverged or step.rng_differs() or step.anything_before(step.order_at(position)):
         return None
     return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
 
@@ -233,8 +237,8 @@ def find_random_cause(at: View) -> Iterator[Finding]:
         return
     if site.phase is not Phase.START:
         yield from find_one_sided_draw(at)
-    elif at.step.before is not None and site.fqn not in unseeded_names(at):
-        draws = one_sided_draws(at.step, at.step.before, site.fqn)
+    elif at.step.begins.before is not None and site.fqn not in unseeded_names(at):
+        draws = one_sided_draws(at.step, at.step.begins.before, site.fqn)
         yield from (draw.finding for draw in draws[:1])
 
 
@@ -250,7 +254,11 @@ def left_in_state(at: View) -> Iterator[str]:
         yield "script-generator"
     elif site.phase is Phase.START and site.fqn not in unseeded_names(at):
         losses = set(map(int, step.of(Kind.LOSS, frozenset({Phase.LOSS}))))
-        seen = step.before is not None and step.comparison.notices_all_draws and losses & {*step.before.rows_of("a")}
+        seen = (
+            step.begins.before is not None
+            and step.comparison.notices_all_draws
+            and losses & {*step.begins.before.rows_of("a")}
+        )
         yield "draws-after-backward" if seen else "draws-in-step-before"
     elif site.phase is not Phase.START:
         yield "draws-in-step"
@@ -266,7 +274,7 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     """
     step = at.step
     if at.cause.reason == "rng":
-        return _first_drawn_from(step.before, lambda: step.table)
+        return _first_drawn_from(step.begins.before, lambda: step.table)
     return _first_drawn_from(step.table, lambda: _next_table(step))
 
 

@@ -148,7 +148,7 @@ def _count_lines(at: View) -> Iterator[str]:
     if at.explained_reason in {"initial", "outside"} and not at.first.only:
         differ, states = at.initial
         yield told("tensors", differ=differ, all=len(states), equal=states.count(EQUAL))
-    if at.step.gap and at.cause.reason == "gap":
+    if at.step.begins.gap and at.cause.reason == "gap":
         earlier = at.compared[at.compared < at.first.step]
         yield told("gap-after" if len(earlier) else "gap-from", step=max(earlier, default=None), now=at.first.step)
 

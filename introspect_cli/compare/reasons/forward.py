@@ -357,7 +357,7 @@ def left_in_script(at: View) -> Iterator[str]:
         yield from ("preparation", "data") if unseen else ("preparation",)
     if at.cause.rests_on(Thing.PASSED_OVER):
         yield "passed-over"
-    if at.step.gap:
+    if at.step.begins.gap:
         yield "step-before"
 
 
@@ -373,7 +373,7 @@ def loss_is_fed(step: Step, position: int) -> bool:
     Gradients recorded before it do not count.
     """
     before = step.differs_before(step.order_at(position), _UPSTREAM)
-    return before or step.rng_differs() or bool(step.carried.names)
+    return before or step.rng_differs() or bool(step.begins.names)
 
 
 @finds("loss")

@@ -35,7 +35,7 @@ def _left_in_gap(at: View) -> Iterator[str]:
     for reason in ROWS:
         if reason.word == at.cause.instead:
             yield from (*reason.remaining(at), "not-recorded")
-    if at.step.gap:
+    if at.step.begins.gap:
         yield "steps-between"
 
 
@@ -271,14 +271,14 @@ def judge(step: Step, position: int) -> Cause:
     """The cause of one divergence: the first one, by the priority of its reason, whose evidence does not differ.
 
     Where evidence that is needed for an origin was not observed, the cause is `gap` instead, propagated, with that
-    reason in `instead`; only `resumed` comes before it. What both runs have follows, once anything has diverged in a
-    step before.
+    reason in `instead`; only `resumed` comes before it. What both runs have follows, but for random states, once
+    anything has diverged in a step before.
 
     Args:
         step: the step.
         position: index of the divergence in `step.sites`.
     """
-    if step.carried.diverged and not step.is_one_sided(position):
+    if step.begins.diverged and not step.is_one_sided(position) and step.sites[position].kind is not Kind.RNG:
         return Cause(Role.PROPAGATED, "propagated")
     gap: Cause | None = None
     for reason in _reasons_for(step.sites[position].kind):

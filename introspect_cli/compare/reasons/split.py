@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import FORWARD
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
-from introspect_cli.compare.table import OTHER, kind_code
-from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
+from introspect_cli.compare.table import OTHER, columns, kind_code
+from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.batch import scale_between
 
@@ -236,11 +237,16 @@ def _common_factor(step: Step) -> float | None:
 def _recorded_numbers(step: Step, site: Site) -> tuple[list[float], list[float]]:
     """Numbers recorded at a site in the step, of all ranks and calls: those of a, those of b."""
     a, b = step.comparison.a, step.comparison.b
-    of_runs = (
-        values_of(a, replace(site, fqn=_name_in_a(step, site.fqn)), step.table.step),
-        values_of(b, site, step.table.step_b),
+    names = _name_in_a(step, site.fqn), site.fqn
+    one, two = (
+        [
+            np.nan if number.value is None else number.value
+            for rank in reader.readers
+            for number in At(rank, columns(rank.sites), at).numbers(site.kind, site.phase)
+            if (number.fqn, number.path) == (fqn, site.path)
+        ]
+        for reader, fqn, at in zip((a, b), names, (step.table.step, step.table.step_b), strict=True)
     )
-    one, two = ([*chain.from_iterable(of_ranks)] for of_ranks in of_runs)
     return one, two
 
 

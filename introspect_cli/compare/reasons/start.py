@@ -109,8 +109,8 @@ def outside_cause(step: Step, position: int) -> Cause | None:
         return None
     if step.is_one_sided(position):
         subject, role = subject_of(step, position)
-        return None if step.gap else cause("outside", role=role, subject=subject)
-    if step.rng_differs() or step.gap:
+        return None if step.begins.gap else cause("outside", role=role, subject=subject)
+    if step.rng_differs() or step.begins.gap:
         return None
     return cause("outside")
 
@@ -156,7 +156,7 @@ def gap_cause(step: Step, position: int) -> Cause | None:
     differs at the start.
     """
     site = step.sites[position]
-    if site.phase is not Phase.START or not step.gap or step.rng_differs():
+    if site.phase is not Phase.START or not step.begins.gap or step.rng_differs():
         return None
     if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
         return None
@@ -169,7 +169,7 @@ def resumed_cause(step: Step, position: int) -> Cause | None:
     None for other steps.
     """
     del position
-    return cause("resumed", role=Role.PROPAGATED) if step.resumed else None
+    return cause("resumed", role=Role.PROPAGATED) if step.begins.resumed else None
 
 
 @finds("resumed")
@@ -178,8 +178,8 @@ def find_unrestored(at: View) -> Iterator[Finding]:
 
     Parameters and buffers by name, then optimizer state; nothing where only random states differ.
     """
-    carried = at.step.carried
-    names = [*sorted(carried.names), *(f"{path} of {fqn}" for fqn, path in sorted(carried.states))]
+    begins = at.step.begins
+    names = [*sorted(begins.names), *(f"{path} of {fqn}" for fqn, path in sorted(begins.states))]
     if names:
         yield found("not-restored", names=", ".join(names[:3]))
 

@@ -47,7 +47,7 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
     subject, head = step.sites[position].fqn, owner_of(step.sites[position].fqn)
     while head and head in names:
         subject, head = head, owner_of(head)
-    if step.carried.diverged or inside.get(subject, position) != position:
+    if step.begins.diverged or inside.get(subject, position) != position:
         return subject, Role.PROPAGATED
     computed = step.alignment.kind[step.divergences.site[:position]] != kind_code(Kind.PRODUCT)  # files change nothing
     earlier = bool((computed & ~step.divergences.one_sided[:position]).any())

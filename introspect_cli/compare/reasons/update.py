@@ -49,12 +49,12 @@ def optimizer_cause(step: Step, position: int) -> Cause | None:
     """
     site, order = step.sites[position], step.order_at(position)
     new = site.phase is Phase.START and site.kind is Kind.OPTIMIZER_STATE and step.number == step.table.step_b == 0
-    if new and not step.resumed:
+    if new and not step.begins.resumed:
         return cause("optimizer")
     if site.phase is not Phase.OPTIMIZER or (site.kind is Kind.PARAM and lacks_gradient(step, site.fqn)):
         return None
-    carried = step.carried
-    fed = site.fqn in carried.names or any(name == site.fqn for name, _ in carried.states)
+    begins = step.begins
+    fed = site.fqn in begins.names or any(name == site.fqn for name, _ in begins.states)
     seen = not site.call and bool(step.of_call(Phase.OPTIMIZER, Kind.GRAD, site.fqn, 0))
     fed = fed or (bool(step.differing(Kind.GRAD, site.fqn)) if seen else step.differs_before(order, PASSES))
     earlier = any(
@@ -287,7 +287,7 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
     """
     site, order = step.sites[position], step.order_at(position)
     owner = owner_of(site.fqn)
-    if site.phase is Phase.START or site.fqn in step.carried.names:
+    if site.phase is Phase.START or site.fqn in step.begins.names:
         return None
     if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
         return None
