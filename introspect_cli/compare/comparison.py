@@ -200,10 +200,6 @@ class Comparison(Sides):
         point = self.resume_point
         return point is not None and step == (point.at if point.late == "b" else point.first)
 
-    def resumption_at(self, step: int) -> Resumption | None:
-        """`resumption` if step `step` of a is the one at which a resumed run begins, else None."""
-        return self.resumption if self.is_resume_step(step) else None
-
     @cached_property
     def resumption(self) -> Resumption | None:
         """What the resumed run restored; None where neither run is resumed. Computed once, from steps of both runs."""

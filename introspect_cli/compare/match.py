@@ -541,12 +541,8 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
     False for constants.
     """
-    if (one.numel, one.low, one.high, one.least) != (two.numel, two.low, two.high, two.least) or one.low == one.high:
-        return False
-    spread = (one.numel * max(one.squares, two.squares)) ** 0.5
-    return abs(one.total - two.total) <= _SUM_TOLERANCE * spread and (
-        abs(one.squares - two.squares) <= _SUM_TOLERANCE * max(one.squares, two.squares)
-    )
+    exact = (one.low, one.high, one.least) == (two.low, two.high, two.least)
+    return exact and one.low != one.high and _moments_agree(one, two, _SUM_TOLERANCE)
 
 
 def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
@@ -786,11 +782,11 @@ def sketch_distance(a: Value, b: Value) -> float | None:
 
 
 def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
-    """Whether the moments of two values of one size, of 16 elements at least, agree.
+    """Whether the moments of two values of one size agree.
 
     Extrema and means to `close` times the root mean square; mean squares to 2 `close`, relative to the larger.
     """
-    if one.numel != two.numel or one.numel < 16:
+    if one.numel != two.numel:
         return False
     size = (max(one.squares, two.squares) / one.numel) ** 0.5
     ends = max(abs(one.low - two.low), abs(one.high - two.high))
@@ -859,7 +855,7 @@ class _Candidates:
         return [
             ValuePair(value, other, None)
             for other in self.values
-            if _moments_agree(value.moments, other.moments, close)
+            if other.moments.numel >= 16 and _moments_agree(value.moments, other.moments, close)
         ]
 
 

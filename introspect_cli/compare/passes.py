@@ -104,7 +104,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns, Ids, Mask
+    from introspect_cli.compare.table import Columns, Half, Ids, Mask
     from introspect_cli.store.batch import StepBatch
 
 _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
@@ -249,7 +249,14 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
     run made of a list of values has become NOT_SEEN. In the step at which a resumed run begins, diverging batches and
     random states of parts that it restored become ABSENT if one-sided, else NOT_SEEN; not with `strict`.
     """
-    table = _without_unwatched(table, comparison)
+    for place, state in enumerate((ONLY_A, ONLY_B)):
+        rows = np.flatnonzero(table.state == state)
+        if is_list(comparison.manifests[place]):
+            table = table.marked(rows, NOT_SEEN, Because.LISTED)
+        elif len(rows):
+            sites = table.site[rows]
+            lacking = ~comparison.covered[place][sites] | _unobservable(table.alignment, sites, table.halves[1 - place])
+            table = table.marked(rows[lacking], ABSENT)
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if of_kinds(table.alignment.kind[alone], STATE_KINDS).any():
@@ -278,8 +285,9 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     Only those of parts that were restored: a script may read batches and draw numbers to get to where it goes on.
     One-sided rows become ABSENT, others NOT_SEEN. Nothing with `strict`.
     """
-    resumption = None if comparison.options.strict else comparison.resumption_at(table.step)
-    restored = [part for part in resumption.parts if part.state is Restored.YES] if resumption is not None else []
+    resumes = not comparison.options.strict and comparison.is_resume_step(table.step)
+    parts = comparison.resumption.parts if resumes and comparison.resumption is not None else ()
+    restored = [part for part in parts if part.state is Restored.YES]
     if not restored:
         return table
     alignment, rows = table.alignment, np.flatnonzero(table.diverging)
@@ -292,28 +300,7 @@ def _without_restored(table: Table, comparison: Comparison) -> Table:
     return table.marked(rows[alone], ABSENT).marked(rows[~alone], NOT_SEEN)
 
 
-def _without_unwatched(table: Table, comparison: Comparison) -> Table:
-    """Mark one-sided rows ABSENT that the other capture was told not to record or could not see.
-
-    Rows of a run that is a list become NOT_SEEN instead.
-    """
-    manifests = comparison.manifests
-    for state, manifest, other, other_sites, counts in (
-        (ONLY_A, manifests[0], table.b, table.sites_b, comparison.covered[0]),
-        (ONLY_B, manifests[1], table.a, table.sites_a, comparison.covered[1]),
-    ):
-        alone = table.state == state
-        if is_list(manifest):
-            table = table.marked(alone, NOT_SEEN, Because.LISTED)
-            continue
-        table = table.marked(alone & ~counts[table.site], ABSENT)
-        rows = np.flatnonzero(table.state == state)
-        hidden = _unobservable(table.alignment, table.site[rows], other, other_sites)
-        table = table.marked(rows[hidden], ABSENT)
-    return table
-
-
-def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_sites: Ids) -> Mask:
+def _unobservable(alignment: Alignment, sites: Ids, other: Half) -> Mask:
     """Mask of one-sided sites that lie inside what the other run could not observe.
 
     Three cases: it recorded the module (compiled) as not observed; it recorded a loss as not observed, which stands for
@@ -323,10 +310,9 @@ def _unobservable(alignment: Alignment, sites: Ids, other: StepBatch, other_site
     Args:
         alignment: both runs' sites.
         sites: union numbers of the one-sided sites.
-        other: records of the other run.
-        other_sites: union number of each of these.
+        other: the other run's records.
     """
-    blind = other.status == int(Status.NOT_OBSERVED)
+    blind, other_sites = other.batch.status == int(Status.NOT_OBSERVED), other.sites
     kinds = alignment.kind
     roots = [alignment.fqn[site].partition(".")[0] for site in sites.tolist()]
     ran = (kinds[other_sites] == kind_code(Kind.LOSS)).any()  # else an optimizer steps once more
@@ -645,6 +631,7 @@ def rounding_note(learned: Learned) -> list[str]:
 # --- what nothing rests on
 
 
+_AGREEING = (EQUAL, WITHIN, UNUSED)
 _AFTER_FORWARD = [phase_code(phase) for phase in (Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)]
 
 
@@ -672,7 +659,7 @@ def _rows_of(table: Table, *kinds: Kind, phase: Phase | None = None) -> Mask:
 def _agree(table: Table, rows: Ids | Mask) -> bool:
     """Whether there is at least one of these rows, and the state of each is EQUAL, WITHIN or UNUSED."""
     states = table.state[rows]
-    return bool(len(states) and np.isin(states, (EQUAL, WITHIN, UNUSED)).all())
+    return bool(len(states) and np.isin(states, _AGREEING).all())
 
 
 def _names(table: Table, rows: Ids) -> list[str]:
@@ -683,18 +670,29 @@ def _names(table: Table, rows: Ids) -> list[str]:
 # --- what rests on what
 
 
+def _fed_alike(table: Table, rows: Ids, rests: Ids, key: Callable[[int], object], agree: Mask) -> Ids:
+    """Those of `rows` on which some of `rests` rest, and all that do agree.
+
+    Args:
+        table: the step.
+        rows: rows of the table.
+        rests: rows that may rest on them.
+        key: of a site, what such rows have in common.
+        agree: mask of the rows of the table that agree.
+    """
+    resting: dict[object, list[bool]] = defaultdict(list)
+    for row, site in zip(rests.tolist(), table.site[rests].tolist(), strict=True) if len(rows) else ():
+        resting[key(site)].append(bool(agree[row]))
+    each = [resting[key(site)] for site in table.site[rows].tolist()]
+    return np.asarray(rows[np.array([bool(states) and all(states) for states in each], np.bool_)])
+
+
 def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
     """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
     rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
     rows = rows[np.not_equal(*table.of_layouts("stored", comparison.layouts, rows))]
-    after: dict[str, list[int]] = defaultdict(list)
-    left = (
-        np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER)) if len(rows) else rows
-    )
-    for row, name in zip(left.tolist(), _names(table, left), strict=True):
-        after[name].append(row)
-    same = [_agree(table, np.array(after[name], np.int64)) for name in _names(table, rows)]
-    return np.asarray(rows[np.array(same, np.bool_)])
+    left = np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER))
+    return _fed_alike(table, rows, left, table.alignment.fqn.__getitem__, np.isin(table.state, _AGREEING))
 
 
 def _unused_backward(table: Table, comparison: Comparison) -> Ids:
@@ -740,29 +738,17 @@ def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
     form = np.not_equal(*table.of_layouts("shape", comparison.layouts, rows))
     form |= np.not_equal(*table.of_layouts("floating", comparison.layouts, rows))
     rows, alignment = rows[form], table.alignment
+    outputs = np.flatnonzero(_rows_of(table, Kind.OUTPUT) & ~table.one_sided)
+    agree, differ = np.isin(table.state, _AGREEING), outputs[table.state[outputs] == DIFFERENT]
+    rel = relative(*distances(table.a, table.b, table.row_a[differ], table.row_b[differ], *comparison.layouts))
+    one, two = table.of_layouts("unit", comparison.layouts, differ)
+    agree[differ] = (one == two) & (rel <= LEAST_BOUND * one)
 
-    def rests(row: int) -> Ids:
-        """Rows of outputs of the same call and module as an input's row, as far as both runs have them."""
-        site = int(table.site[row])
-        call = (alignment.call == alignment.call[site]) & (alignment.phase == alignment.phase[site])
-        names = np.isin(table.site, alignment.by_fqn[alignment.fqn[site]])
-        return np.flatnonzero(names & call[table.site] & _rows_of(table, Kind.OUTPUT) & ~table.one_sided)
+    def call_of(site: int) -> tuple[int, str, int]:
+        """Phase, module and call of a site."""
+        return int(alignment.phase[site]), alignment.fqn[site], int(alignment.call[site])
 
-    same = [
-        _agree(table, outputs) or _differ_by_rounding(table, outputs, comparison)
-        for outputs in map(rests, rows.tolist())
-    ]
-    return np.asarray(rows[np.array(same, np.bool_)])
-
-
-def _differ_by_rounding(table: Table, rows: Ids, comparison: Comparison) -> bool:
-    """Whether there is a row, both runs saw all, and each agrees or is within `LEAST_BOUND` roundings of one dtype."""
-    if not len(rows) or not np.isin(table.state[rows], (EQUAL, WITHIN, DIFFERENT)).all():
-        return False
-    rows = rows[table.state[rows] == DIFFERENT]
-    rel = relative(*distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts))
-    one, two = table.of_layouts("unit", comparison.layouts, rows)
-    return bool((one == two).all() and (rel <= LEAST_BOUND * one).all())
+    return _fed_alike(table, rows, outputs, call_of, agree)
 
 
 def _unused_batches(table: Table, comparison: Comparison) -> Ids:

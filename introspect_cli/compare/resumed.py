@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -295,23 +296,19 @@ class ResumePoint:
     def had(self) -> dict[Tensor, int] | None:
         """Checksums that the other run had when the corresponding step began; None where none are on record.
 
-        A tensor has its last one of `MAX_STEPS` steps before, else, if no optimizer steps it, that of the first step;
-        it is left out where a step since then was not read. If the step before is not on record, the start values of
-        this step are all.
+        A tensor has its last one of the recorded steps just before, `MAX_STEPS` at most, else, if no optimizer steps it,
+        that of the first step. If the step before is not on record, the start values of this step are all.
         """
-        reader, there = self.there.reader, self.there
+        reader, there, stepped = self.there.reader, self.there, self.there.recorded_in(Phase.OPTIMIZER)
         if not there.to(self.at - 1).recorded:
             return dict(there.tensors(Phase.START)) or None
-        first = int(reader.entry(0).step)
-        window = range(max(first + 1, self.at - MAX_STEPS), self.at)
-        moments = list(ledgers(reader, there.sites, [first, *(step for step in window if step in reader)]))
-        if not moments:
-            return {}
-        ledger = moments[-1][1]  # all are one, as it is at the end
-        lacking = (step for step in range(first + 1, self.at) if step not in window or step not in reader)
-        since, stepped = max(lacking, default=first - 1), there.recorded_in(Phase.OPTIMIZER)
-        every = zip(ledger.tensors, ledger.checksum.tolist(), ledger.step.tolist(), strict=True)
-        return {tensor: value for tensor, value, at in every if value and (at > since or tensor not in stepped)}
+        begun = At.first(reader, there.sites).tensors(Phase.START)
+        had = {tensor: value for tensor, value in begun.items() if tensor not in stepped}
+        steps = [*takewhile(reader.__contains__, range(self.at - 1, max(self.at - MAX_STEPS, 0) - 1, -1))]
+        for _, ledger in [*ledgers(reader, there.sites, steps[::-1])][-1:]:  # all are one, as it is at the end
+            values = zip(ledger.tensors, ledger.checksum.tolist(), strict=True)
+            had |= {tensor: value for tensor, value in values if value}
+        return had
 
     # --- words
 
