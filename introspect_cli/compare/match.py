@@ -324,29 +324,26 @@ def equal_pairs(one: Held, two: Held) -> dict[str, str]:
     return by_votes(Counter(chain.from_iterable(few)))
 
 
-def assigned(ranks: Mapping[NamePair, Any], *, ties: bool = False) -> dict[str, str]:
+def assigned(ranks: Mapping[NamePair, Any]) -> dict[str, str]:
     """The partner of each old name, where each name gets one at most, the lowest rank first.
+
+    Pairs of one rank that share a name are dropped, and their names get no partner.
 
     Args:
         ranks: (old name, new name) to its rank, anything that can be sorted.
-        ties: whether pairs of one rank that share a name are taken in order of name; else all of these are dropped, and
-            their names get no partner.
     """
     levels: dict[Any, list[NamePair]] = defaultdict(list)
     for pair, rank in ranks.items():
         levels[rank].append(pair)
-    assigned_names: dict[str, str] = {}
+    partners: dict[str, str] = {}
     gone: tuple[set[str], set[str]] = (set(), set())
     for rank in sorted(levels):
         free = [pair for pair in levels[rank] if pair[0] not in gone[0] and pair[1] not in gone[1]]
         times = Counter(old for old, _ in free), Counter(new for _, new in free)
-        for old, new in sorted(free) if ties else free:
-            if times[0][old] == times[1][new] == 1 or (ties and old not in gone[0] and new not in gone[1]):
-                assigned_names[old] = new
-            if not ties or assigned_names.get(old) == new:
-                gone[0].add(old)
-                gone[1].add(new)
-    return assigned_names
+        partners |= {old: new for old, new in free if times[0][old] == times[1][new] == 1}
+        for names, taken in zip(gone, times, strict=True):
+            names.update(taken)
+    return partners
 
 
 def by_votes(votes: Mapping[NamePair, float]) -> dict[str, str]:
@@ -389,7 +386,7 @@ def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
         alike = one in sides[0].variables and sides[0].variables[one] == sides[1].variables.get(two)
         if shared or alike:
             ranks[one, two] = (-shared, not alike, one != two)
-    return {old: new for old, new in assigned(ranks, ties=True).items() if old != new}
+    return {old: new for old, new in assigned(ranks).items() if old != new}
 
 
 def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:

@@ -90,6 +90,7 @@ from introspect_cli.compare.table import (
     norms,
     of_kinds,
     phase_code,
+    plain_distance,
     relative,
     same_nonfinite,
     unseen,
@@ -401,14 +402,9 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
         rows: some of the DIFFERENT rows, as indices among these.
         options: the tolerance.
     """
-    close = np.zeros(len(rows), dtype=np.bool_)
-    for index, place in enumerate(rows):
-        try:
-            a, b = float(table.a.text[table.rows_a[place]]), float(table.b.text[table.rows_b[place]])
-        except (ValueError, OverflowError):
-            continue
-        close[index] = a == b or abs(a - b) <= options.atol + options.rtol * max(abs(a), abs(b))
-    return close
+    texts = zip(*(np.asarray(batch.text)[of_run[rows]].tolist() for batch, of_run in table.pairs), strict=True)
+    distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
+    return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
 
 
 def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -> Floats:

@@ -296,8 +296,8 @@ class ResumePoint:
     def had(self) -> dict[Tensor, int] | None:
         """Checksums that the other run had when the corresponding step began; None where none are on record.
 
-        A tensor has its last one of the recorded steps just before, `MAX_STEPS` at most, else, if no optimizer steps it,
-        that of the first step. If the step before is not on record, the start values of this step are all.
+        A tensor has its last one of the recorded steps just before (`MAX_STEPS` at most), else, if no optimizer steps
+        it, that of the first step. If the step before is not on record, the start values of this step are all.
         """
         reader, there, stepped = self.there.reader, self.there, self.there.recorded_in(Phase.OPTIMIZER)
         if not there.to(self.at - 1).recorded:

@@ -55,6 +55,7 @@ from introspect_cli.compare.table import (
     kind_code,
     of_kinds,
     phase_code,
+    plain_distance,
     plain_of,
     relative,
     shapes_differ,
@@ -942,22 +943,6 @@ def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[
     return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
 
 
-def _plain_relative(a: Summary, b: Summary) -> float | None:
-    """Absolute difference of the numbers in the texts of two records over the larger absolute value, 0 for two zeros.
-
-    None if either is not finite or no number.
-    """
-    try:
-        x, y = float(a.text), float(b.text)
-    except ValueError:
-        return None
-    scale = max(abs(x), abs(y))
-    distance = abs(x - y)
-    if not np.isfinite(distance):
-        return None
-    return 0.0 if scale == 0 else distance / scale
-
-
 def has_nonfinite(stats: Mapping[str, float]) -> bool:
     """Whether these statistics of a tensor count any NaN or infinity; False where they have no counts."""
     return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
@@ -988,7 +973,8 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     differing: Elements | None = None
     if a is not None and b is not None and site.kind not in _UNMEASURED:
         if Status.VALUE in (a.status, b.status):
-            rel, exact = _plain_relative(a, b), True
+            distance, scale = plain_distance(a.text, b.text)
+            rel, exact = (distance / scale if distance else 0.0) if np.isfinite(distance) else None, True
         elif table.a.sketch is not None and table.b.sketch is not None:
             one_a, one_b = np.array([row_a]), np.array([row_b])
             relative_l2 = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
@@ -1005,7 +991,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
             rel, exact, differing = distance_of(*stored), True, elements(*stored)
-    scale, residual = fit or (None, None)
+    times, residual = fit or (None, None)
     return Divergence(
         step=table.step,
         step_b=table.step_b,
@@ -1019,8 +1005,8 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         b=b,
         rel_l2=rel,
         exact=exact and rel is not None,
-        size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), scale),
-        scale=scale,
+        size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), times),
+        scale=times,
         residual=residual,
         floor=max(
             (float(noise.floor[number]) for noise in comparison.floors if number < len(noise.floor)), default=None

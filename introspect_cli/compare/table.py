@@ -500,24 +500,16 @@ def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None
     return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
 
 
-def _widened(values: Any) -> npt.NDArray[Any] | None:
-    """An array as float64, or complex128 if it is complex; None if its dtype is not numeric."""
-    array = np.asarray(values)
-    if array.dtype.kind in "biuf":
-        return array.astype(np.float64)
-    return array.astype(np.complex128) if array.dtype.kind == "c" else None
-
-
 def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
     """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
 
     Elements that are not finite in one or both are left out; None where these are not the same in both (NaN equals
     NaN), or a dtype is not numeric.
     """
-    one, two = _widened(a), _widened(b)
-    if one is None or two is None:
+    kinds = a.dtype.kind + b.dtype.kind
+    if kinds.strip("biufc"):
         return None
-    one, two = one.ravel(), two.ravel()
+    one, two = (side.ravel().astype(np.complex128 if "c" in kinds else np.float64) for side in (a, b))
     finite = np.isfinite(one) & np.isfinite(two)
     if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
         return None
@@ -547,17 +539,13 @@ class Tensors:
         return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
 
 
-Held = tuple[int, int]
-"""How several ranks' records became one (`Joined`), and how many ranks have one value."""
-
-
-def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two records cannot be of one tensor, by their shapes.
-
-    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
-    the other (`other_shapes`).
-    """
-    return other_shapes((a.layout, b.layout), ((a.joined, a.ranks), (b.joined, b.ranks)))
+def plain_distance(one: str, two: str) -> tuple[float, float]:
+    """(absolute difference, larger absolute value) of two texts that are numbers; NaN of others."""
+    try:
+        a, b = float(one), float(two)
+    except ValueError:
+        return np.nan, np.nan
+    return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
 
 
 def is_shapeless(summary: Summary) -> bool:
@@ -565,37 +553,23 @@ def is_shapeless(summary: Summary) -> bool:
     return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
 
 
-def other_shapes(layouts: tuple[Layout, Layout], held: tuple[Held, Held]) -> bool:
-    """Whether two values cannot be one tensor, by their shapes.
+def shapes_differ(a: Summary, b: Summary) -> bool:
+    """Whether two records cannot be of one tensor, by their shapes.
 
-    If either is gathered: whether they have other numbers of elements. Else whether their shapes differ, except where
-    one is a value equal on all ranks that may be a part of the other (`_may_be_parts`).
-
-    Args:
-        layouts: of a's value and of b's.
-        held: of each, how ranks' records became it, and how many ranks have it.
+    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
+    the other.
     """
-    one, two = layouts
-    if one.shape == two.shape:
+    if a.layout.shape == b.layout.shape:
         return False
-    if Joined.GATHERED in {joined for joined, _ in held}:
-        return one.numel != two.numel
-    return not (_may_be_parts(one, held[0], two) or _may_be_parts(two, held[1], one))
+    if Joined.GATHERED in (a.joined, b.joined):
+        return a.layout.numel != b.layout.numel
+    return not (_may_be_part(a, b) or _may_be_part(b, a))
 
 
-def _may_be_parts(part: Layout, held: Held, whole: Layout) -> bool:
-    """Whether values of layout `part`, equal on all ranks (ALIKE), may be parts of a value of layout `whole`.
-
-    They may if `whole` has n times the elements, n whole, and n divides the number of ranks.
-
-    Args:
-        part: layout of each rank's value.
-        held: how these were joined, and the number of ranks.
-        whole: layout of the other run's value.
-    """
-    joined, ranks = held
-    times, rest = divmod(whole.numel, max(part.numel, 1))
-    return joined == Joined.ALIKE and rest == 0 < times and ranks % times == 0
+def _may_be_part(part: Summary, whole: Summary) -> bool:
+    """Whether a value that is equal on all ranks (ALIKE) may be one of n parts of another; n divides the ranks."""
+    times, rest = divmod(whole.layout.numel, max(part.layout.numel, 1))
+    return part.joined is Joined.ALIKE and rest == 0 < times and part.ranks % times == 0
 
 
 Codes = npt.NDArray[np.int8]

@@ -45,6 +45,7 @@ _TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _Names = frozenset[tuple[str, str]]
+_Held = tuple[bool, _Names, _Names]
 
 
 def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
@@ -65,16 +66,13 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
         return bool(a.manifest["whole"].get("layout") == b.manifest["whole"].get("layout"))
     if len(a.ranks) == len(b.ranks) == 1:
         return True
-    if work is not None and not _states_of(pairs[:1])[0]:
-        return False  # as other layouts are, as a rule: no task is needed
-    every = (
-        [_states_of(pairs)]
-        if work is None
-        else list(work(_states_of_task, tasks_of([a, b], [one.rank for one, _ in pairs])))
-    )
-    if not all(alike for alike, _ in every) or not _cut_alike(*pairs[0]):
+    if not all(alike for alike, *_ in _held_by(pairs[:1])):
+        return False  # as other layouts are, as a rule: no other rank is needed
+    tasks = () if work is None else work(_held_in_task, tasks_of([a, b], [one.rank for one, _ in pairs]))
+    every = set[_Held]().union(*tasks) if work is not None else _held_by(pairs)
+    if not all(alike for alike, *_ in every) or not _cut_alike(*pairs[0]):
         return False
-    held = set[tuple[_Names, _Names]]().union(*(states for _, states in every))
+    held = {(one, two) for _, one, two in every}
     of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
     both = frozenset(of_a) & frozenset(of_b)
     if not both:  # it shows only where each rank has all
@@ -101,37 +99,24 @@ def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]
     }
 
 
-def _states_of_task(task: Task) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """`_states_of` the ranks of a task, whose runs it opens."""
+def _held_in_task(task: Task) -> set[_Held]:
+    """`_held_by` the ranks of a task, whose runs it opens."""
     with task.opened() as [a, b]:
-        return _states_of([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
+        return _held_by([(a.rank(rank), b.rank(rank)) for rank in task.ranks])
 
 
-def _states_of(pairs: Pairs) -> tuple[bool, set[tuple[_Names, _Names]]]:
-    """(whether both readers of each pair have the same parts, names of parameters and states of each pair: (a, b)).
+def _held_by(pairs: Pairs) -> set[_Held]:
+    """Of each pair of ranks: whether they have the same parts, and what parameters and states each holds."""
+    names: dict[int, _Names] = {}  # many ranks have one table
 
-    Stops at the first pair for which that is not so.
-    """
-    states: set[tuple[_Names, _Names]] = set()
-    names: dict[int, _Names] = {}
-    for one, two in pairs:
-        if _parts(one) != _parts(two):
-            return False, states
-        states.add((_state_names(one.sites, names), _state_names(two.sites, names)))
-    return True, states
+    def states_of(sites: SiteTable) -> _Names:
+        """(FQN, kind) of the parameters and optimizer states in a table of sites."""
+        if id(sites) not in names:
+            states = zip(sites.fqn, sites.kind, strict=True)
+            names[id(sites)] = frozenset((fqn, kind) for fqn, kind in states if kind in _STATE_KINDS)
+        return names[id(sites)]
 
-
-def _state_names(sites: SiteTable, kept: dict[int, _Names]) -> _Names:
-    """(FQN, kind) of the parameters and optimizer states in a site table.
-
-    Args:
-        sites: the table.
-        kept: answers so far, by the table's `id`; is added to.
-    """
-    if id(sites) not in kept:
-        names = zip(sites.fqn, sites.kind, strict=True)
-        kept[id(sites)] = frozenset((fqn, kind) for fqn, kind in names if kind in _STATE_KINDS)
-    return kept[id(sites)]
+    return {(_parts(one) == _parts(two), states_of(one.sites), states_of(two.sites)) for one, two in pairs}
 
 
 def _parts(reader: Reader) -> frozenset[object]:
