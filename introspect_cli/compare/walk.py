@@ -399,7 +399,7 @@ class Account:
     """
 
     def __init__(self, walk: Walk, outcome: RankOutcome, counted: Mask) -> None:
-        """Prepare for the first step; sets the outcome's `structure`, and `resumption` where everything is compared.
+        """Prepare for the first step; sets the outcome's `structure`.
 
         Args:
             walk: opens the steps.
@@ -651,6 +651,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         outcome.match, outcome.gathered = comparison.match, comparison.gathered
         outcomes.append(outcome)
         masks.append(counted if which is None else counted & (evaluating(sites.phase, sites.fqn) == which))
+    outcomes[0].resumption = None if options.narrowed else comparison.resumption
     if places := differing(paired):
         walk = Walk(comparison, paired)
         accounts = [Account(walk, *each) for each in zip(outcomes, masks, strict=True)]
@@ -662,8 +663,6 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         _count_unopened(comparison, outcome, mask)
     whole, *parts = outcomes
     whole.parts = {bool(part.evaluation): part for part in parts}
-    if not options.narrowed:
-        whole.resumption = comparison.resumption
     return whole
 
 
