@@ -94,7 +94,8 @@ def joint_known(states: Codes, *, every: bool = False) -> Known:
         every: whether a single site that was not seen makes the answer UNSEEN; else such sites are left out.
     """
     there = {known for known, state in zip(Known, _STATES, strict=True) if (states == state).any()}
-    return worst_of(there if every else there - {Known.UNSEEN}) if there else Known.UNSEEN
+    there -= set() if every else {Known.UNSEEN}
+    return worst_of(there) if there else Known.UNSEEN
 
 
 def worst_of(answers: Collection[Known]) -> Known:

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.resumed import Beginning
     from introspect_cli.compare.table import Table
@@ -931,9 +930,6 @@ def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance:
     return True
 
 
-_UNMEASURED = frozenset({Kind.RNG})
-
-
 def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
     """(c, residual) where b is c times a by least squares over two sketches; the residual is relative to b's norm.
 
@@ -955,38 +951,31 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
     texts, or by sketches, and where b is c times a, what follows from c. Random states and one-sided records have no
     distance, random states no size either. `floor` is the largest of all noise runs, None without any.
     """
-    comparison, table, divergences = step.comparison, step.table, step.divergences
-    layouts_a, layouts_b = comparison.layouts
-    row_a, row_b = int(divergences.row_a[position]), int(divergences.row_b[position])
-    number = int(divergences.site[position])
-    site = step.sites[position]
-    records = (
-        comparison.a.record(table.a, row_a, table.step) if row_a >= 0 else None,
-        comparison.b.record(table.b, row_b, table.step_b) if row_b >= 0 else None,
-    )
+    comparison, table, site = step.comparison, step.table, step.sites[position]
+    number, floors = int(step.divergences.site[position]), [noise.floor for noise in comparison.floors]
+    rows = int(step.divergences.row_a[position]), int(step.divergences.row_b[position])
+    sides = zip((comparison.a, comparison.b), (table.a, table.b), rows, (table.step, table.step_b), strict=True)
+    records = [reader.record(batch, row, at) if row >= 0 else None for reader, batch, row, at in sides]
     a, b = (None if record is None else record.summary for record in records)
-    info = next((record.info for record in records if record is not None), None)
-    same_shape = a is not None and b is not None and a.layout.shape == b.layout.shape
+    info = next(record.info for record in records if record is not None)
     rel: float | None = None
     fit: tuple[float, float] | None = None
-    exact = False
-    differing: Elements | None = None
-    if a is not None and b is not None and site.kind not in _UNMEASURED:
+    exact, differing = False, None
+    if a is not None and b is not None and site.kind is not Kind.RNG:
         if Status.VALUE in (a.status, b.status):
             distance, scale = plain_distance(a.text, b.text)
             rel, exact = (distance / scale if distance else 0.0) if np.isfinite(distance) else None, True
         elif table.a.sketch is not None and table.b.sketch is not None:
-            one_a, one_b = np.array([row_a]), np.array([row_b])
-            relative_l2 = relative(*distances(table.a, table.b, one_a, one_b, layouts_a, layouts_b))[0]
-            rel = float(relative_l2) if np.isfinite(relative_l2) else None
+            one, two = (np.array([row]) for row in rows)
+            relative_l2 = relative(*distances(table.a, table.b, one, two, *comparison.layouts))[0]
             finite = bool(a.stats) and not has_nonfinite(a.stats)
-            if rel == 0 and not finite:
-                rel = None  # sketches leave infinities out, and where these are differs
-            if same_shape and a.layout.numel > 16 and finite:
-                fit = proportion(table.a.sketch[row_a], table.b.sketch[row_b])
+            # sketches leave infinities out, and where these are differs
+            rel = float(relative_l2) if np.isfinite(relative_l2) and (finite or relative_l2) else None
+            if a.layout.shape == b.layout.shape and a.layout.numel > 16 and finite:
+                fit = proportion(table.a.sketch[rows[0]], table.b.sketch[rows[1]])
             if fit is not None:
                 rel = abs(fit[0] - 1) / max(1.0, abs(fit[0]))  # what follows from the factor is no estimate
-        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape) if same_shape else None
+        stored = comparison.tensors.both(a.checksum, b.checksum, a.layout.shape)
         if stored is not None:
             from introspect_cli.compare.elements import elements  # few runs store whole tensors
 
@@ -1008,11 +997,9 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         size=None if site.kind is Kind.RNG else size_of(a, b, rel, terms_of(step, site, a), times),
         scale=times,
         residual=residual,
-        floor=max(
-            (float(noise.floor[number]) for noise in comparison.floors if number < len(noise.floor)), default=None
-        ),
-        coarse=layouts_a.coarse or layouts_b.coarse,
-        source=info.source if info is not None and site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
+        floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
+        coarse=any(layouts.coarse for layouts in comparison.layouts),
+        source=info.source if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
         elements=differing,
         labels=comparison.a.labels.get(table.step, {}),
         labels_b=comparison.b.labels.get(table.step_b, {}),

@@ -278,12 +278,6 @@ def left_in_operator(at: View) -> Iterator[str]:
 # --- batches
 
 
-def batch_is_fed(step: Step, position: int) -> bool:
-    """Whether something that goes into a batch differs: a random state as the step begins."""
-    del position
-    return step.rng_differs()
-
-
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
     """Finding where the batch has the same values in another order."""
