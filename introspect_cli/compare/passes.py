@@ -255,9 +255,9 @@ def drop_unrecorded(table: Table, learned: Learned, comparison: Comparison) -> t
         if is_list(comparison.manifests[place]):
             table = table.marked(rows, NOT_SEEN, Because.LISTED)
         elif len(rows):
-            sites = table.site[rows]
-            lacking = ~comparison.covered[place][sites] | _unobservable(table.alignment, sites, table.halves[1 - place])
-            table = table.marked(rows[lacking], ABSENT)
+            counts = comparison.covered[place][table.site[rows]]
+            counts[counts] = ~_unobservable(table.alignment, table.site[rows[counts]], table.halves[1 - place])
+            table = table.marked(rows[~counts], ABSENT)
     table = _without_restored(table, comparison)
     alone = table.site[table.diverging & table.one_sided]
     if of_kinds(table.alignment.kind[alone], STATE_KINDS).any():
