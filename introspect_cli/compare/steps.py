@@ -1,8 +1,7 @@
 """Common steps of two runs, those that have to be opened, and values that ranks share out.
 
-A store's index has, for each step, a digest of its records and a digest chained over all steps so far. With equal step
-numbers, equal chains at step k mean that nothing differs up to k: the first differing step is a binary search. After
-it, only steps with unequal digests are opened. All is arrays, for tens of thousands of steps.
+A store's index has, for each step, a digest of its records: only steps with unequal digests are opened. All is arrays,
+for tens of thousands of steps.
 
 *Values gathered* from several ranks or microbatches are compared as one whole. If the samples of both runs are equal in
 any order, the records are equal; of other gathered values, extrema and means are compared.
@@ -16,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from introspect_cli.compare.table import (
     FLOWING_BACK,
@@ -42,11 +40,8 @@ if TYPE_CHECKING:
     from introspect_cli.compare.table import Columns, Floats, Layouts, Learned, Table, Tensors
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.log import Entries, StepEntry
+    from introspect_cli.store.log import StepEntry
     from introspect_cli.store.reader import Reader
-
-
-Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,7 +86,6 @@ class Paired:
     Attributes:
         rows_a: positions among a's entries of the steps both have, in order.
         rows_b: positions of their partners among b's.
-        aligned: whether the chains may be compared: the same steps from the very first on.
         only_a: steps that only a has, in order; those after the last common one included.
         only_b: steps that only b has, in a's numbering.
         tail_a: how many steps a has after the last common one.
@@ -103,7 +97,6 @@ class Paired:
     b: Reader
     rows_a: Ids
     rows_b: Ids
-    aligned: bool
     only_a: tuple[int, ...]
     only_b: tuple[int, ...]
     tail_a: int
@@ -158,7 +151,6 @@ def pair_steps(
         for reader, end in zip((a, b), ends, strict=True)
     )
     numbers_b = numbers_b + offset
-    shared = min(len(numbers_a), len(numbers_b))
     common, rows_a, rows_b = np.intersect1d(numbers_a, numbers_b, assume_unique=True, return_indices=True)
     only_a, only_b = (numbers[~np.isin(numbers, common)] for numbers in (numbers_a, numbers_b))
     if wanted is not None:
@@ -171,7 +163,6 @@ def pair_steps(
         b=b,
         rows_a=rows_a.astype(np.int64),
         rows_b=rows_b.astype(np.int64),
-        aligned=wanted is None and offset == 0 and np.array_equal(numbers_a[:shared], numbers_b[:shared]),
         only_a=tuple(only_a.tolist()),
         only_b=tuple(only_b.tolist()),
         tail_a=int((only_a > last).sum()),
@@ -220,36 +211,13 @@ def _count_wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
     return sum(wanted(step - offset) for step in steps)
 
 
-def digest_words(entries: Entries, rows: Ids, name: str) -> Words:
-    """A 16-byte field of these index entries (`digest`, `chain`) as uint64 (rows, 2)."""
-    return np.frombuffer(np.ascontiguousarray(entries[name][rows]).tobytes(), dtype=np.uint64).reshape(-1, 2)
-
-
 def differing(paired: Paired) -> list[int]:
     """Indices of the common steps whose digests are unequal, in order; only the index is read."""
-    count = len(paired)
-    if not count:
-        return []
-    start = 0
-    if paired.aligned:
-
-        def same(place: int) -> bool:
-            """Whether all steps up to the common one at this index are equal, by chained digests."""
-            return bool(
-                paired.a.entries["chain"][paired.rows_a[place]].tobytes()
-                == paired.b.entries["chain"][paired.rows_b[place]].tobytes()
-            )
-
-        if same(count - 1):
-            return []
-        low, high = 0, count - 1
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if same(middle) else (low, middle)
-        start = low
-    digests_a = digest_words(paired.a.entries, paired.rows_a[start:], "digest")
-    digests_b = digest_words(paired.b.entries, paired.rows_b[start:], "digest")
-    return [start + int(place) for place in np.flatnonzero((digests_a != digests_b).any(axis=1))]
+    one, two = (
+        np.ascontiguousarray(reader.entries["digest"][rows]).view(np.uint64).reshape(-1, 2)
+        for reader, rows in ((paired.a, paired.rows_a), (paired.b, paired.rows_b))
+    )
+    return [int(place) for place in np.flatnonzero((one != two).any(axis=1))]
 
 
 _MOMENTS = ("min", "max", "absmin", "mean", "amean", "var")
