@@ -602,9 +602,6 @@ class Forms:
         Returns:
             Those of `shapes` that are not transposed.
         """
-        for side in (0, 1):
-            every, left = self.every[1 - side], self.left[1 - side]
-            self._match_tied(side, {value.checksum: name for name, value in every.items() if name not in left})
         turned = [shape.site.fqn for shape in shapes if self._has_same_numbers(shape.site.fqn)]
         matched = parameters(list(self.left[0].values()), list(self.left[1].values()))
         for one, two in matched.pairs:
@@ -612,8 +609,13 @@ class Forms:
             self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
         for merge in matched.merges:
             self._add_merge(merge)
-        for side in (0, 1):  # of tied tensors one is paired, and the others are that one, too
-            self._match_tied(side, {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs})
+        for side in (0, 1):  # of tied tensors one is paired, or has its name, and the others are that one, too
+            others = {value.checksum: name for name, value in self.every[1 - side].items()}
+            others |= {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs}
+            for name, value in list(self.left[side].items()):
+                if other := others.get(value.checksum):
+                    a, b = (name, other) if side == 0 else (other, name)
+                    self._add((a,), (b,), "tied", proven=True)
         self._match_constants(only)
         for name in turned:
             self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
@@ -633,19 +635,6 @@ class Forms:
             settled.update(names)
             for name in names:
                 left.pop(name, None)
-
-    def _match_tied(self, side: int, others: Mapping[int, str]) -> None:
-        """Add as `tied` each tensor in `left` of one side whose checksum is among `others`.
-
-        Args:
-            side: 0 for a, 1 for b.
-            others: checksum of a tensor of the other side to its name.
-        """
-        for name, value in list(self.left[side].items()):
-            if value.checksum in others:
-                other = others[value.checksum]
-                a, b = (name, other) if side == 0 else (other, name)
-                self._add((a,), (b,), "tied", proven=True)
 
     def _match_constants(self, only: Sequence[Sequence[Divergence]]) -> None:
         """Add as `constant` model tensors not settled that have equal checksums: the n-th of a with the n-th of b."""

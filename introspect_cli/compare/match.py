@@ -28,9 +28,7 @@ input agrees says on which side of it.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter, defaultdict
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, compress, product
@@ -65,7 +63,7 @@ from introspect_cli.store.reader import RankReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+    from collections.abc import Iterable, KeysView, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -151,22 +149,6 @@ def _last_chain(reader: Reader) -> tuple[int, bytes]:
     return (len(reader), reader.entry(len(reader) - 1).chain) if len(reader) else (0, b"")
 
 
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Turn garbage collection off inside the block, and on again after it if it was on.
-
-    A pass of the collector over a million names is slow and finds nothing.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@_without_gc()
 def matched_by_value(
     a: RankReader, b: RankReader, patterns: Sequence[tuple[str, str]] = (), *, offset: int = 0
 ) -> Correspondence:

@@ -198,23 +198,11 @@ class Alignment(Columns):
             by_name.setdefault(name, []).append(index)
         return by_name
 
-    @cached_property
-    def _by_call(self) -> dict[str, dict[tuple[int, int, int], list[int]]]:
-        """Cache of `of_call`: per FQN, union numbers by (phase code, kind code, call)."""
-        return {}
-
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
-        """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none.
-
-        The first question about an FQN builds its cache.
-        """
-        calls = self._by_call.get(fqn)
-        if calls is None:
-            calls = self._by_call[fqn] = {}
-            for union in self.by_fqn.get(fqn, []):
-                key = int(self.phase[union]), int(self.kind[union]), int(self.call[union])
-                calls.setdefault(key, []).append(union)
-        return calls.get((phase_code(phase), kind_code(kind), call), [])
+        """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none."""
+        key = phase_code(phase), kind_code(kind), call
+        every = self.by_fqn.get(fqn, [])
+        return [union for union in every if (self.phase[union], self.kind[union], self.call[union]) == key]
 
     @cached_property
     def names_a(self) -> frozenset[str]:
