@@ -44,7 +44,7 @@ from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import begin_alike, count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from introspect_cli.compare.match import Merge, Value
     from introspect_cli.compare.names import Rename

@@ -208,10 +208,6 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
         site_a: union number of each row of a.
         site_b: union number of each row of b.
     """
-    none = np.empty(0, dtype=np.int64)
-    if len(site_a) == len(site_b) and np.array_equal(site_a, site_b):
-        rows = np.arange(len(site_a), dtype=np.int64)
-        return rows, rows, none, none
     place = np.full(alignment.size, -1, dtype=np.int64)
     place[site_a] = np.arange(len(site_a))
     partner = place[site_b]

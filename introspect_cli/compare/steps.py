@@ -10,7 +10,7 @@ any order, the records are equal; of other gathered values, extrema and means ar
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,11 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.names import Rename
-    from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Floats, Layouts, Learned, Table, Tensors
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.batch import StepBatch
@@ -127,72 +127,31 @@ class Paired:
         return self.a.rows_in(self.rows_a)
 
 
-def pair_steps(
-    a: Reader,
-    b: Reader,
-    offset: int,
-    wanted: Callable[[int], bool] | None,
-    ends: tuple[int | None, int | None] = (None, None),
-) -> Paired:
-    """Match steps of a and b by number.
-
-    Steps of one run alone are given by their number in a, of b with `offset` added; `tail_a` and `tail_b` count those
-    after the last common step.
-
-    Args:
-        a: reader of run a's rank; its `entries` are ascending.
-        b: reader of run b's rank.
-        offset: step k of b belongs to step k + offset of a.
-        wanted: which steps count, by their number in a; None for all.
-        ends: the last step of a, and of b, that counts, each in its own count; None for all.
-    """
-    numbers_a, numbers_b = (
-        (steps := reader.entries["step"].astype(np.int64))[: None if end is None else np.searchsorted(steps, end + 1)]
-        for reader, end in zip((a, b), ends, strict=True)
-    )
-    numbers_b = numbers_b + offset
-    common, rows_a, rows_b = np.intersect1d(numbers_a, numbers_b, assume_unique=True, return_indices=True)
-    only_a, only_b = (numbers[~np.isin(numbers, common)] for numbers in (numbers_a, numbers_b))
-    if wanted is not None:
-        keep = np.fromiter((wanted(int(step)) for step in common), dtype=np.bool_, count=len(common))
-        common, rows_a, rows_b = common[keep], rows_a[keep], rows_b[keep]
-        only_a, only_b = (np.array([s for s in only if wanted(int(s))], dtype=np.int64) for only in (only_a, only_b))
-    last = int(common[-1]) if len(common) else -1
-    return Paired(
-        a=a,
-        b=b,
-        rows_a=rows_a.astype(np.int64),
-        rows_b=rows_b.astype(np.int64),
-        only_a=tuple(only_a.tolist()),
-        only_b=tuple(only_b.tolist()),
-        tail_a=int((only_a > last).sum()),
-        tail_b=int((only_b > last).sum()),
-    )
-
-
-def steps_of(sides: Sides, options: DiffOptions, offset: int) -> Paired:
-    """The common steps that the options select, and the steps of each run alone.
+def steps_of(comparison: Comparison) -> Paired:
+    """The common steps that the options select, matched by number, and the steps of each run alone.
 
     `tail_a` and `tail_b` count only steps that the other capture was not told to leave out; 0 where the other run is a
     list, whose end is unknown.
-
-    Args:
-        sides: both runs.
-        options: what counts.
-        offset: step k of b belongs to step k + offset of a.
     """
-    wanted = options.wants_step if options.steps else None
-    paired = pair_steps(sides.a, sides.b, offset, wanted, sides.ends)
-    asked_a, asked_b = (manifest.get("options", {}).get("steps") for manifest in sides.manifests)
-    lists_a, lists_b = map(is_list, sides.manifests)
-    return replace(
-        paired,
-        tail_a=0 if lists_b else _count_wanted(paired.only_a[len(paired.only_a) - paired.tail_a :], asked_b, offset),
-        tail_b=0 if lists_a else _count_wanted(paired.only_b[len(paired.only_b) - paired.tail_b :], asked_a, 0),
-    )
+    options, readers, shifts = comparison.options, (comparison.a, comparison.b), (0, comparison.offset)
+    rows, numbers = list[Ids](), list[Ids]()
+    for reader, end, shift in zip(readers, comparison.ends, shifts, strict=True):
+        steps = reader.entries["step"].astype(np.int64)
+        kept = np.flatnonzero(steps <= (steps.max(initial=0) if end is None else end))
+        if options.steps:
+            kept = kept[np.array([options.wants_step(step) for step in (steps[kept] + shift).tolist()], np.bool_)]
+        rows.append(kept)
+        numbers.append(steps[kept] + shift)
+    common, at_a, at_b = np.intersect1d(*numbers, assume_unique=True, return_indices=True)
+    only = [tuple(each[~np.isin(each, common)].tolist()) for each in numbers]
+    last, tails = max(common.tolist(), default=-1), list[int]()
+    for steps_alone, other, shift in zip(only, comparison.manifests[::-1], shifts[::-1], strict=True):
+        after = [step for step in steps_alone if step > last]
+        tails.append(0 if is_list(other) else _count_wanted(after, other.get("options", {}).get("steps"), shift))
+    return Paired(*readers, rows[0][at_a], rows[1][at_b], only[0], only[1], tails[0], tails[1])
 
 
-def _count_wanted(steps: tuple[int, ...], asked: object, offset: int) -> int:
+def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
     """How many of `steps`, after subtracting `offset`, a capture's schedule selects; all without a valid schedule.
 
     Args:

@@ -641,7 +641,7 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
 
     Where a run evaluates, and ranks are compared one by one, the outcome has `parts`: of training and of evaluation.
     """
-    options, paired = comparison.options, steps_of(comparison, comparison.options, comparison.offset)
+    options, paired = comparison.options, steps_of(comparison)
     sites = comparison.sites[0]
     evaluates = any(phase_code(Phase.EVAL) in of_run.phase for of_run in comparison.sites)
     counted = selected(sites.kind, sites.fqn, options.kinds, options.modules)
