@@ -343,24 +343,13 @@ class NoiseFloor:
             layouts_n: of the noise run.
         """
         rel, union = relative(*table.distances((layouts_a, layouts_n))), table.differing_sites
-        if self.is_perturbed and not _begins_beside(table, rel, _rounding_units(table, layouts_a)):
-            self.is_perturbed = False  # it is no run that begins a rounding beside a
+        start = (table.kinds == kind_code(Kind.PARAM)) & (table.alignment.phase[union] == phase_code(Phase.START))
+        # unless all that differs at the start is a rounding away, it is no run that begins beside a
+        self.is_perturbed &= bool((rel <= _MAX_BEGIN * _rounding_units(table, layouts_a))[start].all())
         finite = np.isfinite(rel)
         np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
         self.unmeasured[union[~finite]] = True
         self.unmeasured[table.sites_a[table.only_a]] = True
-
-    def of(self, table: Table, layouts_a: Layouts) -> Floats:
-        """Floor of each DIFFERENT row of a step of a and b, float64 (rows,); 0 where the noise run never differed.
-
-        For a perturbed run at least one rounding of a's dtype; of losses, gradients and states, that of a sum of 256
-        terms.
-        """
-        floor = np.asarray(self.floor[table.differing_sites])
-        if not self.is_perturbed:
-            return floor
-        least = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0) * _rounding_units(table, layouts_a)
-        return np.asarray(np.maximum(floor, least))
 
     def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
         """Mask of DIFFERENT rows that this noise explains.
@@ -374,8 +363,11 @@ class NoiseFloor:
             rel: relative distance of each DIFFERENT row; NaN where unknown.
             factor: replaced by _ROUNDING_FACTOR for a perturbed run.
         """
-        factor = _ROUNDING_FACTOR if self.is_perturbed else factor
-        floor = self.of(table, layouts_a)
+        floor = np.asarray(self.floor[table.differing_sites])
+        if self.is_perturbed:  # at least one rounding of a's dtype; of losses, gradients and states, that of a sum
+            factor = _ROUNDING_FACTOR
+            roundings = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0)
+            floor = np.maximum(floor, roundings * _rounding_units(table, layouts_a))
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
         return np.asarray(small | (self.unmeasured[table.differing_sites] & ~np.isfinite(rel)))
@@ -384,18 +376,3 @@ class NoiseFloor:
 def _rounding_units(table: Table, layouts: Layouts) -> Floats:
     """Unit roundoff of a's dtype for each DIFFERENT row, float64 (rows,); 0 for dtypes without rounding."""
     return np.asarray(layouts.unit[table.a.layout[table.rows_a]])
-
-
-def _begins_beside(table: Table, rel: Floats, units: Floats) -> bool:
-    """Whether every differing parameter at the start is at most `_MAX_BEGIN` roundings away from a's.
-
-    True if none differs, False if a distance is unknown.
-
-    Args:
-        table: a step of a and the noise run.
-        rel: relative distance of each DIFFERENT row.
-        units: rounding unit of each DIFFERENT row.
-    """
-    alignment, sites = table.alignment, table.differing_sites
-    start = (table.kinds == kind_code(Kind.PARAM)) & (alignment.phase[sites] == phase_code(Phase.START))
-    return bool((rel[start] <= _MAX_BEGIN * units[start]).all())

@@ -540,16 +540,6 @@ def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
     return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
 
 
-def merges_between(one: dict[str, Moments], two: dict[str, Moments]) -> list[Merge]:
-    """Merges of tensors of `one` (run a) into one of `two` (run b), then the other way round.
-
-    Args:
-        one: moments of a's tensors, in order.
-        two: moments of b's tensors, in order.
-    """
-    return [*_merges(one, two, "b"), *_merges(two, one, "a")]
-
-
 def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
     """Merges of 2 to `_MAX_PARTS` tensors that follow one another into one with their moments.
 
@@ -637,7 +627,8 @@ def parameters(one: Sequence[Value], two: Sequence[Value]) -> Parameters:
     One that is left over counts as one run's alone only if no parameter of the other has its checksum.
     """
     pairs, *rest = _pair_up(one, two)
-    merges = merges_between(*({value.site.fqn: value.moments for value in left} for left in rest))
+    left_a, left_b = ({value.site.fqn: value.moments for value in left} for left in rest)
+    merges = [*_merges(left_a, left_b, "b"), *_merges(left_b, left_a, "a")]
     used = {name for merge in merges for name in (*merge.parts, merge.whole)}
     only = [
         tuple(value for value in left if value.site.fqn not in used and value.checksum not in there)

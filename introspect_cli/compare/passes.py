@@ -505,7 +505,9 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     moved = {owner_of(fqn) for fqn, step in names.items() if step < table.step}
     moved -= {fqns[place] for place in np.flatnonzero(inputs).tolist()}
     returned = (kinds == kind_code(Kind.OUTPUT)) & _is_among(fqns, moved)
-    given = of_kinds(kinds, _MODULE_KINDS) & _same_values(table, rows, rows[returned])
+    values = table.a.checksum[table.row_a[rows]], table.b.checksum[table.row_b[rows]]
+    same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
+    given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
     if names:  # of a compiled module; another momentum or mode would show in the variance
@@ -551,16 +553,6 @@ def _is_among(fqns: Iterable[str], names: Iterable[str]) -> Mask:
     """Mask of `fqns` that are in `names`."""
     wanted = {*names}
     return np.array([fqn in wanted for fqn in fqns], np.bool_)
-
-
-def _same_values(table: Table, rows: Ids, of: Ids) -> Mask:
-    """Mask of `rows` whose pair of checksums (a's, b's) is that of any row of `of`; checksums of 0 match nothing."""
-    checksums = table.a.checksum[table.row_a], table.b.checksum[table.row_b]
-    values = {
-        (one, two) for one, two in zip(*(column[of].tolist() for column in checksums), strict=True) if one and two
-    }
-    pairs = zip(*(column[rows].tolist() for column in checksums), strict=True)
-    return np.array([pair in values for pair in pairs], np.bool_)
 
 
 def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]:

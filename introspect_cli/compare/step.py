@@ -172,10 +172,6 @@ class Step:
                 for head in (*itself, *ancestors(site.fqn)) if self.is_gathered else ("", site.fqn)[: 2 - len(itself)]:
                     self._inside.setdefault(head, []).append(order)
 
-    def with_table(self, table: Table) -> Step:
-        """A `Step` like this with another table of the same step; this one is left as it is."""
-        return Step(self.comparison, table, self.begins, self.learned)
-
     # --- what it belongs to
 
     @property

@@ -142,7 +142,7 @@ def steps_of(comparison: Comparison) -> Paired:
             kept = kept[np.array([options.wants_step(step) for step in (steps[kept] + shift).tolist()], np.bool_)]
         rows.append(kept)
         numbers.append(steps[kept] + shift)
-    common, at_a, at_b = np.intersect1d(*numbers, assume_unique=True, return_indices=True)
+    common, at_a, at_b = np.intersect1d(numbers[0], numbers[1], assume_unique=True, return_indices=True)
     only = [tuple(each[~np.isin(each, common)].tolist()) for each in numbers]
     last, tails = max(common.tolist(), default=-1), list[int]()
     for steps_alone, other, shift in zip(only, comparison.manifests[::-1], shifts[::-1], strict=True):

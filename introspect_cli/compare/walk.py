@@ -122,7 +122,7 @@ def choose_lead(
     harmless = not (step.is_one_sided(effect) or new_values or has_new_values(table.keeping(table.cause)))
     harmless = harmless and not (site.phase in _AFTER_LOSS and _flows_in_one(step, before))
     if harmless and not _was_drawn_from(step, site, before, earlier):
-        alone = step.with_table(table.keeping(~(table.cause & table.one_sided)))
+        alone = Step(step.comparison, table.keeping(~(table.cause & table.one_sided)), step.begins, step.learned)
         return Lead(alone, alone.sites.index(site), effect)
     if began is not None:
         return Lead(Step(step.comparison, began, Beginning(), Learned()), 0, None)
