@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
-from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.table import (
     ACTIVATIONS,
     KINDS,
@@ -43,30 +42,59 @@ from introspect_cli.compare.watched import (
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import DiffOptions, Resumption
     from introspect_cli.compare.steps import Gathered
-    from introspect_cli.compare.table import Table
+    from introspect_cli.compare.table import Columns, Table, Tensors
+    from introspect_cli.compare.wholes import Splits
     from introspect_cli.records import ModuleInfo
+    from introspect_cli.store.reader import Reader
 
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison(Sides):
+class Comparison:
     """One rank of both runs, or all ranks as one, with options and selection.
 
     Attributes:
         options: what counts.
         offset: step k of b is compared with step k + offset of a.
+        tensors: whole tensors, where they are stored.
+        noise: readers of the noise runs' ranks, each with its run's manifest.
+        match: which name of a is which of b.
+        splits: how both are split up, where ranks or calls are put together.
+        files: files of tensors that a read, and b, by what they are.
+        ends: the last step of a, and of b, that counts; None for all.
     """
 
+    rank: int
+    a: Reader
+    b: Reader
     options: DiffOptions
     offset: int = 0
+    manifests: tuple[dict[str, Any], dict[str, Any]]
+    tensors: Tensors
+    noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
+    match: Correspondence
+    splits: Splits | None = None
+    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    ends: tuple[int | None, int | None] = (None, None)
     _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
+
+    @property
+    def rename(self) -> Rename | None:
+        """Function from a's FQNs to b's; None where all are the same."""
+        return self.match.rename
+
+    @cached_property
+    def sites(self) -> tuple[Columns, Columns]:
+        """Sites of a, with FQNs renamed, and of b, as columns; computed once."""
+        return columns(self.a.sites, self.rename), columns(self.b.sites)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -98,7 +126,7 @@ class Comparison(Sides):
             return None
         from introspect_cli.compare.steps import Gathered
 
-        return Gathered(self, lambda: self.layouts)
+        return Gathered(self)
 
     @cached_property
     def compared(self) -> Mask:
@@ -190,7 +218,7 @@ class Comparison(Sides):
     @cached_property
     def resume_point(self) -> ResumePoint | None:
         """The resumed run and its first step; None where neither run is resumed. Computed once."""
-        return find_resume_point(self, self.offset, asked=self.options.offset is not None)
+        return find_resume_point(self)
 
     def is_resume_step(self, step: int) -> bool:
         """Whether step `step` of a is compared with, or is, the first step of a resumed run.

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.ledger import State, StateKey
-    from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.table import Table
 
 
@@ -112,7 +112,7 @@ class Beginning:
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
-def lacks_start(sides: Sides, pair: Table) -> bool:
+def lacks_start(sides: Comparison, pair: Table) -> bool:
     """Whether either run has no record of what this step began with.
 
     It has one if it has the previous step, or if this is its first step, and none before it can have been dropped.
@@ -127,7 +127,7 @@ def lacks_start(sides: Sides, pair: Table) -> bool:
 # --- the tensors of a step
 
 
-def repeated_values(sides: Sides, table: Table) -> Mask:
+def repeated_values(sides: Comparison, table: Table) -> Mask:
     """Mask of the table's rows that one run alone has, and that repeat the last value of a tensor or optimizer state.
 
     That is the last value from earlier in the step, else from the previous step of that run, else (where that is not on
@@ -192,16 +192,12 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
 # --- resumed runs
 
 
-def beginning_at_resume(sides: Sides, offset: int) -> Beginning:
+def beginning_at_resume(sides: Comparison) -> Beginning:
     """Tensors that differ as the run that begins later begins, from what the other run had after the step before.
 
     Empty where both begin at one step, or the step before is not on record.
-
-    Args:
-        sides: both runs.
-        offset: step k of b is compared with step k + offset of a.
     """
-    a, b = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
+    a, b, offset = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1]), sides.offset
     if a.step == b.step + offset:
         return Beginning()
     late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)
@@ -235,7 +231,7 @@ class ResumePoint:
         there: the step of the other run that this is compared with.
     """
 
-    sides: Sides
+    sides: Comparison
     late: str
     sign: str
     begins: At
@@ -321,26 +317,21 @@ class ResumePoint:
         return " -> ".join(self.ab(late, whole))
 
 
-def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
+def _first_steps(sides: Comparison, late: str) -> tuple[At, At]:
     """(first recorded step of run `late`, first recorded step of the other)."""
     a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
     return (b, a) if late == "b" else (a, b)
 
 
-def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint | None:
+def find_resume_point(sides: Comparison) -> ResumePoint | None:
     """The resumed run and the first sign of it that holds; None where neither run is resumed.
 
     A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
     first.
-
-    Args:
-        sides: both runs.
-        offset: step k of b is compared with step k + offset of a.
-        asked: whether the user gave the offset.
     """
     if not len(sides.a) or not len(sides.b):
         return None
-    first_a, first_b = sides.a.entry(0).step, sides.b.entry(0).step
+    first_a, first_b, offset = sides.a.entry(0).step, sides.b.entry(0).step, sides.offset
     if first_a == first_b + offset:
         return None
     late = "b" if first_b + offset > first_a else "a"
@@ -353,14 +344,14 @@ def find_resume_point(sides: Sides, offset: int, *, asked: bool) -> ResumePoint 
         ("its framework counts on", bool(offset_by_labels(sides.a.labels, sides.b.labels))),
         ("its optimizer's state is not new when it begins", _has_trained(begins, whole)),
         ("it read a checkpoint that the other run did not read", bool(_read_more(sides, late))),
-        ("--offset says so", asked and bool(offset)),
+        ("--offset says so", bool(sides.options.offset)),
     ):
         if holds:
             return ResumePoint(sides, late, sign, begins, whole.to(at))
     return None
 
 
-def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
+def detected_offset(sides: Comparison, by_labels: int) -> tuple[int, str]:
     """(offset, note) by which steps are compared: step k of b with step k + offset of a.
 
     By labels, else by what a run begins with, b's start looked for in a first; (0, "") for none. With 0, the note may
@@ -400,7 +391,7 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
     return 0, ""
 
 
-def _read_more(sides: Sides, late: str) -> list[str]:
+def _read_more(sides: Comparison, late: str) -> list[str]:
     """Names of checkpoint files that run `late` (`a`, `b`) read and the other did not.
 
     Of files that `torch.load` read before the first step, those are the same that have one name (with its directory).

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from introspect_cli.compare.table import (
     MODULE_VALUES,
     Ids,
     Mask,
-    columns,
     kind_code,
     of_kinds,
     phase_code,
@@ -32,51 +30,13 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.match import Correspondence
-    from introspect_cli.compare.names import Rename
-    from introspect_cli.compare.table import Columns, Floats, Layouts, Learned, Table, Tensors
-    from introspect_cli.compare.wholes import Splits
+    from introspect_cli.compare.table import Floats, Learned, Table
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
     from introspect_cli.store.reader import Reader
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Sides:
-    """Readers of one rank of both runs, or of all ranks as one, with what applies to all steps.
-
-    Attributes:
-        tensors: whole tensors, where they are stored.
-        noise: readers of the noise runs' ranks, each with its run's manifest.
-        match: which name of a is which of b.
-        splits: how both are split up, where ranks or calls are put together.
-        files: files of tensors that a read, and b, by what they are.
-        ends: the last step of a, and of b, that counts; None for all.
-    """
-
-    rank: int
-    a: Reader
-    b: Reader
-    manifests: tuple[dict[str, Any], dict[str, Any]]
-    tensors: Tensors
-    noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
-    match: Correspondence
-    splits: Splits | None = None
-    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
-    ends: tuple[int | None, int | None] = (None, None)
-
-    @property
-    def rename(self) -> Rename | None:
-        """Function from a's FQNs to b's; None where all are the same."""
-        return self.match.rename
-
-    @cached_property
-    def sites(self) -> tuple[Columns, Columns]:
-        """Sites of a, with FQNs renamed, and of b, as columns; computed once."""
-        return columns(self.a.sites, self.rename), columns(self.b.sites)
 
 
 @dataclass(frozen=True)
@@ -191,17 +151,12 @@ class Gathered:
         by_samples: whether the runs cut a batch into other microbatches.
     """
 
-    def __init__(self, sides: Sides, layouts: Callable[[], tuple[Layouts, Layouts]]) -> None:
-        """Count the ranks of both runs and their losses per step now; nothing else is read.
-
-        Args:
-            sides: both runs.
-            layouts: gives the layouts of a and b as known by then: reading a step of several ranks adds some.
-        """
-        a, b, splits = sides.a, sides.b, sides.splits
+    def __init__(self, comparison: Comparison) -> None:
+        """Count the ranks of both runs and their losses per step now; nothing else is read."""
+        a, b, splits = comparison.a, comparison.b, comparison.splits
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ
-        self._layouts = layouts
+        self._comparison = comparison
         self._losses = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
 
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
@@ -215,7 +170,7 @@ class Gathered:
             learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
                 run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
         """
-        scalar = np.logical_and(*table.of_layouts("scalar", self._layouts()))
+        scalar = np.logical_and(*table.of_layouts("scalar", self._comparison.layouts))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
             return self._sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
         by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
@@ -232,7 +187,7 @@ class Gathered:
 
     def of_one_dtype(self, table: Table) -> Mask:
         """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
-        one, two = table.of_layouts("dtype", self._layouts())
+        one, two = table.of_layouts("dtype", self._comparison.layouts)
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
 
     def _is_scaled(self, ratio: float) -> bool:
@@ -254,7 +209,7 @@ class Gathered:
             table: the step.
             scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
         """
-        one, two = table.of_layouts("numel", self._layouts())
+        one, two = table.of_layouts("numel", self._comparison.layouts)
         whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
         alike = _joined_rows(table, Joined.ALIKE)
         mask = (
@@ -263,7 +218,7 @@ class Gathered:
             | (alike & _single_numbers(table, scalar))
         )
         if table.a.sketch is None or table.b.sketch is None:
-            layouts = self._layouts()
+            layouts = self._comparison.layouts
             added = np.equal(*table.of_layouts("shape", layouts))
             added &= np.logical_and(*table.of_layouts("floating", layouts))
             added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
@@ -312,7 +267,7 @@ class Gathered:
         out = np.zeros(len(table.differing), np.bool_)
         if table.a.sketch is None or table.b.sketch is None:
             return out
-        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape", self._layouts()))
+        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape", self._comparison.layouts))
         rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
         one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
         distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))

@@ -333,7 +333,7 @@ class Walk:
             paired: their common steps.
         """
         self.comparison, self.paired = comparison, paired
-        self.begins = beginning_at_resume(comparison, comparison.offset)
+        self.begins = beginning_at_resume(comparison)
         self.learned = Learned()
 
     def run(self, places: Sequence[int], accounts: Sequence[Account]) -> None:
