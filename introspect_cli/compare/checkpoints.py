@@ -34,6 +34,7 @@ from introspect_cli.compare.result import (
     StructureChange,
     Verdict,
 )
+from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
 from introspect_cli.compare.settings.differences import describe
 from introspect_cli.compare.table import KINDS, ROUNDING, Layouts, columns, distances, kind_code, relative
@@ -434,7 +435,7 @@ def of_checkpoints(answer: DiffResult, runs: tuple[Run, Run], asked: DiffOptions
     if names:
         more = f", and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
         evidence.append(f"names differ: {'; '.join(names[:_MAX_NAMED])}{more}")
-    steps = [_optimizer_step(run) for run in runs]
+    steps = [steps_counted(At.first(run.rank(0), columns(run.rank(0).sites)), Phase.START) for run in runs]
     if steps[0] != steps[1] and None not in steps:
         a, b = (count(int(step or 0), "step") for step in steps)
         evidence.append(f"the optimizer has made {a} in a and {b} in b")
@@ -546,17 +547,6 @@ def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
     reader = run.rank(0)
     sites = [reader.sites[int(number)][0] for number in np.asarray(reader.read_row(0).site)]
     return Counter(site.kind for site in sites if asked.wants(site.kind, rename(site.fqn)))
-
-
-def _optimizer_step(run: Run) -> float | None:
-    """Number of steps that the optimizer state of a checkpoint counts, by its values `['step']`.
-
-    None where they disagree, or there are none.
-    """
-    reader = run.rank(0)
-    numbers = At.first(reader, columns(reader.sites)).numbers(Kind.OPTIMIZER_STATE, Phase.START)
-    steps = {number.value for number in numbers if number.path == "['step']"}
-    return next(iter(steps)) if len(steps) == 1 else None
 
 
 # --- the same in another form

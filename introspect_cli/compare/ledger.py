@@ -39,13 +39,11 @@ class Number(NamedTuple):
 
     Attributes:
         value: the number; None where it is not known.
-        moves: whether any of it is known not to be 0.
     """
 
     fqn: str
     path: str
     value: float | None
-    moves: bool
 
 
 @dataclass(frozen=True)
@@ -155,10 +153,7 @@ class At:
     def numbers(self, kind: Kind, phase: Phase) -> list[Number]:
         """Records of a kind and phase in this step as numbers (text, else a tensor's mean), in order of recording."""
         sites, rows = self.sites, self.rows([kind], phase)
-        return [
-            Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row), _is_nonzero(self.batch, row))
-            for row, number in rows
-        ]
+        return [Number(sites.fqn[number], sites.path[number], _scalar(self.batch, row)) for row, number in rows]
 
 
 def tensor_of(sites: Any, number: int) -> Tensor:
@@ -179,12 +174,6 @@ def _scalar(batch: StepBatch, row: int) -> float | None:
     mean = batch.floats.get("mean")
     value = None if mean is None else float(mean[row])
     return None if value is None or np.isnan(value) else value
-
-
-def _is_nonzero(batch: StepBatch, row: int) -> bool:
-    """Whether a record's minimum or maximum is on record and neither 0 nor NaN."""
-    largest = [batch.floats[name][row] for name in ("min", "max") if name in batch.floats]
-    return any(value != 0 for value in largest if not np.isnan(value))
 
 
 # --- over time

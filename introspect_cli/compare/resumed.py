@@ -497,14 +497,14 @@ def _has_trained(begins: At, whole: At) -> bool:
 def _has_stepped(at: At) -> bool:
     """Whether optimizer states at the start of a step count any steps; without counts, whether any moment is not 0.
 
-    Moments are states with `exp_avg`, `momentum` or `square_avg` in their path.
+    That is its mean; moments are states with `exp_avg`, `momentum` or `square_avg` in their path.
     """
     states = at.numbers(Kind.OPTIMIZER_STATE, Phase.START)
     counts = [number.value for number in states if number.path == "['step']"]
     if counts:
         return any(value is not None and value > 0 for value in counts)
     moments = ("exp_avg", "momentum", "square_avg")
-    return any(number.moves for number in states if any(name in number.path for name in moments))
+    return any(number.value for number in states if any(name in number.path for name in moments))
 
 
 # --- what it goes on with, part by part

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from introspect_cli.compare.table import (
-    KINDS,
     MODULE_KINDS,
     Alignment,
     Mask,
@@ -129,26 +128,17 @@ def covered(
         manifest_b: of run b.
         same_start: whether the first steps of both runs correspond.
     """
-    masks = []
-    broken = has_failed(manifest_a) or has_failed(manifest_b)
-    listing = is_list(manifest_a) or is_list(manifest_b)
-    for other in (manifest_b, manifest_a):
-        # what has failed may have named modules and parameters, so that the other run's sites have no partner either
-        meaningful = np.full(alignment.size, not broken and not listing)
-        kinds = observed_kinds(other)
-        if kinds:
-            blind = [kind_code(kind) for kind in KINDS if kind.value not in kinds and kind not in SETTING_KINDS]
-            meaningful &= ~np.isin(alignment.kind, blind)
-        meaningful &= alignment.phase != phase_code(Phase.RECOMPUTE)
-        meaningful &= alignment.kind != kind_code(Kind.RNG)
-        if not same_start:
-            tensors = of_kinds(alignment.kind, STATE_KINDS)
-            meaningful &= ~(tensors & (alignment.phase == phase_code(Phase.START)))
-        masks.append(meaningful)
+    # what has failed may have named modules and parameters, so that the other run's sites have no partner either
+    broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
+    counts = np.full(alignment.size, not broken) & (alignment.phase != phase_code(Phase.RECOMPUTE))
+    counts &= alignment.kind != kind_code(Kind.RNG)
+    if not same_start:
+        counts &= ~of_kinds(alignment.kind, STATE_KINDS) | (alignment.phase != phase_code(Phase.START))
     for name in narrowed(manifest_a, manifest_b):
-        hidden = _hidden_by(alignment, name)
-        masks = [mask & ~hidden for mask in masks]
-    return masks[0], masks[1]
+        counts &= ~_hidden_by(alignment, name)
+    told = [observed_kinds(other) for other in (manifest_b, manifest_a)]
+    seen = [[kind for kind in Kind if not kinds or kind.value in kinds or kind in SETTING_KINDS] for kinds in told]
+    return counts & of_kinds(alignment.kind, seen[0]), counts & of_kinds(alignment.kind, seen[1])
 
 
 def _hidden_by(alignment: Alignment, option: str) -> Mask:
