@@ -305,11 +305,6 @@ class Structure:
         renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
         return bool(renamed or any(self.only) or self.random or self.evaluations)
 
-    def sites(self) -> list[Site]:
-        """Sites of what was collected: differing random states (as in the phase `start`), then one-sided records."""
-        states = [Site(Phase.START, Kind.RNG, name) for name in self.random]
-        return [*states, *(self.alignment.site(union) for only in self.only for union in only)]
-
 
 def changes_of(structure: Structure, *, same: bool) -> tuple[StructureChange, ...]:
     """All changes of structure, in this order: names, one-sided, evaluations, random states.
