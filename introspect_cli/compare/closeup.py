@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.elements import TensorDifference, difference
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.say import what
-from introspect_cli.compare.table import Tensors, columns, kind_code
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.compare.table import KINDS, Tensors, columns
+from introspect_cli.records import Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult, Divergence
+    from introspect_cli.store.reader import RankReader
     from introspect_cli.store.run import Run
 
 
@@ -120,25 +121,23 @@ def _operator_inputs(a: Run, b: Run, divergence: Divergence) -> tuple[Given, ...
     if divergence.site.kind is not Kind.OP_OUTPUT:
         return ()
     reader = a.rank(divergence.rank)
-    records = {record.site: record for record in reader.records(divergence.step)}
-    others = {record.site: record for record in b.rank(divergence.rank).records(divergence.step_b)}
-    record = records.get(divergence.site)
+    record = next((one for one in reader.records(divergence.step) if one.site == divergence.site), None)
     if record is None or record.given is None:
         return ()
-    inputs = []
+    runs = (reader, divergence.step), (b.rank(divergence.rank), divergence.step_b)
+    values, inputs = [_values_at(*each) for each in runs], []
     for number in record.given.inputs:
         if number < 0:
             inputs.append(Given("a tensor that no recorded operator wrote", "not recorded"))
             continue
         site = reader.sites[number][0]
-        one, two = records.get(site), others.get(site)
-        if site.kind is Kind.PARAM and site.phase is Phase.START and one is two is None:
-            tensor = kind_code(Kind.PARAM), site.fqn, site.path
-            before = (reader, divergence.step - 1), (b.rank(divergence.rank), divergence.step_b - 1)
-            left = (At(rank, columns(rank.sites), step).tensors(Phase.OPTIMIZER) for rank, step in before)
-            checksums = [tensors.get(tensor, 0) for tensors in left]
-        else:
-            checksums = [side.summary.checksum if side is not None else 0 for side in (one, two)]
-        state = "not recorded" if not all(checksums) else "equal" if checksums[0] == checksums[1] else "differs"
-        inputs.append(Given(what(site), state))
+        one, two = (of_run.get(site, 0) for of_run in values)
+        inputs.append(Given(what(site), "not recorded" if not (one and two) else "equal" if one == two else "differs"))
     return tuple(inputs)
+
+
+def _values_at(reader: RankReader, step: int) -> dict[Site, int]:
+    """Checksums of a step by site; of tensors without a start value, what the step before left stands for it."""
+    left = At(reader, columns(reader.sites), step - 1).tensors(Phase.OPTIMIZER)
+    begun = {Site(Phase.START, KINDS[kind], fqn, 0, path): value for (kind, fqn, path), value in left.items()}
+    return begun | {record.site: record.summary.checksum for record in reader.records(step)}
