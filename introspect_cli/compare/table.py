@@ -200,9 +200,9 @@ class Alignment(Columns):
 
     def of_call(self, phase: Phase, kind: Kind, fqn: str, call: int) -> list[int]:
         """Union numbers of the sites with this phase, kind, FQN and call, whatever their path; [] for none."""
-        key = phase_code(phase), kind_code(kind), call
-        every = self.by_fqn.get(fqn, [])
-        return [union for union in every if (self.phase[union], self.kind[union], self.call[union]) == key]
+        every = np.array(self.by_fqn.get(fqn, []), np.int64)
+        there = (self.phase[every] == phase_code(phase)) & (self.kind[every] == kind_code(kind))
+        return [int(union) for union in every[there & (self.call[every] == call)]]
 
     @cached_property
     def names_a(self) -> frozenset[str]:
