@@ -156,7 +156,7 @@ ROWS: Final = (
         "batch",
         "The data loader gave another batch.",
         frozenset({Kind.BATCH}),
-        is_fed=lambda *_: False,
+        is_fed=lambda step, _: step.rng_differs(),
         left=forward.left_in_batch,
         weights={"command": 0.9, "seeds": 0.95},
         names=_name_pattern("seed|worker|batch|shuffle|data|block|seq|sampler|augment"),
