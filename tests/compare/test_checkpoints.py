@@ -197,7 +197,7 @@ def test_a_run_without_parameters_cannot_be_compared_with_a_checkpoint(place, tm
     with pytest.raises(IntrospectError, match="has no parameters on record"):
         said(bare, place / "3.pt")
     done = verb("diff", place / "run", place / "3.pt", place / "5.pt")
-    assert "compared with one run at a time" in str(done.exception)
+    assert "compared with one run at a time" in done.stderr
 
 
 # --- the command line
@@ -208,12 +208,12 @@ def test_the_verbs_take_a_checkpoint_where_they_take_a_run_and_leave_nothing_beh
     monkeypatch.setattr("tempfile.tempdir", None)
     before = sorted(place.iterdir())
     done = verb("diff", place / "2.pt", place / "5.pt")
-    assert "tensor" in done.output
-    assert "step  phase" not in done.output
+    assert "tensor" in done.stdout
+    assert "step  phase" not in done.stdout
     done = verb("show", "step", "0", place / "2.pt")
-    assert "emb.weight" in done.output
+    assert "emb.weight" in done.stdout
     done = verb("diff", "--format", "json", place / "run", place / "3.safetensors")
-    assert json.loads(done.output)["verdict"] == "same"
+    assert json.loads(done.stdout)["verdict"] == "same"
     assert sorted(place.iterdir()) == before
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("tempfile.tempdir", None)

@@ -64,7 +64,7 @@ def test_a_run_that_ends_early_is_in_no_group_and_said_to_be_undecided(runs):
 
 
 def test_a_run_named_twice_is_refused(runs):
-    assert "named twice" in str(verb("diff", runs / "a", runs / "b", runs / "a").exception)
+    assert "named twice" in verb("diff", runs / "a", runs / "b", runs / "a").stderr
 
 
 def test_the_command_groups_more_than_two_runs(introspect, runs):
