@@ -352,5 +352,6 @@ def test_anchors_of_a_yaml_file_are_followed_and_no_tag_makes_an_object(tmp_path
         write_run(tmp_path / run, [[row("loss", "loss", "loss", 1.0)]], files=files)
     found = [(change.name, change.a, change.b) for change in compared(tmp_path / "a", tmp_path / "b").settings]
     assert found == [
-        ("plain.yaml: b[0]", "1", "2"), ("plain.yaml: c[0]", "1", "2"), ("tagged.yaml:1", *(tag.strip() for tag in tagged)),
+        ("plain.yaml: b[0]", "1", "2"), ("plain.yaml: c[0]", "1", "2"),
+        ("tagged.yaml:1", *(tag.strip() for tag in tagged)),
     ]  # fmt: skip
