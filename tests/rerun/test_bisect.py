@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -148,25 +149,9 @@ def test_setup_runs_in_each_revision(repository: Path):
     assert not (repository / "prepared").exists()
 
 
-WORDS = [
-    *[
-        "data",
-        "--verbose",
-        "--sizes",
-        "1",
-        "2",
-        "-x",
-        "-3",
-        "--empty=",
-        "--deep=--er",
-        "model.depth=2",
-        "-p",
-        "lr=1",
-        "-p",
-        "depth=2",
-    ],
-    *["--hp", "a.b=3", "-I", "x", "-I", "y", "-v", "-v", "a=1"],
-]
+WORDS = shlex.split(
+    "data --verbose --sizes 1 2 -x -3 --empty= --deep=--er model.depth=2 -p lr=1 -p depth=2 --hp a.b=3 -I x -I y -v -v"
+)
 """Of a command line that is read and written again, and that no parser knows."""
 
 
