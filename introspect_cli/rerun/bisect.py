@@ -16,7 +16,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MAX_RUNS, Proof, prove
 from introspect_cli.rerun.commits import Captures, Command
 from introspect_cli.rerun.git import Repository, Revision
-from introspect_cli.rerun.place import keep_out_of_git, signals_as_exits
+from introspect_cli.rerun.place import exit_on_signals, keep_out_of_git
 from introspect_cli.rerun.variant import Reference, Rerun, complete_run, first_sentence
 from introspect_cli.store.files import RUNS
 
@@ -81,10 +81,10 @@ def bisect(
         raise UsageError(f"{good} is not an ancestor of {bad}: name a good revision that bad comes from")
     directory = (output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}").resolve()
     keep_out_of_git(directory)
-    with signals_as_exits():
-        search = _Search(Captures.here(user, directory, command, tell), until_step)
-        culprit = search.run(first, last)
-        return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
+    exit_on_signals()
+    search = _Search(Captures.here(user, directory, command, tell), until_step)
+    culprit = search.run(first, last)
+    return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
 
 
 @dataclass

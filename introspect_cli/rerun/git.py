@@ -177,6 +177,11 @@ class Revision:
         shown = "the work tree" if self.name == WORK_TREE else self.name
         return f"{shown} ({self.commit[:10]}{changes})"
 
+    def files(self) -> list[Path]:
+        """The user's paths of its files, changed ones included."""
+        names = self.user.names("ls-tree", "-r", "--name-only", "--full-tree", self.commit)
+        return [self.user.root / name for name in {*names, *self.changed}]
+
     def state(self) -> list[object]:
         """[commit, [[path, digest], ...] of changed files]; a digest is None where the file was removed.
 

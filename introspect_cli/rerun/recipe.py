@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.settings import ENV_NOISE
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.git import Repository
-from introspect_cli.rerun.place import COMMITS, TREE, users_path
+from introspect_cli.rerun.place import COMMITS, TREE
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.texts import clean, count
 
@@ -61,19 +60,14 @@ class Recipe:
         """Capture options, then the script and its arguments."""
         return (*self.options, *self.started, *self.arguments)
 
-    def words_at(self, place: Place) -> tuple[str, ...]:
-        """Script and arguments for a place, without capture options, with rebuilt paths in place of absolute ones.
+    @property
+    def search_path(self) -> str:
+        """PYTHONPATH as it is to be."""
+        return self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
 
-        A relative path to a .py file is replaced, too, where it would not lead to the rebuilt file from the place's
-        directory.
-        """
-        words = []
-        for word in map(place.rebuilt_word, (*self.started, *self.arguments)):
-            path = Path(os.path.realpath(self.directory / word))
-            moved = place.rebuilt(path)
-            leads = moved == path or Path(os.path.realpath(place.directory / word)) == moved
-            words.append(word if leads or not word.endswith(".py") else str(moved))
-        return tuple(words)
+    def words_at(self, place: Place) -> tuple[str, ...]:
+        """Script and arguments for a place, without capture options, with rebuilt paths in place of absolute ones."""
+        return tuple(map(place.rebuilt_word, (*self.started, *self.arguments)))
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -138,17 +132,14 @@ def _options(run: Run) -> list[str]:
 
 
 def _users_paths(directory: str) -> Callable[[str], str]:
-    """A function that replaces the path of the place in which a revision ran by that of the user's project in a text.
+    """A function that replaces paths in the place in which a revision ran by those of the user's project in a text.
 
-    It returns texts unchanged where `directory` (where the run ran) lies in no such place or still exists, or the place
-    lies in no git repository.
+    It returns texts unchanged where `directory` (where the run ran) lies in no such place or still exists.
     """
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, TREE)), None)
-    repository = None if place is None else Repository.around(place.parents[2])
-    if place is None or repository is None or Path(directory).is_dir():
+    if place is None or Path(directory).is_dir():
         return str
-    users = str(users_path(place, place / "0", repository.root)).rstrip(os.sep)
-    return lambda text: text.replace(str(place / "0"), users)
+    return lambda text: text.replace(str(place), "")
 
 
 def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:

@@ -7,10 +7,8 @@ a question that was answered before is answered from disk.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -24,9 +22,10 @@ from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from introspect_cli.rerun.place import Place
@@ -36,7 +35,6 @@ LONG_SECONDS = 20.0
 """Seconds from which on it pays to compare a run while it goes on."""
 
 _LAST_LINES = 5
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -146,38 +144,21 @@ def run_logged(
     """Run a command (a str: in a shell) in `directory`, without stdin, wait for it, and return its exit code.
 
     Its output, stderr included, replaces the file `log`, whose directory is made. `environment` holds all of its
-    variables; None for those of this process. On Linux it is killed when this process dies.
+    variables; None for those of this process. Where there is `setpriv`, it is killed when this process dies.
     """
     keep_out_of_git(log.parent)
+    words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    setpriv = shutil.which("setpriv")  # of util-linux
     with log.open("wb") as file:
         return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
-            command,
-            shell=isinstance(command, str),
+            [*((setpriv, "--pdeathsig", "KILL") if setpriv else ()), *words],
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
-            preexec_fn=_end_with_parent(),
         ).returncode
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` that has Linux kill the child when this process dies; None on other systems."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask() -> None:
-        """Ask for SIGKILL on the parent's death; exit where it is dead already."""
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def complete_run(run: Path) -> Rerun | None:
@@ -255,16 +236,33 @@ def first_sentence(result: DiffResult) -> str:
     return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
-@contextlib.contextmanager
-def remove_on_error(run: Path) -> Iterator[None]:
-    """A context manager: where its block raises, remove the run and its log, and raise on.
+def check_read(done: Rerun, place: Place) -> None:
+    """Check that a run in a place read the files that were laid there, and not the user's in their place.
 
-    After a UsageError the log is kept, since it may show the reason.
+    Raises:
+        UsageError: one of its source files, or of the files that it opened, is as the user's is now and not as it is in
+            the place.
     """
-    try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(run, ignore_errors=True)
-        if not isinstance(error, UsageError):
-            log_of(run).unlink(missing_ok=True)
-        raise
+    if not done.usable:
+        return
+    with open_run(done.run) as run:
+        read = {**opened_files(run), **run.settings.document("sources")}
+    for name, digest in read.items():
+        forms = (f"/{name}", f"/{name.removesuffix('.py')}/__init__.py")
+        named = [path for path in place.given if str(path).endswith(forms)]
+        here, users = (
+            {source_digest(path.read_bytes()) for path in paths if path.is_file()}
+            for paths in (map(place.rebuilt, named), named)
+        )
+        if digest in users - here:
+            raise UsageError(
+                f"{name} was read as it is in your directory, and not as it was laid into {place.root}: python found "
+                "it by an absolute path, or where it is installed"
+            )
+
+
+def opened_files(run: Run) -> dict[str, str]:
+    """Digest by name of the files that a script opened; those without a digest of all of it are left out."""
+    files = run.settings.document("files")
+    named = {str(name): about for name, about in files.items() if isinstance(about, dict) and not about.get("sampled")}
+    return {name: about["digest"] for name, about in named.items() if isinstance(about.get("digest"), str)}

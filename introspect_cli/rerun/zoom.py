@@ -9,25 +9,23 @@ capture is compared with its old store before anything is said of the two.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, Verdict
 from introspect_cli.compare.say import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.sides import Texts, encode_text, opened_files, read_unchanged, source_texts
 from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
 from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.recorded import recorded_files
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import Run, open_run
-from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -122,8 +120,7 @@ def zoom(
         return replace(zoomed, closeups=stored, directory=directory if has_captures else None)
 
 
-@dataclass(frozen=True)
-class _Rerun:
+class _Rerun(NamedTuple):
     """Both runs, to be captured again.
 
     Attributes:
@@ -242,35 +239,20 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
     Raises:
         UsageError: no such path to link, where the project is rebuilt.
     """
-    sources = source_texts(run, recipe)
-    places = {name: sources.places.get(name, sources.root / name) for name in recipe.sources}
-    changed = [name for name, digest in recipe.sources.items() if read_unchanged(places[name], digest) is None]
-    without = [name for name in changed if name in sources.missing or name in sources.redacted]
+    files = recorded_files(run, recipe)
+    held = files.held(files.digests)
+    changed = [name for name in files.sources if files.unchanged(name) is None]
+    without = [name for name in sorted(changed) if name not in held or files.is_redacted(name, held[name])]
     if not changed or without:
         clause = "its source files unchanged" if recipe.sources else "no source files were recorded"
         has = "has changed since and its" if len(without) == 1 else "have changed since and their"
         clause = f"although {some(without)} {has} text is not kept" if without else clause
-        yield Place(sources.root, recipe.directory), f"where it ran, {clause}"
+        yield Place(files.tops[0], recipe.directory), f"where it ran, {clause}"
         return
-    texts = _kept_texts(run, sources)
-    around = survey(sources.root, recipe.directory, texts.keys(), started_at(run), at.parent)
-    paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-    with build_place(around, at, texts, links=links, paths=paths) as place:
+    texts = {files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)}
+    around = survey(files.tops[0], recipe.directory, texts.keys(), started_at(run), at.parent)
+    with build_place(around, at, texts, links=links, paths=recipe.search_path) as place:
         yield place, "from its recorded sources"
-
-
-def _kept_texts(run: Run, sources: Texts) -> dict[Path, bytes]:
-    """Bytes by path of the recorded sources, and of opened files in the project whose exact content the run keeps.
-
-    A source wins over an opened file of the same path.
-    """
-    texts = {sources.places[name]: encode_text(text) for name, text in sources.texts.items()}
-    for name, digest in opened_files(run).items():
-        path = Path(os.path.realpath(sources.root / name))
-        data = run.source(digest) if digest in run.kept_sources and path.is_relative_to(sources.root) else None
-        if data is not None and source_digest(data) == digest:
-            texts.setdefault(path, data)
-    return texts
 
 
 def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:

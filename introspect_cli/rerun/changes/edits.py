@@ -45,31 +45,27 @@ class Edit(NamedTuple):
     stop: int
 
 
-def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
+def edits_of(file: str, text_a: str, text_b: str) -> list[Change]:
     """The changes that make `text_b` of `text_a`, in the file's order; [] where both parse to the same.
 
-    One change of the whole file where it is missing on a side, cannot be parsed, or is too large (`_edits_by_change`).
+    One change of the whole file where it cannot be parsed, or is too large (`_edits_by_change`).
 
     Args:
         file: name of the file, whose ending says how it is parsed.
-        text_a: what it holds in a; None where it is missing there.
+        text_a: what it holds in a.
         text_b: the same of b.
     """
-    if text_a == text_b:
-        return []
-    if text_a is None or text_b is None:
-        return [changed_file(file, text_a, text_b)]
     return [change for change, _ in _edits_by_change(file, text_a, text_b)]
 
 
-def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
-    """A's text with the changes `chosen` applied; `text_a` itself without any. None where the file is not to exist.
+def apply_edits(chosen: Iterable[Change | Piece], text_a: str, text_b: str) -> str:
+    """A's text with the changes `chosen` applied; `text_a` itself without any.
 
     Unlike a whole-file change, the result may have other line ends.
 
     Args:
         chosen: changes of one file that `edits_of` gave; a change of the whole file gives the text of b.
-        text_a: what the file holds in a; None where it is missing there.
+        text_a: what the file holds in a.
         text_b: the same of b.
 
     Raises:
@@ -79,12 +75,11 @@ def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: st
     if not chosen:
         return text_a
     file = chosen[0].file
-    if text_a is None or text_b is None or any(isinstance(one, Change) and one.unit == "file" for one in chosen):
+    if any(isinstance(one, Change) and one.unit == "file" for one in chosen):
         return text_b
     sides = {(one.a, one.b) for one in chosen}
-    edits = [
-        edit for change, of in _edits_by_change(file, text_a, text_b) if (change.a, change.b) in sides for edit in of
-    ]
+    by_change = _edits_by_change(file, text_a, text_b)
+    edits = [edit for change, of in by_change if (change.a, change.b) in sides for edit in of]
     text = _replace_lines(_lines(text_a), _lines(text_b), edits)
     if _parse(file, text) is None:
         raise ValueError(f"{file}: the chosen changes make no text that can be read")
@@ -100,6 +95,8 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
     The whole file is one change, without edits, where a text cannot be parsed, there are more than `_MOST_LINES` lines
     or `_MOST_CHANGES` changes, or all changes together do not give b.
     """
+    if text_a == text_b:
+        return []
     a, b = _parse(file, text_a), _parse(file, text_b)
     whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
     if a is None or b is None:
@@ -217,7 +214,7 @@ def join_edits(
 ) -> list[Change]:
     """Join edits with a key in common (see `_keys`) to one change with `pieces`, in the order of the first of each.
 
-    An edit alone is a change without `pieces`; a whole-file edit is never joined.
+    An edit alone is a change without `pieces`; only edits of Python are joined.
 
     Args:
         edits: the edits of all differing files.
@@ -229,7 +226,7 @@ def join_edits(
     group = list(range(len(edits)))
     first: dict[Hashable, int] = {}
     for place, edit in enumerate(edits):
-        for key in _keys(edit, versions) if edit.unit != "file" else ():
+        for key in _keys(edit, versions) if edit.unit != "file" and edit.file.endswith(".py") else ():
             one, two = group[first.setdefault(key, place)], group[place]
             group = [one if each == two else each for each in group]
     together: dict[int, list[Change]] = defaultdict(list)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -27,16 +26,15 @@ from introspect_cli.rerun.changes.sides import (
     Element,
     command_line,
     count_by_kind,
-    encode_text,
     likely_first,
     on_axis,
-    opened_files,
     sides_of,
 )
 from introspect_cli.rerun.place import build_place, keep_out_of_git
-from introspect_cli.rerun.variant import Reference, Rerun, capture
+from introspect_cli.rerun.recorded import decoded, encoded
+from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read
 from introspect_cli.store.files import RUNS
-from introspect_cli.store.run import Sources, open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 
@@ -404,90 +402,67 @@ class Attempts:
         """
         elements = [self.elements[place] for place in sorted(chosen)]
         try:
-            sources = sources_with(elements, self.sides)
+            files = files_with(elements, self.sides)
         except ValueError:
             return Attempt(Verdict.UNDECIDED)
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
-        done = self._run(elements, sources)
+        done = self._run(elements, files)
         if done.exit_code not in {0, self.reference.exit_code}:  # it may diverge by failing
             return Attempt(Verdict.UNDECIDED, done=done)
         return Attempt(*self.reference.judge(done), done)
 
-    def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
-        """Capture a with these changes and source files, or take a complete run that is kept under the same name.
+    def _run(self, elements: Sequence[Element], files: Mapping[str, bytes]) -> Rerun:
+        """Capture a with these changes and files, or take a complete run that is kept under the same name.
 
         The name is a hash of the files, the command and the variables.
 
         Raises:
             UsageError: a changed file was imported from elsewhere than the place.
         """
-        recipe, variables = self._command_with(elements)
+        recipe = self._recipe_with(elements)
         described = [
-            sorted((name, source_digest(data)) for name, data in sources.items()),
+            sorted((name, source_digest(data)) for name, data in files.items()),
             [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
-            sorted(variables.items()),
+            sorted(recipe.environment.items()),
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
-        around, places = self.sides.around, self.sides.places
-        texts = {places[name]: data for name, data in sources.items()}
-        paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-        at = self.output / "variants" / name
-        with build_place(around, at, texts, links=self.command.links, paths=paths) as place:
+        texts = {self.sides.places[name]: data for name, data in files.items()}
+        at, links = self.output / "variants" / name, self.command.links
+        with build_place(self.sides.around, at, texts, links=links, paths=recipe.search_path) as place:
             words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
-            done = capture(self.output / name, place, words, variables, recipe.python, again=False)
-        self._check_imported(done, sources)
+            done = capture(self.output / name, place, words, recipe.environment, recipe.python, again=False)
+            check_read(done, place)
         return done
 
-    def _command_with(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
-        """(a's recipe with b's arguments and options among `elements`, variables to set: None removes one)."""
+    def _recipe_with(self, elements: Sequence[Element]) -> Recipe:
+        """A's recipe with b's arguments, variables and options among `elements`."""
         recipe = self.sides.recipe
-        named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
-        variables |= {item.name: item.b for item in on_axis(elements, "environment")}
+        named, options = arguments(recipe.arguments), list(recipe.options)
+        variables = {item.name: item.b for item in on_axis(elements, "environment")}
         for item in on_axis(elements, "capture"):
             options = [word for word in options if word.partition("=")[0] != f"--{item.name}"]
             if item.b is not None and item.b is not False:
                 options.append(f"--{item.name}" if item.b is True else f"--{item.name}={item.b}")
         changed = {item.name: item.b for item in on_axis(elements, "argument")}
         words = tuple(command_line(named | changed)) if changed else recipe.arguments
-        return replace(recipe, options=tuple(options), arguments=words), variables
-
-    def _check_imported(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
-        """Check that the files that any change concerns were read as `sources` has them.
-
-        A run without a step passes, and so does a file that it did not read.
-
-        Raises:
-            UsageError: another version of one was read.
-        """
-        if not done.usable:
-            return
-        changes = [item for item in self.elements if isinstance(item, Change)]
-        changed = {each.file for item in changes for each in item.pieces or (item,)}
-        with open_run(done.run) as run:
-            ran = {**opened_files(run), **Sources(run).digests}
-        for name in sorted(changed & sources.keys() & ran.keys()):
-            if ran[name] != source_digest(sources[name]):
-                raise UsageError(
-                    f"{name} was not read from the directory of the variant, but from where it is installed or an "
-                    "absolute path leads: its changes cannot be tried"
-                )
+        environment = {**recipe.environment, **variables}
+        return replace(recipe, options=tuple(options), arguments=words, environment=environment)
 
 
-def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
-    """A's source and opened files with the changes among `elements`, as bytes by name.
+def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
+    """What a's files hold with the changes among `elements`, by name.
 
     Settings among `elements` are passed over. Files that only b has are always included.
 
     Raises:
         ValueError: a changed file cannot be parsed.
     """
-    texts = {**sides.b, **sides.a}
+    files = {**sides.b, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
     for name in {piece.file for piece in pieces}:
-        text = apply_edits([piece for piece in pieces if piece.file == name], sides.a.get(name), sides.b[name])
-        if text is not None:
-            texts[name] = text
-    return {name: encode_text(text) for name, text in texts.items()}
+        a, b = decoded(sides.a[name]) or "", decoded(sides.b[name]) or ""
+        files[name] = encoded(apply_edits([piece for piece in pieces if piece.file == name], a, b))
+    return files
