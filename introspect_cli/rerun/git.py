@@ -31,19 +31,19 @@ class Repository:
     """A git repository, asked through git itself."""
 
     def __init__(self, directory: Path) -> None:
-        """Ask git now for the root of the repository that holds the directory; commands run in `directory` itself.
+        """Ask git now for the root of the repository that holds the directory; commands run there.
 
         Raises:
             UsageError: there is none, or no git.
         """
-        self.directory = directory
+        self.root = directory
         self.root = Path(self.ask("rev-parse", "--show-toplevel"))
 
     @classmethod
     def around(cls, directory: Path) -> Repository | None:
-        """The repository that holds the directory, its commands run in its root; None without a repository or git."""
+        """The repository that holds the directory; None without a repository or git."""
         try:
-            return cls(cls(directory).root)
+            return cls(directory)
         except UsageError:
             return None
 
@@ -60,7 +60,7 @@ class Repository:
             return subprocess.run(  # noqa: S603 - no shell
                 # hooks of the user's may do anything
                 ["git", "-c", f"core.hooksPath={os.devnull}", *words],  # noqa: S607 - the user's own git
-                cwd=self.directory,
+                cwd=self.root,
                 env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
                 capture_output=True,
                 encoding="utf-8",
@@ -120,11 +120,9 @@ class Repository:
 
 
 def tracked_files(root: Path) -> frozenset[Path]:
-    """Paths (`root / name`) of the files below `root` that git tracks; empty outside a repository or without git."""
-    try:
-        return frozenset(root / name for name in Repository(root).names("ls-files"))
-    except UsageError:
-        return frozenset()
+    """Paths of the files of the repository around `root` that git tracks; empty outside of one or without git."""
+    user = Repository.around(root)
+    return frozenset() if user is None else frozenset(user.root / name for name in user.names("ls-files"))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ TREE = "tree"
 """The directory in it in which revisions run, one after the other."""
 MAX_COPIED_BYTES = 512 << 20
 """Bytes of files that a script may write to and is therefore given copies of."""
+NEWER = "a file that is newer than the run has to be named: --link PATH"
+"""What helps where a script finds no file in a place."""
 _LEVELS_ABOVE = 2
 """Directories above a project whose other entries are linked beside where it is rebuilt."""
 _LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})

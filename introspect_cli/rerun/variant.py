@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.place import Place
     from introspect_cli.store.run import Run
 
-LONG_SECONDS = 20.0
-"""Seconds from which on it pays to compare a run while it goes on."""
-
 _LAST_LINES = 5
 
 
@@ -130,12 +127,6 @@ def started_at(run: Run) -> float | None:
     """When a run started, in seconds since 1970; None where the manifest does not say."""
     started = run.time("started")
     return None if started is None else started.timestamp()
-
-
-def duration(run: Run) -> float:
-    """Seconds from start to end of a run; 0 where the manifest does not say."""
-    began, ended = run.time("started"), run.time("ended")
-    return 0.0 if began is None or ended is None else (ended - began).total_seconds()
 
 
 def run_logged(

@@ -30,7 +30,7 @@ from introspect_cli.rerun.changes.sides import (
     on_axis,
     sides_of,
 )
-from introspect_cli.rerun.place import build_place, keep_out_of_git
+from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
 from introspect_cli.rerun.recorded import decoded, encoded
 from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read
 from introspect_cli.store.files import RUNS
@@ -120,8 +120,19 @@ def prove(
         )
     tell(f"{count_by_kind(elements)} between the runs; they diverge at step {recorded.first.step}")
     reference = Reference(a, recorded.first.step if until_step is None else until_step)
-    attempts = Attempts(sides, elements, reference, command, directory, max_runs, tell)
-    return Search(attempts, recorded, likely).run()
+    return Search(sides, elements, likely, reference, command, directory, max_runs, tell).run()
+
+
+class OutOfRunsError(Exception):
+    """As many runs were made as were allowed."""
+
+
+class Attempt(NamedTuple):
+    """Result of an attempt: verdict, comparison with a, and its run; None for what could not be made."""
+
+    verdict: Verdict
+    result: DiffResult | None = None
+    done: Rerun | None = None
 
 
 @dataclass
@@ -129,35 +140,55 @@ class Search:
     """Search for the smallest set of changes that makes the runs diverge; a set is one of positions in `elements`.
 
     Attributes:
-        attempts: runs a with some changes.
-        recorded: how b diverges from a.
+        sides: both runs.
+        elements: what differs between them, the likeliest cause first.
         likely: how many of the elements, the first ones, are called likely by the comparison.
+        reference: run a, and the last step to run.
+        command: further capture options, and what is linked and not copied.
+        output: where runs are kept.
+        most: how many runs may be made.
+        tell: shown a line for each.
+        answers: the result of each attempt, by the positions of the elements that were as in b.
+        runs: how many runs were made.
         smallest: the smallest set so far without which b is the same as a.
     """
 
-    attempts: Attempts
-    recorded: DiffResult
-    likely: int = 0
+    sides: Sides
+    elements: Sequence[Element]
+    likely: int
+    reference: Reference
+    command: Command
+    output: Path
+    most: int
+    tell: Callable[[str], None]
+    answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
+    runs: int = 0
     smallest: frozenset[int] | None = None
 
     @property
     def everything(self) -> frozenset[int]:
         """The set of all changes."""
-        return frozenset(range(len(self.attempts.elements)))
+        return frozenset(range(len(self.elements)))
 
     def run(self) -> Proof:
-        """Try the likeliest changes alone, else check both ends (no change, all changes) and minimise.
+        """Find a set without which b is the same as a, then what else it needs to make a diverge, and prove both.
 
-        Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
+        The likeliest changes are tried alone; else both ends (no change, all changes) are checked, and the set is
+        minimised. Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
         """
         try:
             core = self._try_likely()
+            if core is None and not self._is_needed(self.everything):
+                return self._proof(frozenset(), self._why_not_repeated())
+            if (core is None or not self._suffices(core)) and not self._suffices(self.everything):
+                return self._proof(frozenset(), self._why_insufficient())
             if core is None:
-                obstacle = self._find_obstacle()
-                if obstacle:
-                    return self._proof(frozenset(), obstacle)
                 core = frozenset(ddmin(sorted(self.everything), lambda part: self._is_needed(frozenset(part))))
-            return self._prove_with_partners(core)
+            both, rest = core, sorted(self.everything - core)
+            if not self._suffices(core):
+                both |= frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
+                self._suffices(both)
+            return self._proof(both, self._proof_sentence(core, both), proven=True)
         except OutOfRunsError:
             return self._unfinished_proof()
 
@@ -178,7 +209,7 @@ class Search:
         """
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
-        same = self.attempts.judge(rest, name) is Verdict.SAME
+        same = self.judge(rest, name) is Verdict.SAME
         if same and (self.smallest is None or len(part) < len(self.smallest)):
             self.smallest = part
         return same
@@ -187,46 +218,23 @@ class Search:
         """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
         every = part == self.everything
         name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
-        return self.attempts.judge(part, name) is Verdict.DIVERGED
+        return self.judge(part, name) is Verdict.DIVERGED
 
-    def _find_obstacle(self) -> str:
-        """Run a unchanged and a with all changes: why the search cannot begin, in words.
-
-        "" where the first is the same as a and the second diverges.
-        """
-        nothing: frozenset[int] = frozenset()
-        self._is_needed(self.everything)
-        verdict, result, _ = self.attempts.answers[nothing]
+    def _why_not_repeated(self) -> str:
+        """The reason, in words, why a again, unchanged, which was run, is not the same as a."""
+        verdict, result, _ = self.answers[frozenset()]
         if verdict is Verdict.DIVERGED:
             return (
                 "running a again, unchanged, already diverges from a: the script is not deterministic by itself, or "
                 f"something that it reads is not as it was ({result.sentence if result is not None else ''})"
             )
-        if verdict is Verdict.UNDECIDED:
-            why = self.attempts.why_undecided(nothing)
-            remedy = "a file that is newer than the run has to be named: --link PATH"
-            return f"a cannot be run again from what it recorded: {why} ({remedy})"
-        return "" if self._suffices(self.everything) else self._why_insufficient()
+        return f"a cannot be run again from what it recorded: {self.why_undecided(frozenset())} ({NEWER})"
 
     def _why_insufficient(self) -> str:
         """The reason, in words, why a with all changes, which was run, does not diverge."""
-        if self.attempts.answers[self.everything].verdict is Verdict.SAME:
+        if self.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
-        return f"a with all of b's changes cannot be judged: {self.attempts.why_undecided(self.everything)}"
-
-    def _prove_with_partners(self, core: frozenset[int]) -> Proof:
-        """Run until it is known which other changes `core` needs to make a diverge; the proof of all of these together.
-
-        None of the others can be left out. Unproven, and empty, where even all changes do not make a diverge.
-        """
-        if self._suffices(core):
-            return self._proof(core, self._proof_sentence(core, core), proven=True)
-        if not self._suffices(self.everything):
-            return self._proof(frozenset(), self._why_insufficient())
-        rest = sorted(self.everything - core)
-        both = core | frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
-        self._suffices(both)
-        return self._proof(both, self._proof_sentence(core, both), proven=True)
+        return f"a with all of b's changes cannot be judged: {self.why_undecided(self.everything)}"
 
     def _proof_sentence(self, core: frozenset[int], both: frozenset[int]) -> str:
         """The sentence of a proof: how many changes, which, and what the runs without and with them showed.
@@ -238,9 +246,9 @@ class Search:
         make, them = ("one makes", "it") if len(both) == 1 else (f"{len(both)} make", "them")
         without = them if core == both else self._names(core)
         return (
-            f"of {count_by_kind(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
-            f"{count(self.attempts.runs, 'run')}: without {without} the runs are the same up to step "
-            f"{self.attempts.reference.until}, with {them} alone they diverge"
+            f"of {count_by_kind(self.elements)}, {make} them diverge: {self._names(both)}; proven by "
+            f"{count(self.runs, 'run')}: without {without} the runs are the same up to step "
+            f"{self.reference.until}, with {them} alone they diverge"
         )
 
     def _unfinished_proof(self) -> Proof:
@@ -248,7 +256,7 @@ class Search:
 
         Empty where none smaller than all changes is known.
         """
-        sentence = f"not finished after {count(self.attempts.runs, 'run')} (--max-runs)"
+        sentence = f"not finished after {count(self.runs, 'run')} (--max-runs)"
         if self.smallest is None or self.smallest == self.everything:
             return self._proof(frozenset(), sentence)
         left = f"what makes the runs diverge is among {count(len(self.smallest), 'change')}"
@@ -256,7 +264,7 @@ class Search:
 
     def _names(self, part: frozenset[int]) -> str:
         """Places of changes, as a list for a sentence: the first `_MAX_NAMED`, then how many more."""
-        names = list(dict.fromkeys(self.attempts.elements[place].place for place in sorted(part)))
+        names = list(dict.fromkeys(self.elements[place].place for place in sorted(part)))
         return some(names, _MAX_NAMED) if len(names) > _MAX_NAMED else listed(names)
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False) -> Proof:
@@ -267,87 +275,18 @@ class Search:
             sentence: the answer in words.
             proven: as in `Proof`; only then it has a `result`.
         """
-        attempts = self.attempts
-        answer = attempts.answers.get(chosen)
+        answer = self.answers.get(chosen)
         return Proof(
-            elements=tuple(attempts.elements[place] for place in sorted(chosen)),
+            elements=tuple(self.elements[place] for place in sorted(chosen)),
             proven=proven,
-            changes=len(attempts.elements),
-            runs=attempts.runs,
-            undecided=attempts.undecided,
+            changes=len(self.elements),
+            runs=self.runs,
+            undecided=sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values()),
             result=answer.result if answer is not None and proven else None,
             sentence=sentence,
-            unknown=attempts.sides.unknown,
-            directory=attempts.output,
+            unknown=self.sides.unknown,
+            directory=self.output,
         )
-
-
-Item = TypeVar("Item")
-
-
-def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Sequence[Item]:
-    """A subset on which `fails` is true and of which no single item can be left out (delta debugging).
-
-    Args:
-        items: a set on which `fails` is true; the likeliest first, since these are asked about first.
-        fails: the question; asked of subsets, their items in the order of `items`, and never of the empty one.
-    """
-    parts = 2
-    while len(items) > 1:
-        size = max(len(items) // parts, 1)
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        rests = [[item for item in items if item not in chunk] for chunk in chunks]
-        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
-        if smaller is not None:
-            items, parts = smaller, 2
-            continue
-        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
-        if smaller is not None:
-            items, parts = smaller, max(parts - 1, 2)
-        elif size == 1:
-            break
-        else:
-            parts = min(parts * 2, len(items))
-    return items
-
-
-class OutOfRunsError(Exception):
-    """As many runs were made as were allowed."""
-
-
-class Attempt(NamedTuple):
-    """Result of an attempt: verdict, comparison with a, and its run; None for what could not be made."""
-
-    verdict: Verdict
-    result: DiffResult | None = None
-    done: Rerun | None = None
-
-
-@dataclass
-class Attempts:
-    """Runs of a with some of b's changes, and the result of each.
-
-    Attributes:
-        sides: both runs.
-        elements: what differs between them, the likeliest cause first.
-        reference: run a, and the last step to run.
-        command: further capture options, and what is linked and not copied.
-        output: where runs are kept.
-        most: how many runs may be made.
-        tell: shown a line for each.
-        answers: the result of each, by the positions of the elements that were as in b.
-        runs: how many runs were made.
-    """
-
-    sides: Sides
-    elements: Sequence[Element]
-    reference: Reference
-    command: Command
-    output: Path
-    most: int
-    tell: Callable[[str], None]
-    answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
-    runs: int = 0
 
     def judge(self, chosen: frozenset[int], name: str) -> Verdict:
         """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer is returned.
@@ -375,11 +314,6 @@ class Attempts:
             if attempt.done is not None:
                 self.tell(f"{name}: {said[attempt.verdict]}")
         return self.answers[chosen].verdict
-
-    @property
-    def undecided(self) -> int:
-        """Number of runs whose verdict was UNDECIDED."""
-        return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
 
     def why_undecided(self, chosen: frozenset[int]) -> str:
         """The reason, in words, why an attempt is UNDECIDED; KeyError where `chosen` was not judged."""
@@ -449,6 +383,35 @@ class Attempts:
         words = tuple(command_line(named | changed)) if changed else recipe.arguments
         environment = {**recipe.environment, **variables}
         return replace(recipe, options=tuple(options), arguments=words, environment=environment)
+
+
+Item = TypeVar("Item")
+
+
+def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Sequence[Item]:
+    """A subset on which `fails` is true and of which no single item can be left out (delta debugging).
+
+    Args:
+        items: a set on which `fails` is true; the likeliest first, since these are asked about first.
+        fails: the question; asked of subsets, their items in the order of `items`, and never of the empty one.
+    """
+    parts = 2
+    while len(items) > 1:
+        size = max(len(items) // parts, 1)
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        rests = [[item for item in items if item not in chunk] for chunk in chunks]
+        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
+        if smaller is not None:
+            items, parts = smaller, 2
+            continue
+        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
+        if smaller is not None:
+            items, parts = smaller, max(parts - 1, 2)
+        elif size == 1:
+            break
+        else:
+            parts = min(parts * 2, len(items))
+    return items
 
 
 def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
