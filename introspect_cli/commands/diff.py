@@ -195,7 +195,7 @@ def _revisions(*words: str | None) -> list[str]:
     repository = Repository.around(Path.cwd())
     if repository is None:
         return []
-    return [word for word in words if word and not Path(word).exists() and repository.is_revision(word)]
+    return [word for word in words if word and not Path(word).exists() and repository.find(word)]
 
 
 def _run_of(word: str) -> str | None:

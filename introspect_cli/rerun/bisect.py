@@ -79,8 +79,7 @@ def bisect(
     first, last = user.commit(good), user.commit(bad)
     if user.run("merge-base", "--is-ancestor", first, last).returncode:
         raise UsageError(f"{good} is not an ancestor of {bad}: name a good revision that bad comes from")
-    directory = (output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}").resolve()
-    keep_out_of_git(directory)
+    directory = keep_out_of_git(output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}")
     exit_on_signals()
     search = _Search(Captures.here(user, directory, command, tell), until_step)
     culprit = search.run(first, last)
@@ -114,7 +113,7 @@ class _Search:
             UsageError: the good commit records no step or exits with an error, or the bad one does not diverge from it.
         """
         made = self._capture(good)
-        if not made.usable or made.exit_code:
+        if not made.steps or made.exit_code:
             raise UsageError(
                 f"the good revision {good[:10]} does not run (exit code {made.exit_code}): {made.last_lines}"
             )

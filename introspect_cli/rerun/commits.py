@@ -32,7 +32,6 @@ from introspect_cli.rerun.place import (
     build_place,
     exit_on_signals,
     hold_lock,
-    scripts_of,
     survey_of_git,
 )
 from introspect_cli.rerun.variant import (
@@ -105,7 +104,8 @@ class Captures:
     def here(cls, user: Repository, base: Path, command: Command, tell: Callable[[str], None]) -> Captures:
         """Captures of a command that would run in the current directory, whose surroundings are surveyed now."""
         here = Path(os.path.realpath(Path.cwd()))
-        return cls(user, base, command, survey_of_git(user, here, scripts_of(command.words), base), tell)
+        scripts = [] if command.words[0] == "-m" else [Path(os.path.realpath(command.words[0]))]
+        return cls(user, base, command, survey_of_git(user, here, scripts, base), tell)
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
         """A context manager that builds the place in which a revision runs, and removes it after the block."""
@@ -169,11 +169,11 @@ class Captures:
         kept = None if fresh else complete_run(run)
         changed = "" if kept is None else self.changed_since(run)
         if kept is not None and not changed:
-            tell(f"{side} is {revision.words}: captured before, {_near(run)}")
+            tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
             os.utime(run)
             return kept
         why = f"{changed} has changed since it was captured; " if changed else ""
-        running = f"running {shlex.join(self.command.words)} (introspect watch {_near(run)})"
+        running = f"running {shlex.join(self.command.words)} (introspect watch {os.path.relpath(run)})"
         tell(f"{side} is {revision.words}: {why}{running}")
         began = time.monotonic()
         done = self.capture(revision, run, more)
@@ -272,7 +272,7 @@ def capture_pair(
         first = next(word for _, word, run in sides if run is None)
         raise UsageError(f"{first} is no run, and {Path.cwd()} is in no git repository that has it as a revision")
     for _, word, run in sides:
-        if run is not None and word != WORK_TREE and user.is_revision(word):
+        if run is not None and word != WORK_TREE and user.find(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
     exit_on_signals()
@@ -298,10 +298,10 @@ def _capture_side(captures: Captures, side: str, revision: Revision, ends: tuple
     """
     done = captures.run_of(revision, side, ends, fresh=fresh)
     error = None
-    if not done.usable and complete_run(done.run) is not None:
+    if not done.steps and complete_run(done.run) is not None:
         with open_run(done.run) as opened:
             error = exception_of(opened, "")
-    if not done.usable and (error is None or side == "a"):
+    if not done.steps and (error is None or side == "a"):
         last = done.last_lines.rpartition(" / ")[2]
         why = f"exit code {done.exit_code} ({last})" if error is None else error.words
         raise UsageError(
@@ -309,9 +309,3 @@ def _capture_side(captures: Captures, side: str, revision: Revision, ends: tuple
             "first step is complete"
         )
     return done.run
-
-
-def _near(path: Path) -> str:
-    """A path as text: relative to the current directory where it lies below that, else as it is."""
-    near = os.path.relpath(path)
-    return str(path) if near.startswith(os.pardir) else near

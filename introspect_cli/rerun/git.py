@@ -99,13 +99,9 @@ class Repository:
         """
         return [name for name in self._output(*words, "-z").split("\0") if name]
 
-    def is_revision(self, word: str) -> bool:
-        """Whether a word names a commit."""
-        return self._resolve(word).returncode == 0
-
-    def _resolve(self, word: str) -> subprocess.CompletedProcess[str]:
-        """Git's answer to which commit a word names; a return code other than 0 where it names none."""
-        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}")
+    def find(self, revision: str) -> str:
+        """The full hash of a revision's commit; "" where there is none of that name."""
+        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").stdout.strip()
 
     def commit(self, revision: str) -> str:
         """The full hash of a revision's commit.
@@ -113,10 +109,10 @@ class Repository:
         Raises:
             UsageError: there is no such revision.
         """
-        answer = self._resolve(revision)
-        if answer.returncode:
+        found = self.find(revision)
+        if not found:
             raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
-        return answer.stdout.strip()
+        return found
 
 
 def tracked_files(root: Path) -> frozenset[Path]:
@@ -217,19 +213,14 @@ class Revision:
 
 
 def copy_file(path: Path, to: Path) -> None:
-    """Copy a file with its times and mode, or make a link to the same target; parents of `to` are made.
+    """Copy a file with its times and mode, a link as it is; parents of `to` are made.
 
-    Does nothing where `to` exists, or `path` is gone or neither a file nor a link. A relative target is made absolute
-    unless the link is broken.
+    Does nothing where `to` exists, or `path` is gone.
     """
-    if os.path.lexists(to):
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError):
         to.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            to.symlink_to(os.path.normpath(path.parent / path.readlink()) if path.exists() else path.readlink())
-        elif path.is_file():
-            shutil.copy2(path, to)
+        if not os.path.lexists(to):
+            shutil.copy2(path, to, follow_symlinks=False)
 
 
 def _digest(path: Path) -> str:

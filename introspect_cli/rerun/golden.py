@@ -186,7 +186,7 @@ def _capture_small(golden: Golden, run: Path) -> Path:
     """
     words = (*small_run_options(golden.steps), *golden.options, *golden.words)
     done = capture(run, Place(Path.cwd(), Path.cwd()), words)
-    if done.usable:
+    if done.steps:
         return run
     said = done.last_lines.rpartition(" / ")[2]
     raise StoreError(f"the script recorded nothing and ended with code {done.exit_code}: {said}")

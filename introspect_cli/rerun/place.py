@@ -159,11 +159,6 @@ def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], sk
     return survey(user.root, directory, tracked | code, None, skipped)
 
 
-def scripts_of(words: Sequence[str]) -> list[Path]:
-    """The script of a command line as a list of one path, its links resolved; empty for `-m MODULE`."""
-    return [Path(os.path.realpath(words[0]))] if words[0] != "-m" else []
-
-
 def _entries_below(tops: Sequence[Path], needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
     """(path, True) for what is copied or linked, (path, False) for directories that are made.
 
@@ -230,7 +225,7 @@ def build_place(
     with contextlib.ExitStack() as stack:
         try:
             shutil.rmtree(at, ignore_errors=True)
-            stack.callback(_remove, at)
+            stack.callback(shutil.rmtree, at, ignore_errors=True)
             at.parent.mkdir(parents=True, exist_ok=True)
             if revision is not None:
                 stack.enter_context(revision.checked_out(place.root))
@@ -255,23 +250,18 @@ def build_place(
         yield replace(place, paths=search_path, large=tuple(large), given=tuple(given))
 
 
-def _remove(at: Path) -> None:
-    """Remove a directory, ignoring errors, and its parent where that is empty then."""
-    shutil.rmtree(at, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        at.parent.rmdir()  # where nothing else is kept
-
-
-def keep_out_of_git(directory: Path) -> None:
-    """Make `directory`, and put a `.gitignore` into the nearest parent that is a directory of runs.
+def keep_out_of_git(directory: Path) -> Path:
+    """Make `directory`, return it resolved, and put a `.gitignore` into the nearest parent that is a directory of runs.
 
     Where there is no such parent, it goes into `directory` itself if that is new, else nowhere.
     """
+    directory = directory.resolve()
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     runs = next((path for path in directory.parents if path.name == RUNS), directory if is_new else None)
     if runs is not None:
         add_gitignore(runs)
+    return directory
 
 
 def link(path: Path, to: Path) -> None:

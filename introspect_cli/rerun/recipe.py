@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.errors import UsageError
 from introspect_cli.rerun.place import COMMITS, TREE
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.texts import clean, count
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.rerun.place import Place
     from introspect_cli.store.run import Run
-
-
-class UnrepeatableError(UsageError):
-    """A run that cannot be run again; the sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ class Recipe:
         script: the script, as it was named; "" for a module.
         sources: hash of each source file by its name in the project; empty where none were recorded.
         notes: what is not as it was.
+        problem: why it cannot be run again; "" where it can.
     """
 
     options: tuple[str, ...]
@@ -54,6 +50,7 @@ class Recipe:
     script: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -73,33 +70,34 @@ class Recipe:
 def recipe_of(run: Run) -> Recipe:
     """The recipe to run a recorded command again; for a run of several processes, that of its launcher.
 
+    It cannot be run again where no command line was recorded (or of a launch, not the launcher's), it holds redacted
+    values, or its directory does not exist.
+
     Raises:
-        UnrepeatableError: no command line was recorded (or of a launch, not the launcher's), it holds redacted values,
-            or its directory does not exist.
         StoreError: its settings are damaged.
     """
     command = run.settings.document("command")
     script, module, words = command.get("script"), command.get("module"), command.get("arguments")
-    directory = command.get("directory")
+    started, directory = [str(script)] if script else ["-m", str(module)], command.get("directory")
+    problems = []
     if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
-        raise UnrepeatableError("no command line was recorded that could be run again")
-    started = [str(script)] if script else ["-m", str(module)]
-    words = [str(word) for word in words]
+        problems.append("no command line was recorded that could be run again")
     if run.world_size > 1 or run.manifests:
         launcher = command.get("launcher")
-        if not isinstance(launcher, dict) or not isinstance(launcher.get("arguments"), list):
-            raise UnrepeatableError(
+        if isinstance(launcher, dict) and isinstance(launcher.get("arguments"), list):
+            started, words, directory = [], launcher["arguments"], launcher.get("directory")
+        else:
+            problems.append(
                 f"its {count(run.world_size, 'process', 'processes')} were started by a launcher, whose command line "
                 "was not recorded (`introspect capture torchrun ...` records it)"
             )
-        started, words = [], [str(word) for word in launcher["arguments"]]
-        directory = str(launcher.get("directory"))
+    words, directory = [str(word) for word in words or ()], str(directory or ".")
     if any(REDACTED in word for word in words):
-        raise UnrepeatableError("its command line holds values that were redacted")
+        problems.append("its command line holds values that were redacted")
     moved = _users_paths(directory)
     started, words, directory = [*map(moved, started)], [*map(moved, words)], moved(directory)
     if not Path(directory).is_dir():
-        raise UnrepeatableError(f"its directory {directory} does not exist")
+        problems.append(f"its directory {directory} does not exist")
     environment, notes = _variables(run, moved)
     python = str(command.get("python") or "")
     if python == sys.executable or not python:
@@ -118,6 +116,7 @@ def recipe_of(run: Run) -> Recipe:
         script=moved(str(script or "")),
         sources={name: text for name, text in sources.items() if isinstance(name, str) and isinstance(text, str)},
         notes=tuple(notes),
+        problem=next(iter(problems), ""),
     )
 
 

@@ -52,16 +52,8 @@ class Rerun:
     def last_lines(self) -> str:
         """The last `_LAST_LINES` lines of its output, joined by " / "; `see <log>` where there are none."""
         log = log_of(self.run)
-        try:
-            lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        except OSError:
-            lines = []
+        lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:] if log.exists() else []
         return " / ".join(lines) if lines else f"see {log}"
-
-    @property
-    def usable(self) -> bool:
-        """Whether at least one step can be read."""
-        return self.steps > 0
 
 
 def exit_code_of(run: Run) -> int:
@@ -81,8 +73,6 @@ def capture(
     words: Iterable[str],
     environment: Mapping[str, str | None] | None = None,
     python: str = "",
-    *,
-    again: bool = True,
 ) -> Rerun:
     """Capture a script at a place, in a process of its own, and wait for its end, without limit.
 
@@ -90,12 +80,11 @@ def capture(
     rebuilt, `GIT_*` variables are removed.
 
     Args:
-        run: directory for its run; its output is kept beside it, as `NAME.log`.
+        run: directory for its run, replaced if it is there; its output is kept beside it, as `NAME.log`.
         place: where it runs.
         words: capture options, then the script and its arguments.
         environment: variables to set; None removes one.
         python: the interpreter; "" for the one that runs this.
-        again: True to run in any case and replace a run that is there; False to take a complete one as it is.
 
     Returns:
         the result, also of a script that fails; without steps where no readable run came out.
@@ -103,9 +92,6 @@ def capture(
     Raises:
         StoreError: the log cannot be written, or the interpreter not started.
     """
-    kept = None if again else complete_run(run)
-    if kept is not None:
-        return kept
     words = list(words)
     changed: dict[str, str | None] = {**os.environ, **(environment or {}), "PYTHONDONTWRITEBYTECODE": "1"}
     if place.tops:  # another repository than the one that git was told of
@@ -211,7 +197,7 @@ class Reference:
         Raises:
             StoreError: a store cannot be read.
         """
-        if not other.usable:
+        if not other.steps:
             return Verdict.UNDECIDED, None
         steps = None if self.until is None else Schedule.parse(f":{self.until + 1}")
         with open_run(self.run) as a, open_run(other.run) as b:
@@ -228,13 +214,13 @@ def first_sentence(result: DiffResult) -> str:
 
 
 def check_read(done: Rerun, place: Place) -> None:
-    """Check that a run in a place read the files that were laid there, and not the user's in their place.
+    """Check that a run in a place read the files that were laid there; one that read the user's is removed.
 
     Raises:
         UsageError: one of its source files, or of the files that it opened, is as the user's is now and not as it is in
             the place.
     """
-    if not done.usable:
+    if not done.steps:
         return
     with open_run(done.run) as run:
         read = {**opened_files(run), **run.settings.document("sources")}
@@ -246,6 +232,7 @@ def check_read(done: Rerun, place: Place) -> None:
             for paths in (map(place.rebuilt, named), named)
         )
         if digest in users - here:
+            shutil.rmtree(done.run, ignore_errors=True)
             raise UsageError(
                 f"{name} was read as it is in your directory, and not as it was laid into {place.root}: python found "
                 "it by an absolute path, or where it is installed"

@@ -20,7 +20,7 @@ from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, V
 from introspect_cli.compare.say import some, what
 from introspect_cli.records import Kind
 from introspect_cli.rerun.place import NEWER, Place, build_place, keep_out_of_git, survey
-from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.recipe import Recipe, recipe_of
 from introspect_cli.rerun.recorded import recorded_files
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
@@ -103,17 +103,13 @@ def zoom(
         before = compare_runs(one, two, options, [stack.enter_context(open_run(path)) for path in noise])
         if before.first is None:
             return Zoomed(before)
-        directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
-        keep_out_of_git(directory)
+        directory = keep_out_of_git(output or Path(RUNS) / f"zoom-{a.name}-{b.name}")
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
-        recipes, unrepeatable = [], []
-        for name, run in zip("ab", (one, two), strict=True):
-            try:
-                recipes.append(recipe_of(run))
-            except UnrepeatableError as error:  # noqa: PERF203 - of two
-                unrepeatable.append(Side(None, f"Run {name} cannot be run again: {error}.", repeats=False))
-        zoomed = Zoomed(before, tuple(unrepeatable))
-        if not unrepeatable:
+        recipes = [recipe_of(run) for run in (one, two)]
+        problems = [(name, recipe.problem) for name, recipe in zip("ab", recipes, strict=True) if recipe.problem]
+        why = (f"Run {name} cannot be run again: {problem}." for name, problem in problems)
+        zoomed = Zoomed(before, tuple(Side(None, sentence, repeats=False) for sentence in why))
+        if not problems:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
         if zoomed.closeups:
             return zoomed
@@ -211,7 +207,7 @@ class _Rerun(NamedTuple):
             words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
             new = capture(path, place, words, recipe.environment, recipe.python)
         note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])
-        if not new.usable:
+        if not new.steps:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
             why += f" ({NEWER})" if place.tops else ""
             return Side(None, f"{note}, but {why}", repeats=False)

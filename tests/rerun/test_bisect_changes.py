@@ -234,7 +234,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     )
     assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
     assert (state(first / "exp1"), state(b)) == before
-    assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
+    assert not list((tmp_path / "introspect-runs").rglob("*-tree"))
 
     answer = introspect(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)

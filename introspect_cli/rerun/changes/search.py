@@ -32,7 +32,7 @@ from introspect_cli.rerun.changes.sides import (
 )
 from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
 from introspect_cli.rerun.recorded import decoded, encoded
-from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read
+from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read, complete_run
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.sums import source_digest
@@ -105,8 +105,7 @@ def prove(
             read a changed file from elsewhere.
         StoreError: a run cannot be read.
     """
-    directory = (output or Path(RUNS) / f"changes-{a.name}-{b.name}").resolve()
-    keep_out_of_git(directory)
+    directory = keep_out_of_git(output or Path(RUNS) / f"changes-{a.name}-{b.name}")
     with open_run(a) as one, open_run(b) as two:
         recorded = compare_runs(one, two, DiffOptions())
         if recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
@@ -362,11 +361,15 @@ class Search:
             sorted(recipe.environment.items()),
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
+        run = self.output / name
+        kept = complete_run(run)
+        if kept is not None:
+            return kept
         texts = {self.sides.places[name]: data for name, data in files.items()}
-        at, links = self.output / "variants" / name, self.command.links
+        at, links = self.output / f"{name}-tree", self.command.links
         with build_place(self.sides.around, at, texts, links=links, paths=recipe.search_path) as place:
             words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
-            done = capture(self.output / name, place, words, recipe.environment, recipe.python, again=False)
+            done = capture(run, place, words, recipe.environment, recipe.python)
             check_read(done, place)
         return done
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from introspect_cli.compare.changes.project import changed_between
@@ -15,7 +14,7 @@ from introspect_cli.compare.settings.settings import ARGUMENT, ENV_NOISE, OPTION
 from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.edits import edits_of, join_edits, overlaps
 from introspect_cli.rerun.place import Surroundings, survey
-from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.recipe import Recipe, recipe_of
 from introspect_cli.rerun.recorded import decoded, project_root, recorded_files
 from introspect_cli.rerun.variant import started_at
 from introspect_cli.store.files import REDACTED
@@ -23,6 +22,7 @@ from introspect_cli.texts import count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.store.run import Run
@@ -64,9 +64,9 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         UsageError: a cannot be run again, recorded no sources, or the text of one is not kept and was changed since.
         StoreError: a run is damaged.
     """
-    recipe, recipe_b = recipe_of(a), _recipe_for_texts(b)
-    if not recipe.sources:
-        raise UsageError(f"{a.path} recorded no source files: capture it again with this version")
+    recipe, recipe_b = recipe_of(a), recipe_of(b)
+    if recipe.problem or not recipe.sources:
+        raise UsageError(recipe.problem or f"{a.path} recorded no source files: capture it again with this version")
     one, two = recorded_files(a, recipe), recorded_files(b, recipe_b, _names_in_a(recipe, recipe_b))
     sources = {*one.sources, *two.sources}
     differing = [
@@ -116,16 +116,6 @@ def _changes(
     )
     computes, *_ = changed_between(texts_a, texts_b, held_b)
     return join_edits(edits, texts_a, texts_b, computes)
-
-
-def _recipe_for_texts(run: Run) -> Recipe:
-    """The recipe of a run; where it cannot be run again, one with only its directory, script and sources."""
-    try:
-        return recipe_of(run)
-    except UnrepeatableError:
-        command, sources = run.settings.document("command"), run.settings.document("sources")
-        directory = Path(str(command.get("directory") or "."))
-        return Recipe((), (), (), directory, script=str(command.get("script") or ""), sources=dict(sources))
 
 
 def _names_in_a(a: Recipe, b: Recipe) -> dict[str, str]:
