@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 20
 """Captures of revisions that are kept; the least recently used go first."""
-_REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
+_REFUSED = ("-o", "--output", "--against", "--stop", "--verify-neutral", "--force")
 _MAX_NAMED = 4
 
 
