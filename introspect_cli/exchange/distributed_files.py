@@ -68,11 +68,6 @@ class _HarmlessUnpickler(pickle._Unpickler):  # noqa: SLF001 - the one in C take
         return type("Made", (Made,), {"name": f"{module}.{name}"})
 
 
-def parse_pickle(data: bytes) -> Any:
-    """Decode a pickle without executing anything; calls become `Made`. What damage raises is in `_DAMAGE`."""
-    return _HarmlessUnpickler(io.BytesIO(data)).load()
-
-
 _DAMAGE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, RecursionError),
     *(pickle.UnpicklingError, struct.error, MemoryError),
@@ -103,7 +98,7 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     path = folder / _METADATA
     data = read_small(path)
     try:
-        return _tensors(folder, parse_pickle(data).state)
+        return _tensors(folder, _HarmlessUnpickler(io.BytesIO(data)).load().state)
     except _DAMAGE as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
 
@@ -151,7 +146,7 @@ def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
 
 
 def _sizes(made: Any) -> tuple[int, ...]:
-    """The sizes of a `torch.Size`, as `parse_pickle` gives it; ValueError for anything but integers from 0 on."""
+    """The sizes of a `torch.Size`, as `_HarmlessUnpickler` gives it; ValueError for anything but integers from 0 on."""
     sizes = tuple(made.given[0]) if made.given else ()
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("a size is no number")

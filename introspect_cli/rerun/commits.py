@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -109,8 +108,9 @@ class Captures:
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
         """A context manager that builds the place in which a revision runs, and removes it after the block."""
-        paths = os.environ.get("PYTHONPATH", "")
-        return build_place(self.around, self.base / TREE, revision=revision, links=self.command.links, paths=paths)
+        paths, texts = os.environ.get("PYTHONPATH", ""), revision.texts()
+        at, links = self.base / TREE, self.command.links
+        return build_place(self.around, at, texts, revision=revision, links=links, paths=paths)
 
     def capture(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
         """Capture the command at a revision into `run`, replacing a run there, and tell what is linked, not copied.
@@ -119,7 +119,7 @@ class Captures:
 
         Args:
             revision: what is captured.
-            run: directory of the run; removed where an error is raised.
+            run: directory of the run; removed where it is interrupted.
             more: further capture options.
 
         Returns:
@@ -128,27 +128,17 @@ class Captures:
         Raises:
             UsageError: a file was imported from the user's work tree.
         """
-        try:
-            with self.place(revision) as place:
-                return self._capture_at(place, run, more)
-        except BaseException as error:
-            shutil.rmtree(run, ignore_errors=True)
-            if not isinstance(error, UsageError):  # the log may show its reason
-                log_of(run).unlink(missing_ok=True)
-            raise
-
-    def _capture_at(self, place: Place, run: Path, more: Iterable[str]) -> Rerun:
-        """Capture the command into `run` at a place, once the setup command has run there."""
-        if place.large:
-            names = some([os.path.relpath(path, self.user.root) for path in place.large], _MAX_NAMED)
-            self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
-        if self.command.setup and run_logged(self.command.setup, log_of(run), place.directory):
-            return Rerun(run, 1, 0)
-        words = map(place.rebuilt_word, self.command.words)
-        environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
-        done = capture(run, place, (*self.command.seeded, *more, *words), environment)
-        check_read(done, place)
-        return done
+        with self.place(revision) as place:
+            if place.large:
+                names = some([os.path.relpath(path, self.user.root) for path in place.large], _MAX_NAMED)
+                self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
+            if self.command.setup and run_logged(self.command.setup, log_of(run), place.directory):
+                return Rerun(run, 1, 0)
+            words = map(place.rebuilt_word, self.command.words)
+            environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
+            done = capture(run, place, (*self.command.seeded, *more, *words), environment)
+            check_read(done, place)
+            return done
 
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
         """The kept run of a revision, if it is complete and nothing that went into it has changed; else capture it now.

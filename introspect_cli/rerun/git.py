@@ -7,19 +7,18 @@ of its own, which is removed afterwards.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import stat
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 WORK_TREE = "."
 """What names the work tree as it is among revisions."""
@@ -129,13 +128,13 @@ class Revision:
         name: as it was asked for.
         user: the user's repository.
         commit: what is checked out.
-        changed: by path, whether a file that differs from the commit's in the work tree exists there.
+        changed: names of files that differ from the commit's in the work tree.
     """
 
     name: str
     user: Repository
     commit: str
-    changed: Mapping[str, bool] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
 
     @classmethod
     def named(cls, user: Repository, name: str) -> Revision:
@@ -153,7 +152,7 @@ class Revision:
             asked = ("status", "--porcelain", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
             listed = user.names(*asked)
             names = [line[3:] for line in listed if line[:2] != "??" or line.endswith(CODE_ENDINGS)]
-            return cls(name, user, commit, {path: os.path.lexists(user.root / path) for path in sorted(names)})
+            return cls(name, user, commit, tuple(sorted(names)))
         for entry in user.names("ls-tree", "-r", "--full-tree", commit):
             about, _, path = entry.partition("\t")
             if about.startswith(_SUBMODULE) and (user.root / path / ".git").exists():
@@ -176,19 +175,24 @@ class Revision:
         names = self.user.names("ls-tree", "-r", "--name-only", "--full-tree", self.commit)
         return [self.user.root / name for name in {*names, *self.changed}]
 
+    def texts(self) -> dict[Path, bytes | None]:
+        """What changed files hold in the work tree now, by the user's path; None for one that was removed."""
+        paths = [self.user.root / name for name in self.changed]
+        return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
     def state(self) -> list[object]:
         """[commit, [[path, digest], ...] of changed files]; a digest is None where the file was removed.
 
         Files are read now. States are equal for equal trees.
         """
-        digests = [[path, _digest(self.user.root / path) if exists else None] for path, exists in self.changed.items()]
-        return [self.commit, digests]
+        texts = self.texts().items()
+        return [self.commit, [[str(path), None if data is None else source_digest(data)] for path, data in texts]]
 
     @contextlib.contextmanager
     def checked_out(self, root: Path) -> Iterator[None]:
-        """Check out its tree at `root` as a detached git worktree, changed files included, for the length of a block.
+        """Check out the tree of its commit at `root` as a detached git worktree, for the length of a block.
 
-        What was at `root` is removed before, the tree afterwards. Changed files are copied from the user's work tree.
+        What was at `root` is removed before, the tree afterwards.
 
         Raises:
             UsageError: git fails.
@@ -197,11 +201,6 @@ class Revision:
         root.parent.mkdir(parents=True, exist_ok=True)
         self.user.ask("worktree", "add", "--detach", "--force", str(root), self.commit)
         try:
-            for path, exists in self.changed.items():
-                with contextlib.suppress(OSError):
-                    (root / path).unlink()
-                if exists:
-                    copy_file(self.user.root / path, root / path)
             yield
         finally:
             self._remove(root)
@@ -210,23 +209,3 @@ class Revision:
         """Remove the work tree at `root` with git, then whatever is left of its directory."""
         self.user.run("worktree", "remove", "--force", "--force", str(root))
         shutil.rmtree(root, ignore_errors=True)
-
-
-def copy_file(path: Path, to: Path) -> None:
-    """Copy a file with its times and mode, a link as it is; parents of `to` are made.
-
-    Does nothing where `to` exists, or `path` is gone.
-    """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(to):
-            shutil.copy2(path, to, follow_symlinks=False)
-
-
-def _digest(path: Path) -> str:
-    """A digest of a file's content and executable bit; `-> target` for a link, "" where there is no file."""
-    if path.is_symlink():
-        return f"-> {path.readlink()}"
-    if not path.is_file():
-        return ""
-    return f"{hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()} {path.stat().st_mode & stat.S_IXUSR}"

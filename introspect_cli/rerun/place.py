@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.git import CODE_ENDINGS, copy_file, tracked_files
+from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run_writer import add_gitignore
 
@@ -196,7 +196,7 @@ def _entries_below(tops: Sequence[Path], needed: Collection[Path], skipped: Path
 def build_place(
     around: Surroundings,
     at: Path,
-    texts: Mapping[Path, bytes] | None = None,
+    texts: Mapping[Path, bytes | None],
     *,
     revision: Revision | None = None,
     links: Sequence[str] = (),
@@ -209,7 +209,7 @@ def build_place(
     Args:
         around: the survey.
         at: a directory that holds all of it; what was there is removed before.
-        texts: what files hold, by the user's path.
+        texts: what files hold, by the user's path; None for what is not there.
         revision: whose tree the project is; None where the project is as it lies.
         links: paths relative to the directory that are linked, and not copied, whatever they are.
         paths: PYTHONPATH of the user's.
@@ -218,7 +218,6 @@ def build_place(
         UsageError: git fails, or there is no such path to link.
         StoreError: it cannot be written.
     """
-    texts = texts or {}
     place = Place(at, at, at, around.tops)
     place = replace(place, root=place.rebuilt(around.root), directory=place.rebuilt(around.directory))
     given = [*texts, *(revision.files() if revision is not None else ())]
@@ -229,17 +228,18 @@ def build_place(
             at.parent.mkdir(parents=True, exist_ok=True)
             if revision is not None:
                 stack.enter_context(revision.checked_out(place.root))
-            for path in (*around.tops, around.directory, *(path.parent for path in texts)):
-                place.rebuilt(path).mkdir(parents=True, exist_ok=True)
             for name in links:
                 link(around.directory / name, place.directory / name)
-            for path in around.empty:
+            for path in (around.directory, *around.empty, *(path.parent for path in texts)):
                 with contextlib.suppress(FileExistsError):  # a file at this revision
                     place.rebuilt(path).mkdir(parents=True, exist_ok=True)
             large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
             for path, data in texts.items():
-                place.rebuilt(path).unlink(missing_ok=True)
-                place.rebuilt(path).write_bytes(data)
+                there = place.rebuilt(path)
+                if data is None or there.is_symlink():
+                    there.unlink(missing_ok=True)
+                if data is not None:
+                    there.write_bytes(data)
             if revision is None:  # by it, a capture finds the root of the project
                 (place.root / ".git").mkdir(exist_ok=True)
             for top in place.tops:
@@ -293,11 +293,13 @@ def _copy(files: Mapping[Path, Path]) -> list[Path]:
     sizes = {path: path.stat().st_size if path.is_file() else MAX_COPIED_BYTES for path in real.values()}
     for to, path in sorted(real.items(), key=lambda item: sizes[item[1]]):
         total += sizes[path]
-        if total < MAX_COPIED_BYTES:
-            copy_file(path, to)
-        elif not os.path.lexists(to):
-            link(path, to)
-            large.append(path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if total < MAX_COPIED_BYTES and not os.path.lexists(to):
+                shutil.copy2(path, to)
+            elif not os.path.lexists(to):
+                to.symlink_to(path)
+                large.append(path)
     return large
 
 

@@ -103,6 +103,10 @@ def capture(
         code = run_logged(command, log_of(run), place.directory, variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
+    except BaseException:  # interrupted: nobody waits for it
+        shutil.rmtree(run, ignore_errors=True)
+        log_of(run).unlink(missing_ok=True)
+        raise
     state, made = _read_result(run, code)
     if "--stop" in words and state is RunState.COMPLETE:  # the status is then that of the comparison
         return made

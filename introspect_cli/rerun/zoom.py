@@ -245,7 +245,9 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         clause = f"although {some(without)} {has} text is not kept" if without else clause
         yield Place(files.tops[0], recipe.directory), f"where it ran, {clause}"
         return
-    texts = {files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)}
+    texts: dict[Path, bytes | None] = {
+        files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)
+    }
     around = survey(files.tops[0], recipe.directory, texts.keys(), started_at(run), at.parent)
     with build_place(around, at, texts, links=links, paths=recipe.search_path) as place:
         yield place, "from its recorded sources"
