@@ -19,7 +19,7 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +27,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run_writer import add_gitignore
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class Place:
         tops: these directories; none where it runs in the user's.
         paths: PYTHONPATH there; "" for what it is.
         large: files and directories that are linked, being too much to copy.
-        given: the user's paths of files that are there as another text or revision has them.
+        given: files that are there as another text or revision has them, by the user's paths: the digest of a text.
     """
 
     root: Path
@@ -71,7 +72,7 @@ class Place:
     tops: tuple[Path, ...] = ()
     paths: str = ""
     large: tuple[Path, ...] = ()
-    given: tuple[Path, ...] = ()
+    given: Mapping[Path, str] = field(default_factory=dict)
 
     def rebuilt(self, path: Path) -> Path:
         """The rebuilt path of a user's absolute path; `path` itself if it is below no top, or in the place already."""
@@ -220,7 +221,8 @@ def build_place(
     """
     place = Place(at, at, at, around.tops)
     place = replace(place, root=place.rebuilt(around.root), directory=place.rebuilt(around.directory))
-    given = [*texts, *(revision.files() if revision is not None else ())]
+    given = dict.fromkeys(revision.files() if revision is not None else (), "")
+    given |= {path: "" if data is None else source_digest(data) for path, data in texts.items()}
     with contextlib.ExitStack() as stack:
         try:
             shutil.rmtree(at, ignore_errors=True)
@@ -247,7 +249,7 @@ def build_place(
             search_path = _search_path(place, at / "modules", paths)
         except OSError as error:
             raise StoreError(f"cannot write {at}: {error.strerror or error}") from None
-        yield replace(place, paths=search_path, large=tuple(large), given=tuple(given))
+        yield replace(place, paths=search_path, large=tuple(large), given=given)
 
 
 def keep_out_of_git(directory: Path) -> Path:

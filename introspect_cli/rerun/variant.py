@@ -227,20 +227,27 @@ def check_read(done: Rerun, place: Place) -> None:
     if not done.steps:
         return
     with open_run(done.run) as run:
-        read = {**opened_files(run), **run.settings.document("sources")}
-    for name, digest in read.items():
+        opened, sources = opened_files(run), run.settings.document("sources")
+    for name, digest in {**opened, **sources}.items():
         forms = (f"/{name}", f"/{name.removesuffix('.py')}/__init__.py")
-        named = [path for path in place.given if str(path).endswith(forms)]
-        here, users = (
-            {source_digest(path.read_bytes()) for path in paths if path.is_file()}
-            for paths in (map(place.rebuilt, named), named)
-        )
+        laid = {path: laid for path, laid in place.given.items() if str(path).endswith(forms)}
+        # a script may write what it opened, so of that the digest is needed of what it was before
+        here = {laid[path] or (digest_of(place.rebuilt(path)) if name in sources else digest) for path in laid}
+        users = {digest_of(path) for path in laid}
         if digest in users - here:
             shutil.rmtree(done.run, ignore_errors=True)
             raise UsageError(
                 f"{name} was read as it is in your directory, and not as it was laid into {place.root}: python found "
                 "it by an absolute path, or where it is installed"
             )
+
+
+def digest_of(path: Path) -> str:
+    """The source digest of a file; "" where it cannot be read."""
+    try:
+        return source_digest(path.read_bytes())
+    except OSError:
+        return ""
 
 
 def opened_files(run: Run) -> dict[str, str]:
