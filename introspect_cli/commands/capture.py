@@ -125,7 +125,9 @@ def capture(
         raise UsageError("capture needs torch: `pip install torch`, in the environment of the script")
     if verify_neutral:
         if command is not None or options.perturb is not None:
-            raise UsageError("--verify-neutral compares one process with itself: leave out launchers and --perturb")
+            raise UsageError(
+                "--verify-neutral compares one process with itself: with a launcher or --perturb, leave one out"
+            )
         return partial(_verify_neutral, target, options, ctx.meta["before script"], words)
     if command is not None:
         from introspect_cli.capture.follow.launcher import run_followed
