@@ -14,16 +14,16 @@ import yaml
 from answer_schema import schema
 from repositories import introspect
 
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
-from introspect_cli.rerun.changes.search import Attempt, Attempts, OutOfRunsError, Search
+from introspect_cli.rerun.changes.search import Attempt, OutOfRunsError, Search
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
 # The search, with a question in place of runs.
 
 
-class Asked(Attempts):
+class Asked(Search):
     """Answers of a rule instead of runs."""
 
     rule = None
@@ -42,9 +42,10 @@ class Asked(Attempts):
 
 def search(names, rule, most=100, likely=1):
     elements = [change for name in names for change in edits_of(f"{name}.py", "a\n", "b\n")]
-    asked = Asked(SimpleNamespace(unknown=()), elements, SimpleNamespace(until=3), None, Path("runs"), most, [].append)
+    sides, reference = SimpleNamespace(unknown=()), SimpleNamespace(until=3)
+    asked = Asked(sides, elements, likely, reference, None, Path("runs"), most, [].append)
     asked.rule = rule
-    proof = Search(asked, DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
+    proof = asked.run()
     return {element.file[:-3] for element in proof.elements}, proof
 
 
@@ -228,7 +229,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     )
     assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
     assert (state(first / "exp1"), state(b)) == before
-    assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
+    assert not list((tmp_path / "introspect-runs").rglob("*-tree"))
 
     answer = introspect(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)
