@@ -174,7 +174,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
     assert "is not a regular file" in refused(tmp_path / "zero.npz")
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "c" / ".metadata")
-    assert "is no metadata" in refused(tmp_path / "c")
+    assert "is not a regular file" in refused(tmp_path / "c")
     (tmp_path / "gone.pt").symlink_to("nowhere")
     assert "cannot read" in refused(tmp_path / "gone.pt")
 

@@ -1,4 +1,4 @@
-"""`capture --verify-neutral` and `--repeat`: the question asked of one's own script, and every answer there is."""
+"""`capture --verify-neutral`: the question asked of one's own script, and every answer there is."""
 
 from __future__ import annotations
 
@@ -91,24 +91,7 @@ def test_a_script_is_called_what_it_is(introspect, tmp_path, script, code, said)
     assert (tmp_path / "run" / "manifest.yaml").exists()
 
 
-@pytest.mark.sweep
-def test_a_seed_makes_a_script_deterministic(introspect, tmp_path):
-    out = capture(introspect, tmp_path, "--repeat", "2", "--seed", "1", noise=" * random.random()")
-    assert out.returncode == 0, out.stderr
-    assert "introspect: deterministic: All 2 runs have the same numbers." in out.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "run-1", "run-2"}
-
-
-def test_repeat_finds_where_it_parts(introspect, tmp_path):
-    out = capture(introspect, tmp_path, "--repeat", "2", noise=" * random.random()")
-    assert out.returncode == 1, out.stderr
-    assert "not deterministic: All 2 runs differ from each other. First divergence at step 0" in out.stderr
-    again = capture(introspect, tmp_path, "--repeat", "2")
-    assert again.returncode == 2
-    assert "run-1 exists already" in again.stderr
-
-
-@pytest.mark.parametrize("options", [("--verify-neutral", "--repeat", "2"), ("--repeat", "0")])
+@pytest.mark.parametrize("options", [("--verify-neutral", "--perturb", "0"), ("--last", "0")])
 def test_options_that_cannot_go_together_are_refused(introspect, tmp_path, options):
     out = capture(introspect, tmp_path, *options)
     assert out.returncode == 2

@@ -12,10 +12,10 @@ from answer_schema import schema
 from repositories import introspect
 
 from introspect_cli.compare.changes.statements import Change, Side
-from introspect_cli.compare.result import DiffResult, Verdict
+from introspect_cli.compare.result import Verdict
 from introspect_cli.compare.settings.settings import parsed
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
-from introspect_cli.rerun.changes.search import Attempt, Attempts, OutOfRunsError, Search
+from introspect_cli.rerun.changes.search import Attempt, OutOfRunsError, Search
 from introspect_cli.rerun.changes.sides import Sides
 from introspect_cli.rerun.commits import Command
 from introspect_cli.rerun.place import Surroundings, build_place, survey
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_python")
 # The search, with a question in place of runs.
 
 
-class Asked(Attempts):
+class Asked(Search):
     """Answers of a rule instead of runs."""
 
     rule = None
@@ -49,9 +49,9 @@ def search(names, rule, most=100, likely=1):
     recipe = Recipe((), (), (), Path())
     sides = Sides(recipe, Surroundings(Path(), Path(), (), (), ()), {}, {}, {}, tuple(elements), ())
     answered = []
-    asked = Asked(sides, elements, Reference(Path(), 3), Command((), ()), Path("runs"), most, answered.append)
+    asked = Asked(sides, elements, likely, Reference(Path(), 3), Command((), ()), Path("runs"), most, answered.append)
     asked.rule = rule
-    proof = Search(asked, DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
+    proof = asked.run()
     return {element.file for element in proof.elements}, proof
 
 
@@ -234,7 +234,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     )
     assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
     assert (state(first / "exp1"), state(b)) == before
-    assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
+    assert not list((tmp_path / "introspect-runs").rglob("*-tree"))
 
     answer = introspect(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)

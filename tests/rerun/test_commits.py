@@ -279,7 +279,7 @@ def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Pa
     at, first = repository.parent / "at", Revision.named(Repository(repository), "first")
     around = place.survey_of_git(first.user, repository, [], at)
     for links, large in (((), ["log.txt"]), (["data"], [])):
-        with place.build_place(around, at, revision=first, links=links) as made:
+        with place.build_place(around, at, {}, revision=first, links=links) as made:
             assert [path.name for path in made.large] == large
             assert (made.directory / "data").is_symlink() == bool(links)
     introspect(repository, "diff", "first", "refactored", "--link", "data", "--", "train.py", "1", code=0)
@@ -332,7 +332,7 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
     monkeypatch.chdir(repository)
     revision, base = Revision.named(Repository(repository), "src"), repository.parent / "base"
     around = place.survey_of_git(revision.user, repository, [], base)
-    with place.build_place(around, base, revision=revision) as tree:
+    with place.build_place(around, base, {}, revision=revision) as tree:
         modules = Path(tree.paths.split(os.pathsep)[0])
         assert [path.name for path in modules.iterdir()] == ["model.py"]
         assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
