@@ -387,7 +387,7 @@ class Account:
 
     Attributes:
         counted: bool per union number, whether records of the site are counted.
-        chosen: bool per union number, whether they are selected to be compared, of training or evaluation alone.
+        chosen: bool per union number, whether they are selected to be compared.
         structure: what differs in structure so far.
         begins: what is known of what the step after `last` begins with.
         last: number of the last step that was listed; None for none.
@@ -410,7 +410,7 @@ class Account:
         alignment, which = comparison.alignment, outcome.evaluation
         self.walk, self.comparison, self.outcome, self.options = walk, comparison, outcome, comparison.options
         self.counted = np.append(counted, np.zeros(alignment.size - len(counted), np.bool_))
-        self.chosen = comparison.chosen & (alignment.evaluating == which)
+        self.chosen = comparison.chosen if which is None else comparison.chosen & (alignment.evaluating == which)
         self.entire = comparison.is_entire and which is None
         if which is not None:  # its first divergence alone is asked for
             self.options = replace(self.options, limit=0, whole_step=False, want_map=False)
