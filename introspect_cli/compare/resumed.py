@@ -138,10 +138,8 @@ def repeated_values(sides: Comparison, table: Table) -> Mask:
     left = [at.tensors() if at.recorded else None for at in before]
     for place, (half, state) in enumerate(zip(table.halves, (ONLY_A, ONLY_B), strict=True)):
         mine = left[1 - place] if left[place] is None else left[place]
-        known, alone = (
-            dict(mine or {}),
-            dict(zip(half.only.tolist(), np.flatnonzero(table.state == state), strict=True)),
-        )
+        known = dict(mine or {})
+        alone = dict(zip(half.only.tolist(), np.flatnonzero(table.state == state), strict=True))
         rows = np.flatnonzero(of_kinds(alignment.kind[half.sites], STATE_KINDS))
         for row in rows[np.argsort(half.batch.sequence[rows], kind="stable")].tolist():
             kind, fqn, path = tensor_of(alignment, int(half.sites[row]))

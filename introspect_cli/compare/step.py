@@ -341,10 +341,9 @@ class Step:
 
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
-        recorded = (
-            (self.begins.before.sites_a, self.begins.before.sites_b) if self.begins.before is not None else ((), ())
-        )
-        return all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in recorded)
+        before = self.begins.before
+        sides = () if before is None else (before.sites_a, before.sites_b)
+        return bool(sides) and all(np.isin(self.alignment.by_fqn[fqn], sites).any() for sites in sides)
 
     def sequence_of(self, sites: list[int]) -> float | None:
         """Lowest order in run a of these sites; None where a has none of them in the step."""
