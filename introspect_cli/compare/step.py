@@ -339,6 +339,10 @@ class Step:
 
     # --- tensors, and calls
 
+    def differed_before(self, sites: Ids | Sequence[int]) -> bool:
+        """Whether any of these sites differs in the step before; False without that step."""
+        return self.state_before is not None and bool((self.state_before[sites] == DIFFERENT).any())
+
     def is_recorded_before(self, fqn: str) -> bool:
         """Whether both runs have a record of any kind under this FQN in the previous step; False without that step."""
         before = self.begins.before

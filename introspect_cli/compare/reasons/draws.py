@@ -30,7 +30,7 @@ from introspect_cli.compare.settings.beginning import (
     find_script_seedings,
 )
 from introspect_cli.compare.step import Place, random_at_start
-from introspect_cli.compare.table import DIFFERENT, OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
@@ -199,8 +199,7 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
     if site.phase is Phase.START:
         states = step.of(Kind.RNG, frozenset(Phase)).tolist()
         states = [union for union in states if generator_of(step.alignment.site(union)) == site.fqn]
-        before = step.state_before
-        return None if before is not None and (before[states] == DIFFERENT).any() else cause("rng")
+        return None if step.differed_before(states) else cause("rng")
     if step.begins.diverged or step.rng_differs() or step.anything_before(step.order_at(position)):
         return None
     return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))

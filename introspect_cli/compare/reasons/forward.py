@@ -278,6 +278,14 @@ def left_in_operator(at: View) -> Iterator[str]:
 # --- batches
 
 
+def batch_is_fed(step: Step, position: int) -> bool:
+    """Whether something that goes into a batch differs: a random state, or, in the step before, one or its loader."""
+    site = step.sites[position]
+    loaded = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
+    before = np.concatenate([loaded, step.of(Kind.RNG, frozenset(Phase))])
+    return step.rng_differs() or step.differed_before(before)
+
+
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
     """Finding where the batch has the same values in another order."""

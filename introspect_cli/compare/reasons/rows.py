@@ -40,6 +40,8 @@ def _left_in_gap(at: View) -> Iterator[str]:
 
 
 _TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
+_OUTSIDE = frozenset({Kind.RNG, Kind.BATCH})
+"""What no step before computes."""
 _DRAWN = {"command": 0.9, "seeds": 1.0, "options": 0.95}
 
 ROWS: Final = (
@@ -156,7 +158,7 @@ ROWS: Final = (
         "batch",
         "The data loader gave another batch.",
         frozenset({Kind.BATCH}),
-        is_fed=lambda step, _: step.rng_differs(),
+        is_fed=forward.batch_is_fed,
         left=forward.left_in_batch,
         weights={"command": 0.9, "seeds": 0.95},
         names=_name_pattern("seed|worker|batch|shuffle|data|block|seq|sampler|augment"),
@@ -271,14 +273,14 @@ def judge(step: Step, position: int) -> Cause:
     """The cause of one divergence: the first one, by the priority of its reason, whose evidence does not differ.
 
     Where evidence that is needed for an origin was not observed, the cause is `gap` instead, propagated, with that
-    reason in `instead`; only `resumed` comes before it. What both runs have follows, but for random states, once
-    anything has diverged in a step before.
+    reason in `instead`; only `resumed` comes before it. What both runs have follows, but for `_OUTSIDE`, once anything
+    has diverged in a step before.
 
     Args:
         step: the step.
         position: index of the divergence in `step.sites`.
     """
-    if step.begins.diverged and not step.is_one_sided(position) and step.sites[position].kind is not Kind.RNG:
+    if step.begins.diverged and not step.is_one_sided(position) and step.sites[position].kind not in _OUTSIDE:
         return Cause(Role.PROPAGATED, "propagated")
     gap: Cause | None = None
     for reason in _reasons_for(step.sites[position].kind):
