@@ -126,7 +126,7 @@ def test_shares_that_happen_to_be_equal_are_not_taken_for_copies_of_another_shap
 
 
 def test_an_evaluation_without_gradients_is_compared_too(begun):
-    result = compared(begun / "single", begun / "tpsp", evaluation=True)
+    result = compared(begun / "single", begun / "tpsp")
     assert result.verdict is Verdict.SAME, result.sentence
     with open_run(begun / "tpsp") as run:
         evaluated = [
