@@ -79,7 +79,7 @@ def repeat(
     for number, output in enumerate(outputs):
         outcome = run_child(before_script, words, output=output, show=number == 0)
         codes.append(outcome.aspects["exit code"])
-        if not (output / "manifest.yaml").exists():
+        if not (output / "manifest.json").exists():
             raise StoreError(
                 f"run {number + 1} of {times} recorded nothing in {output}; it ended with code {codes[-1]}"
             )

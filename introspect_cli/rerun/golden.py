@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-ABOUT, STORE = "golden.yaml", GOLDEN_RUN
+ABOUT, STORE = "golden.json", GOLDEN_RUN
 KINDS = "rng,batch,loss,output,grad,param,buffer"
 _SMALL = 64
 """Roundings of a value's type that summation order may make; more is another computation."""
@@ -93,7 +93,7 @@ def pack_golden(run: Path, golden: Golden, path: Path) -> int:
     The directory is made. Returns the bytes of all files in it.
     """
     path.mkdir(parents=True, exist_ok=True)
-    (path / ABOUT).write_bytes(documents.dump(vars(golden), ABOUT, "golden"))
+    (path / ABOUT).write_bytes(documents.dump(vars(golden)))
     (path / STORE).unlink(missing_ok=True)
     pack(run, path / STORE, sources=False)
     return sum(file.stat().st_size for file in path.iterdir())

@@ -198,7 +198,7 @@ def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterat
         too_many = len(entries) > _MAX_ENTRIES or count > _MAX_ENTRIES_BELOW
         is_whole = (too_many or has_packages) and directory not in needed
         yield directory, is_whole
-        if is_whole or {"manifest.yaml", "settings"} <= names:  # a run of introspect
+        if is_whole or {"manifest.json", "rank0"} <= names:  # a run of introspect
             continue
         for entry in entries:
             path = directory / entry.name

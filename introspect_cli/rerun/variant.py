@@ -182,7 +182,7 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 def complete_run(run: Path) -> Rerun | None:
     """The result of the capture at `run`; None where there is no readable run whose state is COMPLETE."""
-    state, kept = _read_result(run, 0) if (run / "manifest.yaml").exists() else (None, None)
+    state, kept = _read_result(run, 0) if (run / "manifest.json").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
 
 

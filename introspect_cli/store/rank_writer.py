@@ -168,7 +168,7 @@ class LogWriter:
         self._ended = False
         self._lock = threading.RLock()
         start = begin_log(rank, run_id)
-        self._file = Appended(folder, LOG, locked=True)
+        self._file = Appended(folder, LOG)
         self.written = Written(len(start), zlib.crc32(start[:-4]))
         try:
             self._file.append(start)
@@ -263,7 +263,7 @@ class LogWriter:
         if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
             with suppress(OSError, StoreError), self.folder.reopen_if_closed().file(LOG) as log:
                 frames = Frames(log, self.rank, log.path)
-                self.folder.replace(HEADS, [frames.encoded()], 0o666, durable=self._durable)
+                self.folder.replace(HEADS, [frames.encoded()], durable=self._durable)
         self.abandon()
 
     def abandon(self) -> None:

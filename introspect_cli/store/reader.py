@@ -502,9 +502,7 @@ class RankReader(Reader):
         unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
     """
 
-    def __init__(
-        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, rank_count: int = 1
-    ) -> None:
+    def __init__(self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
         """Open a rank's log and read the heads of its frames; nothing is raised where it has no log yet.
 
         Args:
@@ -513,13 +511,12 @@ class RankReader(Reader):
             damaged: whether a damaged log is read up to the damage, which `cut` tells, instead of raising; the file of
                 heads is then not read.
             shared: what it shares with other ranks of the run; None for a reader by itself.
-            rank_count: how many ranks were put together in this one.
 
         Raises:
             StoreError: the log is damaged, or a newer version wrote it.
         """
         self._shared = Shared() if shared is None else shared
-        self.rank_count = rank_count
+        self.rank_count = 1
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
@@ -605,29 +602,18 @@ class RankReader(Reader):
         self._reopen()
         return self.frames.body(number)
 
-    # --- documents
-
     @cached_property
-    def _documents(self) -> dict[str, bytes]:
-        """The body of each document in the log, by name; the last one of a name counts."""
+    def documents(self) -> dict[str, bytes]:
+        """The body of each document in the log, by name, `manifest` among them; the last one of a name counts.
+
+        Raises:
+            StoreError: one is damaged.
+        """
         found = {}
         for number in self.frames.numbers_of(DOCUMENT, counting=False):
             name, _, data = self.body(number).partition(b"\n")
             found[name.decode("ascii", "replace")] = data
         return found
-
-    def documents(self) -> list[str]:
-        """Names of the documents in its log, `manifest` among them."""
-        return list(self._documents)
-
-    def document(self, name: str) -> bytes:
-        """A document of its log.
-
-        Raises:
-            KeyError: there is none.
-            StoreError: it is damaged.
-        """
-        return self._documents[name]
 
     # --- steps
 

@@ -3,8 +3,8 @@
 Objects cannot be appended to. So what a file has grown by is put in an object of its own, which never changes again:
 `log.bin.000000000064` has the bytes of `log.bin` from byte 64 on. One small object, the *catalogue*, is put after them
 and says how long they are. Whatever a catalogue names is there; what came later does not exist. It also holds what
-every reader needs first: the heads of logs, with the bodies of their small frames, and the manifest. So opening a rank
-is one request, and a step is a range of an object.
+every reader needs first: the heads of the log, with the bodies of its small frames. So opening a rank is one request,
+and a step is a range of an object.
 
 A process that is killed sends no more, and says nothing of it. So a catalogue says whether it is the last one, when it
 was put, and within how many seconds another was to follow.
@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, DamageError, Directory, Source
+from introspect_cli.store.files import FORMAT, LABEL, LIMIT_DOCUMENT, MANIFEST, NAMES, DamageError, Directory, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,7 +194,7 @@ _LATEST = 1e11
 
 @dataclass
 class Catalogue:
-    """What there is of an uploaded directory: a file's bytes are those that are inline, then those of its objects.
+    """What there is of a rank's directory: a file's bytes are those that are inline, then those of its objects.
 
     Attributes:
         run_id: of the run; hexadecimal.
@@ -407,7 +407,7 @@ class RemoteFile(Source):
 
         Args:
             storage: of the run.
-            place: the path of the directory that was uploaded; "" for all of the run.
+            place: the path of the directory that was uploaded.
             catalogue: of that.
             name: the file's path in it.
         """
@@ -538,11 +538,8 @@ class RemoteFolder(Directory):
         return other
 
     def file(self, name: str) -> Source:
-        """The file `name` inside this directory, for reading; FileNotFoundError for a directory too.
-
-        The lock file is an empty one, whose `is_locked` says whether the upload is not over.
-        """
-        if name not in self._files and name != LOCK:
+        """The file `name` inside this directory, for reading; FileNotFoundError for a directory too."""
+        if name not in self._files:
             raise FileNotFoundError(name)
         return RemoteFile(self._storage, self._place, self.catalogue, f"{self._prefix}{name}")
 
@@ -569,20 +566,17 @@ def open_remote(url: str) -> RemoteFolder | None:
         raise NoRunError(f"there is no run at {url}: check the URL") from None
     if entries is None:
         return None
-    if CATALOGUE in entries:
-        [catalogue] = catalogues(storage, [""])
-        return RemoteFolder(storage, "", catalogue or Catalogue())
     if MANIFEST in entries:
         return _launch(storage, "", entries)
     runs = sorted(name for name, size in entries.items() if size < 0)
     remedy = (
         f"name one of the runs in it, such as {url}/{runs[0]}" if runs else "`introspect publish RUN URL` sends one"
     )
-    raise NoRunError(f"{url} is not a run: it has no {CATALOGUE}; {remedy}")
+    raise NoRunError(f"{url} is not a run: it has no {MANIFEST}; {remedy}")
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = None) -> RemoteFolder:
-    """The directory of a launch, or of an attempt of it, with its manifest, read now; a rank's catalogue is read later.
+    """The directory of a run, or of an attempt of it, with its manifest, read now; a rank's catalogue is read later.
 
     Empty where it has no manifest yet.
 
@@ -597,11 +591,15 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     entries = (storage.entries(place) or {}) if entries is None else entries
     if MANIFEST not in entries:
         return RemoteFolder(storage, place, Catalogue(over=True))
-    [manifest] = storage.read([(below(place, MANIFEST), 0, min(entries[MANIFEST], LIMIT_DOCUMENT))])
-    if isinstance(manifest, StoreError):
-        raise manifest
+    names = [name for name in (MANIFEST, LABEL) if name in entries]
+    inline = {}
+    read = storage.read([(below(place, name), 0, min(entries[name], LIMIT_DOCUMENT)) for name in names])
+    for name, data in zip(names, read, strict=True):
+        if isinstance(data, StoreError):
+            raise data
+        inline[name] = data
     folders = (name for name in entries if _FOLDER.fullmatch(name))
-    return RemoteFolder(storage, place, Catalogue(over=True, inline={MANIFEST: manifest}), others=folders)
+    return RemoteFolder(storage, place, Catalogue(over=True, inline=inline), others=folders)
 
 
 def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:

@@ -7,29 +7,24 @@ wrong becomes a finding instead of an error.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store import documents, tensorfile
+from introspect_cli.store import tensorfile
 from introspect_cli.store.files import (
     ATTEMPT_NAME,
     CHILDREN,
     HEADS,
     LABEL,
-    LIMIT_DOCUMENT,
-    LOCK,
     MANIFEST,
     RANK_NAME,
-    SETTINGS,
     SOURCES,
     TENSORS,
     DamageError,
     Directory,
-    is_locked,
     outside_cause,
     reason,
 )
@@ -37,11 +32,10 @@ from introspect_cli.store.log import CACHE, step_digest
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.reader import LARGEST_HEADS, RankReader, last_common_step
 from introspect_cli.store.run import (
-    SETTINGS_NAME,
     RunState,
+    Settings,
     launch_of,
     merge_manifests,
-    rank_settings,
     read_manifest,
     read_rank_manifests,
     run_state,
@@ -129,29 +123,24 @@ class _Check:
         Raises:
             StoreError: the system is out of resources or refuses permission, or a newer version wrote the run.
         """
-        locked = bool(self._try(is_locked, self._folder))
         manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
-        self.sound["documents"] += bool(manifest)
         run_id, numbers = manifest.get("id"), self._check_top_level()
         ranks = [reader for number in numbers if (reader := self._check_rank(number, run_id)) is not None]
-        places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
-        if launch_of(manifest) is not None:
-            for reader in ranks:
-                own = self._try(read_rank_manifests, [reader], run_id) or {}
-                manifests |= own
-                settings = self._try(rank_settings, reader, run_id)
-                found = () if settings is None else [self._try(settings.__getitem__, name) for name in settings]
-                self.sound["documents"] += len(own) + sum(document is not None for document in found)
-            manifest = merge_manifests(manifest, manifests)
-            places = [self._folder.rank(number) for number in numbers]
-        state = run_state(manifest, manifests, ranks, locked=locked)
+        for reader in ranks:
+            manifests |= self._try(read_rank_manifests, [reader], run_id) or {}
+            settings = Settings(reader)
+            names: list[str] = self._try(list, settings) or []
+            self.sound["documents"] += sum(self._try(settings.__getitem__, name) is not None for name in names)
+        self.sound["documents"] += bool(manifest) + len(manifests)
+        launched = launch_of(manifest) is not None
+        manifest = merge_manifests(manifest, manifests)
+        state = run_state(manifest, manifests if launched else {}, ranks)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._add_finding(
                 f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
             )
-        for place in places:
-            self._check_files("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
+        for place in map(self._folder.rank, numbers):
             self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
@@ -201,7 +190,7 @@ class _Check:
         """Numbers of the ranks, sorted; any entry that is no part of a run, nor a temporary file, is a finding."""
         names = self._folder.names()
         numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
-        known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, *(f"rank{n}" for n in numbers)}
+        known = {MANIFEST, CHILDREN, LABEL, *(f"rank{n}" for n in numbers)}
         for name in names:
             if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                 self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
@@ -292,13 +281,6 @@ def _check_heads(run: Directory, reader: RankReader) -> None:
     count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0
     if data != reader.frames.encoded(count):
         raise DamageError(f"{reader.path}/{HEADS}", "it is not what the log has: remove it")
-
-
-def _check_document(run_id: object, folder: Directory, name: str) -> None:
-    """Raise DamageError unless a settings document is unaltered, of this run, and valid YAML."""
-    data = folder.read_file(name, LIMIT_DOCUMENT)
-    documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
-    documents.load(data, f"{folder.path}/{name}")
 
 
 def _check_tensor(folder: Directory, name: str) -> None:

@@ -190,13 +190,13 @@ def test_settings_tell_what_ran_on_what(captured, project):
 
 def test_an_existing_run_is_refused_unless_forced_and_what_cannot_be_a_run_always(introspect, project):
     assert introspect("capture", "-o", "run", "train.py", cwd=project).returncode == 0
-    before = (project / "run" / "manifest.yaml").read_bytes()
+    before = (project / "run" / "manifest.json").read_bytes()
     again = introspect("capture", "-o", "run", "train.py", cwd=project)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "--force" in again.stderr
     assert again.stdout == ""
-    assert (project / "run" / "manifest.yaml").read_bytes() == before
+    assert (project / "run" / "manifest.json").read_bytes() == before
     assert introspect("capture", "--force", "-o", "run", "train.py", cwd=project).returncode == 0
     assert not list(project.glob(".*")), "what was replaced is gone"
     (project / "precious").mkdir()

@@ -94,7 +94,7 @@ def test_no_file_of_a_run_holds_a_secret(runs):
 
 
 def test_what_holds_settings_is_its_owners_alone(runs):
-    for path in [runs / "a/manifest.yaml", *(runs / "a/settings").iterdir()]:
+    for path in [runs / "a/manifest.json", *(runs / "a/settings").iterdir()]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
     assert stat.S_IMODE((runs / "a/settings").stat().st_mode) == 0o700
 

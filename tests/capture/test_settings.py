@@ -151,4 +151,4 @@ def test_nothing_of_the_script_runs_to_describe_its_objects(tmp_path, introspect
     assert found["sampler"] == "Slots"
     assert found["dataset.many"] == "list of 100,000"
     assert found["dataset.token"] == found["dataset.api_key"] == "<redacted>"
-    assert "not_observed: []" in (tmp_path / "run/manifest.yaml").read_text()
+    assert "not_observed: []" in (tmp_path / "run/manifest.json").read_text()

@@ -81,11 +81,11 @@ def state(repository: Path) -> list[str]:
 
 
 def steps_of(kept: Path) -> dict[str, int]:
-    return {run.parent.name: yaml.safe_load(run.read_text())["steps"] for run in kept.glob("*/manifest.yaml")}
+    return {run.parent.name: yaml.safe_load(run.read_text())["steps"] for run in kept.glob("*/manifest.json")}
 
 
 def written(kept: Path) -> dict[Path, int]:
-    return {run: run.stat().st_mtime_ns for run in kept.glob("*/manifest.yaml")}
+    return {run: run.stat().st_mtime_ns for run in kept.glob("*/manifest.json")}
 
 
 def test_a_killed_bisection_goes_on_where_it_stopped(repository: Path):

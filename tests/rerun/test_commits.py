@@ -106,7 +106,7 @@ def left(repository: Path) -> list[str]:
     return [
         path.name
         for path in (repository / "introspect-runs" / "commits").glob("*")
-        if path.suffix != ".log" and not (path / "manifest.yaml").exists()
+        if path.suffix != ".log" and not (path / "manifest.json").exists()
     ]
 
 
@@ -124,7 +124,7 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     assert again.stdout == answer.stdout
     assert again.stderr.count("captured before") == 2
 
-    runs = (repository / "introspect-runs" / "commits").glob("*/manifest.yaml")
+    runs = (repository / "introspect-runs" / "commits").glob("*/manifest.json")
     runs = [run.parent.name for run in sorted(runs, key=lambda run: run.stat().st_mtime)]
     proof = introspect(repository, "bisect", "--changes", *(f"introspect-runs/commits/{run}" for run in runs), code=1)
     assert "one makes them diverge: model.py:" in proof.stdout
@@ -190,9 +190,9 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
     )
     kept = repository / "introspect-runs" / "commits"
     deadline = time.monotonic() + 600
-    while not list(kept.glob("*/manifest.yaml")) and time.monotonic() < deadline:
+    while not list(kept.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert list(kept.glob("*/manifest.yaml"))
+    assert list(kept.glob("*/manifest.json"))
     os.killpg(running.pid, number) if number != signal.SIGTERM else running.send_signal(number)
     with running:
         assert running.wait(600) != 0
@@ -342,13 +342,13 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
 def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch, repository: Path):
     introspect(repository, "diff", "first", "refactored", "--", "train.py", "1", code=0)
     base = repository / "introspect-runs" / "commits"
-    runs = sorted(path.parent for path in base.glob("*/manifest.yaml"))
+    runs = sorted(path.parent for path in base.glob("*/manifest.json"))
     os.utime(runs[0], (1, 1))
     monkeypatch.setattr(commits, "MAX_KEPT", 1)
     monkeypatch.chdir(repository)
     captures = commits.Captures.here(Repository(repository), base, commits.Command((), ("train.py",)), print)
     captures.remove_old(runs)
-    assert sorted(path.parent for path in base.glob("*/manifest.yaml")) == runs
+    assert sorted(path.parent for path in base.glob("*/manifest.json")) == runs
     captures.remove_old(())
-    assert [path.parent for path in base.glob("*/manifest.yaml")] == runs[1:]
+    assert [path.parent for path in base.glob("*/manifest.json")] == runs[1:]
     assert not runs[0].with_name(f"{runs[0].name}.log").exists()

@@ -115,7 +115,7 @@ def changed(run: Path, **change: object) -> None:
     file = run / "settings" / "command.yaml"
     found = yaml.safe_load(file.read_text())
     kept = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
-    run_id = yaml.safe_load((run / "manifest.yaml").read_text())["id"]
+    run_id = yaml.safe_load((run / "manifest.json").read_text())["id"]
     file.write_bytes(documents.dump({**kept, **change}, "settings/command.yaml", run_id))
 
 
@@ -133,7 +133,7 @@ def test_each_run_is_repeated_from_its_own_sources(project):
     assert "ULPs of float32" in said
     after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]
     assert after == before
-    new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.yaml").read_text())
+    new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.json").read_text())
     assert new["options"]["steps"] == "0"
     assert new["options"]["until_step"] == 0
     assert new["options"]["level"] == "op"

@@ -40,21 +40,20 @@ def test_every_byte_of_a_run_is_checked(tmp_path):
 
 def test_findings_do_not_stop_at_the_first(tmp_path):
     files = build(tmp_path / "run")
-    for name in ("settings/git.yaml", f"tensors/{TENSOR:016x}.safetensors", "rank1/log.bin"):
+    for name in (f"rank0/tensors/{TENSOR:016x}.safetensors", "rank1/log.bin"):
         (tmp_path / "run" / name).write_bytes(files[name][:-20] + bytes(20))
     (tmp_path / "run" / "extra\n").write_text("")
-    (tmp_path / "run" / "settings" / "x.json").write_text("")
+    (tmp_path / "run" / "rank0" / "tensors" / "x.json").write_text("")
     report = verify_run(tmp_path / "run")
     text = "\n".join(report.findings)
     for part in (
-        "git.yaml: it was altered",
         "its data is not",
         "rank1/log.bin: ",
         "'extra\\n' is not",
         "'x.json' is not",
     ):
         assert part in text
-    assert report.counts["documents"] == 2
+    assert report.counts["documents"] == 4
     assert report.counts["steps"] >= 4  # what is before the damage is sound all the same
 
 
@@ -89,7 +88,7 @@ def test_the_command_says_what_is_sound_and_what_is_not(tmp_path, introspect):
     sound = introspect("verify", "run")
     assert (sound.returncode, sound.stderr) == (0, "")
     assert (
-        sound.stdout == "sound: 8 steps with 40 records, 3 documents, 1 tensor; closed properly, last complete step 3\n"
+        sound.stdout == "sound: 8 steps with 40 records, 4 documents, 1 tensor; closed properly, last complete step 3\n"
     )
     with open_run(tmp_path / "run") as run:
         at = run.rank(0).entry(0).offset

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+import shutil
 import struct
 import sys
 import tempfile
@@ -59,10 +60,8 @@ def build(path, shift=0.0, complete=True):
         (path / "rank1" / HEADS).write_bytes(Frames(log, 1, "").encoded())
     with StoreWriter.create(path.with_name("tensors")) as store:
         store.save_tensor(TENSOR, memoryview(np.arange(12, dtype=np.float32)), "float32", (3, 4))
-    path.with_name("tensors").joinpath("tensors").rename(path / "tensors")
-    for file in sorted(path.with_name("tensors").iterdir()):
-        file.unlink()
-    path.with_name("tensors").rmdir()
+    path.with_name("tensors").joinpath("rank0/tensors").rename(path / "rank0/tensors")
+    shutil.rmtree(path.with_name("tensors"))
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
@@ -178,17 +177,15 @@ def _splice(data, rng, others):
     data[at:] = other[at:]
 
 
-YAML_LINES = (
-    b"a: &a [x]\nb: [*a, *a]\n", b"!!python/object/apply:os.system ['true']\n", b"[" * 5000, b"{" * 500, b"format: 3\n",
-    b"format: 1\n", b"<<: {a: 1}\n", b"? [1]\n: 2\n", b"--- \n", b"...\n", b"%YAML 9.9\n---\n", b"\xff\xfe",
-    b"x: " + b"9" * 5000,
-    b"id: x\n", b"status: complete\n", b"a: 'unclosed\n", b"\t", b"- \n" * 3000,
+PIECES = (
+    b"[" * 5000, b'{"a":' * 500, b'"format": 3, ', b'"format": 1, ', b'"launch": {"world_size": 9, "job": "x"}, ', b"{}",
+    b"\xff\xfe", b"9" * 5000, b'"id": "x", ', b'"status": "complete", ', b'"\\ud800"', b"NaN", b"\t", b"[]" * 3000,
 )  # fmt: skip
 
 
-def _yaml_line(data, rng, others):
-    at = rng.choice([0, *(position + 1 for position, byte in enumerate(data) if byte == 10)])
-    data[at:at] = rng.choice(YAML_LINES)
+def _piece(data, rng, others):
+    at = rng.choice([0, *(position + 1 for position, byte in enumerate(data) if byte in b"{, ")])
+    data[at:at] = rng.choice(PIECES)
 
 
 MUTATIONS = (
@@ -202,7 +199,7 @@ def mutated(files, others, rng):
     out, done = dict(files), []
     for _ in range(rng.choice((1, 1, 1, 2))):
         name = rng.choice([name for name in files if out[name]])
-        mutation = _yaml_line if name.endswith(".yaml") and rng.random() < 0.5 else rng.choice(MUTATIONS)
+        mutation = _piece if name.endswith(".json") and rng.random() < 0.5 else rng.choice(MUTATIONS)
         data = bytearray(out[name])
         mutation(data, rng, [other for other in (*files.values(), *others.values()) if other])
         out[name] = bytes(data)
@@ -221,10 +218,9 @@ def forged(files):
             out[name] = _forged_log(data)
         elif name.endswith("heads.bin") and len(data) >= CACHE.size:
             out[name] = data[:8] + struct.pack("<I", zlib.crc32(data[CACHE.size :])) + data[12:]
-        elif name.endswith(".yaml"):
-            body = data[: data.rfind(b"\n# ") + 1]
-            run_id = files["manifest.yaml"].rpartition(b" of run ")[2][:32]
-            out[name] = body + b"# %s of run %s, crc32 %08x\n" % (name.encode(), run_id, zlib.crc32(body))
+        elif name.endswith(".json"):
+            body = data[: data.rfind(b', "crc32"')] + b"}"
+            out[name] = body[:-1] + b', "crc32": %d}' % zlib.crc32(body)
         elif name.endswith(".safetensors"):
             out[name] = _forged_tensor(data)
     return out
