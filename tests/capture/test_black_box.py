@@ -59,7 +59,7 @@ def captured(path, work=train, options=None, **asked):
 
 def stored(path):
     """The files of whole tensors, by name."""
-    return {file.name: file.read_bytes() for file in (path / "tensors").glob("*")}
+    return {file.name: file.read_bytes() for file in (path / "rank0/tensors").glob("*")}
 
 
 def named(path, *steps):
@@ -77,7 +77,7 @@ def whole(tmp_path_factory):
 
 def test_training_is_the_same_to_the_bit_and_nothing_is_written_unless_something_happens(tmp_path, whole):
     assert_neutral(train, tmp_path / "run", keep_around=2)
-    assert not (tmp_path / "run" / "tensors").exists()
+    assert not (tmp_path / "run/rank0/tensors").exists()
     assert_neutral(train, tmp_path / "beside", keep_around=2, against=str(whole))
 
 

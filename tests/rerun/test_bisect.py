@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from answer_schema import schema
+from logs import documents_of
 from repositories import MODEL, git, introspect
 
 from introspect_cli.compare.result import Verdict
@@ -81,7 +81,7 @@ def state(repository: Path) -> list[str]:
 
 
 def steps_of(kept: Path) -> dict[str, int]:
-    return {run.parent.name: yaml.safe_load(run.read_text())["steps"] for run in kept.glob("*/manifest.json")}
+    return {run.parent.name: documents_of(run.parent)["manifest"]["steps"] for run in kept.glob("*/manifest.json")}
 
 
 def written(kept: Path) -> dict[Path, int]:

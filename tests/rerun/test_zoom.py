@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import repositories
-import yaml
+from logs import change_document, documents_of
 from repositories import git
 from synthetic import row, write_run
 
 from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
 from introspect_cli.rerun.variant import capture
 from introspect_cli.rerun.zoom import place_for
-from introspect_cli.store import documents
 from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -112,11 +111,7 @@ def moved_to(directory: Path, *runs: Path) -> None:
 
 def changed(run: Path, **change: object) -> None:
     """Write other values into what a run tells of its command."""
-    file = run / "settings" / "command.yaml"
-    found = yaml.safe_load(file.read_text())
-    kept = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
-    run_id = yaml.safe_load((run / "manifest.json").read_text())["id"]
-    file.write_bytes(documents.dump({**kept, **change}, "settings/command.yaml", run_id))
+    change_document(run, "command", change)
 
 
 def test_each_run_is_repeated_from_its_own_sources(project):
@@ -133,7 +128,7 @@ def test_each_run_is_repeated_from_its_own_sources(project):
     assert "ULPs of float32" in said
     after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]
     assert after == before
-    new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.json").read_text())
+    new = documents_of(project / "introspect-runs/zoom-a-b/b")["manifest"]
     assert new["options"]["steps"] == "0"
     assert new["options"]["until_step"] == 0
     assert new["options"]["level"] == "op"
@@ -176,7 +171,7 @@ def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
     said = introspect(place, "zoom", "a", "b", code=1)
     assert "Run a was run again from its recorded sources, and repeats what was recorded." in said
-    for text in place.glob("?/sources/*"):
+    for text in place.glob("?/rank0/sources/*"):
         text.unlink()
     said = introspect(place, "zoom", "a", "b", code=1)
     assert "where it ran, although model.py has changed since and its text is not kept" in said
@@ -261,7 +256,7 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had_if_it_is_there(proje
         with place_for(run, recipe, project / "tree") as (here, _):
             words, variables = recipe.words_at(here), recipe.environment
             assert capture(project / "again", here, words, variables, recipe.python).steps == 6
-    command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
+    command = documents_of(project / "again")["command"]
     assert command["python"] == str(another_python)
     changed(project / "runs/b", python="/no/such/python")
     with open_run(project / "runs/b") as run:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from introspect_cli.store.documents import dump
 from introspect_cli.store.files import HEADS, LOG, Folder
-from introspect_cli.store.log import Frames
+from introspect_cli.store.log import DOCUMENT, Frames
 from introspect_cli.store.rank_writer import Frame, LogWriter
+from introspect_cli.store.run import open_run
 
 
 def frames_of(rank):
@@ -38,3 +40,19 @@ def rewrite(rank, change):
 def without(*kinds):
     """Leave out frames of some kinds."""
     return lambda frame: [] if frame.kind in kinds else [frame]
+
+
+def documents_of(run):
+    """The documents of a run by name, `manifest` among them."""
+    with open_run(run) as opened:
+        return {"manifest": opened.manifest, **opened.settings}
+
+
+def change_document(run, name, change):
+    """Write other values into a document of a run that has ended."""
+    data = f"{name}\n".encode() + dump({**documents_of(run)[name], **change})
+    rewrite(run / "rank0", lambda frame: [frame._replace(body=[data] if _is(frame, name) else frame.body)])
+
+
+def _is(frame, name):
+    return frame.kind == DOCUMENT and frame.body[0].startswith(f"{name}\n".encode())

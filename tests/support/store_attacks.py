@@ -178,7 +178,8 @@ def _splice(data, rng, others):
 
 
 PIECES = (
-    b"[" * 5000, b'{"a":' * 500, b'"format": 3, ', b'"format": 1, ', b'"launch": {"world_size": 9, "job": "x"}, ', b"{}",
+    b"[" * 5000,
+    b'{"a":' * 500, b'"format": 3, ', b'"format": 1, ', b'"launch": {"world_size": 9, "job": "x"}, ', b"{}",
     b"\xff\xfe", b"9" * 5000, b'"id": "x", ', b'"status": "complete", ', b'"\\ud800"', b"NaN", b"\t", b"[]" * 3000,
 )  # fmt: skip
 
@@ -253,7 +254,7 @@ def _forged_tensor(data):
     length = struct.unpack("<Q", data[:8])[0]
     try:
         about = json.loads(data[8 : 8 + length])["__metadata__"]
-        crc = tensorfile._crc(int(about["checksum"], 16), about["dtype"], json.loads(about["shape"]))
+        crc = tensorfile._Content(int(about["checksum"], 16), about["dtype"], json.loads(about["shape"]), 0).begin_crc()
         written = about["crc32"].encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return data  # too broken for the reader to get as far as the CRC
