@@ -49,7 +49,7 @@ class GivenColumns:
         node: n texts.
     """
 
-    inputs: Lists[int]
+    inputs: Lists
     forward: NDArray[np.int32]
     node: Sequence[str]
 

@@ -5,12 +5,12 @@ column of texts is the int32 offsets of n + 1 places, then the UTF-8 bytes of al
 then the column of all items. So the number of rows and the offsets fix where everything lies, and nothing else has to
 be believed.
 
-A step has a text for each row and nearly all are empty, a table of sites has texts that most comparisons never look at,
-and either may come from a stranger. So texts and lists are decoded one value at a time when asked for.
+A step has a text for each row, nearly all are empty, and they may come from a stranger. So texts and lists are decoded
+one value at a time when asked for.
 
 The writer, the reader and `verify` must agree to the byte. So every column and limit is here
-(`docs/reference/store-format.md` says the same in words), and a log names the columns of its rank's tables, for readers
-that are not this one.
+(`docs/reference/store-format.md` says the same in words), and a log names the columns of its rank's records, for
+readers that are not this one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Column:
 
     Attributes:
         name: the column's name.
-        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<i4>`, `list<utf8>`, or `vector` (float32, `width` a row).
+        type: a numpy type (`<u4`), `utf8`, `list<i4>`, or `vector` (float32, `width` a row).
         width: values in a row of a `vector`.
     """
 
@@ -55,20 +55,14 @@ class Column:
 
     @property
     def is_variable(self) -> bool:
-        """Whether rows differ in size: `utf8` and `list<...>`."""
-        return self.type == "utf8" or self.type.startswith("list<")
-
-    @property
-    def item(self) -> Column:
-        """The column of a list's items: `utf8` for `list<utf8>`."""
-        return Column(self.name, self.type[5:-1])
+        """Whether rows differ in size: `utf8` and `list<i4>`."""
+        return self.type in ("utf8", "list<i4>")
 
 
 Schema = tuple[Column, ...]
 Pieces = list[bytes | memoryview]
 """Bytes that are written one after the other."""
 
-Value = TypeVar("Value")
 Offsets = NDArray[np.int32]
 Array = NDArray[Any]
 
@@ -124,27 +118,22 @@ class Texts(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class Lists(Generic[Value]):
-    """A column of lists.
+class Lists:
+    """A column of lists of numbers.
 
     Attributes:
         offsets: int32 of length n + 1, from 0, never falling.
-        values: what all lists hold, one after another: an int64 array, or `Texts`.
+        values: int32, what all lists hold, one after another.
     """
 
     offsets: Offsets
-    values: Array | Texts
+    values: Array
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def tolist(self) -> list[tuple[Value, ...]]:
-        """All lists, as tuples of plain values."""
-        values: list[Any] = self.values.tolist()
-        return [tuple(values[a:b]) for a, b in pairwise(self.offsets.tolist())]
 
-
-ColumnData = Array | Texts | Lists[Any]
+ColumnData = Array | Texts | Lists
 
 
 def texts(values: Sequence[str]) -> Texts:
@@ -178,20 +167,13 @@ def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:
     return Texts(np.cumsum(offsets, dtype=np.int32), b"".join(encoded.values()))
 
 
-def storable(text: str) -> str:
-    """`text` as it comes back from a column: lone surrogates are written as a backslash and their number."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def column_of(column: Column, values: Sequence[Any]) -> ColumnData:
-    """A column of the type of `column` from plain values: numbers, texts, or sequences of either."""
+    """A column of the type of `column` from plain values: numbers, texts, or sequences of numbers."""
     if column.type == "utf8":
         return texts(values)
     if not column.is_variable:
         return np.array(values, column.type)
-    inside = column_of(column.item, [item for row in values for item in row])
-    assert not isinstance(inside, Lists)  # no list is in a list
-    return Lists(_offsets(values), inside)
+    return Lists(_offsets(values), np.array([item for row in values for item in row], np.int32))
 
 
 def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
@@ -212,7 +194,7 @@ def concatenated(parts: Sequence[Any]) -> Any:
     offsets = np.cumsum(lengths).astype(np.int32)
     if isinstance(first, Texts):
         return Texts(offsets, b"".join(part.data for part in parts))
-    return Lists(offsets, concatenated([part.values for part in parts]))
+    return Lists(offsets, np.concatenate([part.values for part in parts]))
 
 
 def absent_column(column: Column, rows: int) -> Any:
@@ -222,7 +204,7 @@ def absent_column(column: Column, rows: int) -> Any:
     """
     if column.is_variable:
         none = np.zeros(rows + 1, np.int32)
-        return Texts(none, b"") if column.type == "utf8" else Lists(none, absent_column(column.item, 0))
+        return Texts(none, b"") if column.type == "utf8" else Lists(none, none[:0])
     if column.width:
         return np.zeros((rows, column.width), column.dtype)
     return np.full(rows, {"i": -1, "f": np.nan}.get(np.dtype(column.type).kind, 0), column.type)
@@ -317,7 +299,7 @@ def encoded_column(column: Column, data: ColumnData) -> Pieces:
     if isinstance(data, Texts):
         return [*_padded_pieces(data.offsets), *_padded_pieces(data.data)]
     if isinstance(data, Lists):
-        return [*_padded_pieces(data.offsets), *encoded_column(column.item, data.values)]
+        return [*_padded_pieces(data.offsets), *_padded_pieces(data.values)]
     return _padded_pieces(np.ascontiguousarray(data, column.dtype))
 
 
@@ -359,13 +341,12 @@ def _decoded(column: Column, data: memoryview, rows: int, at: int) -> tuple[Colu
     falls = last > 0 and rows > 1 and bool((array[1:] < array[:-1]).any())
     if array[0] != 0 or last < 0 or falls or (not last and array.any()):
         raise Malformed(f"column {column.name} has offsets out of order")
-    if column.type != "utf8":
-        values, after = _decoded(column.item, data, last, after)
-        assert not isinstance(values, Lists)
-        return Lists(array, values), after
-    if after + last > len(data):
+    end = after + (last if column.type == "utf8" else 4 * last)
+    if end > len(data):
         raise Malformed(f"column {column.name} is cut short")
-    return Texts(array, data[after : after + last]), after + padded(last)
+    values = data[after:end]
+    filled = Texts(array, values) if column.type == "utf8" else Lists(array, np.frombuffer(values, "<i4"))
+    return filled, padded(end)
 
 
 # --- schemas
@@ -388,16 +369,11 @@ LIMIT_NAMES = 64 << 20
 LIMIT_TEXT = 4096
 """Characters of a record's text."""
 
-LIMIT_NAME = 8192
-"""Characters of a name that a reader gives; a model of 2,000 levels has names of half as many."""
-
 _NUMBERS = ("uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _TYPES = {
     **{word: np.dtype(word).newbyteorder("<").str for word in _NUMBERS},
     "utf8": "utf8",
     "list<int32>": "list<i4>",
-    "list<int64>": "list<i8>",
-    "list<utf8>": "list<utf8>",
     f"float32[{SKETCH_SIZE}]": "vector",
 }
 """The type of a column by the word for it in a log."""
@@ -411,22 +387,6 @@ def _schema(described: str) -> Schema:
     return tuple(Column(name, _TYPES[word], SKETCH_SIZE * (_TYPES[word] == "vector")) for name, word in pairs)
 
 
-SITE_COLUMNS = _schema(
-    "key uint64, phase utf8, kind utf8, fqn utf8, call uint32, path utf8, module_class utf8, op utf8, source utf8"
-)
-LAYOUT_COLUMNS = _schema(
-    "shape list<int64>, dtype utf8, device utf8, strides utf8, "
-    "part list<int64>, part_owed utf8, part_owing int32, part_source utf8"
-)
-"""`part`: for each dimension how many ranges a rank holds, and each range's first index and length. `part_source` is
-empty where a rank holds the whole."""
-
-MODULE_COLUMNS = _schema(
-    "fqn utf8, module_class utf8, source utf8, parameters list<utf8>, buffers list<utf8>, aliases list<utf8>, "
-    "attribute_names list<utf8>, attribute_values list<utf8>, step int64, variable utf8"
-)
-"""`step`: from which the row holds. `variable`: what the script calls a root."""
-
 RECORD_COLUMNS = _schema("site uint32, sequence uint32, layout uint32, status uint8, checksum uint64")
 [TEXT] = _schema("text utf8")
 [SKETCH] = _schema(f"sketch float32[{SKETCH_SIZE}]")
@@ -438,9 +398,8 @@ WHOLE_COLUMNS = _schema("joined uint8, ranks uint32, calls int64, elements int64
 
 
 def described(records: Schema) -> bytes:
-    """The description of the columns of a rank's tables, in JSON: of each table the names and types."""
-    tables = {"records": records, "sites": SITE_COLUMNS, "layouts": LAYOUT_COLUMNS, "modules": MODULE_COLUMNS}
-    every = {name: [[column.name, _WORDS[column.type]] for column in schema] for name, schema in tables.items()}
+    """The description of the columns of records, in JSON: of each its name and type."""
+    every = [[column.name, _WORDS[column.type]] for column in records]
     return json.dumps(every, separators=(",", ":")).encode()
 
 
@@ -451,7 +410,7 @@ def parse_columns(description: bytes) -> Schema:
         Malformed: it is no description that this version would write.
     """
     try:
-        names = [name for name, _ in json.loads(description)["records"]]
+        names = [name for name, _ in json.loads(description)]
         schema = record_columns(
             stats="mean" in names,
             sketch="sketch" in names,

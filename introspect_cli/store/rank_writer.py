@@ -18,38 +18,27 @@ plain write; what is torn off at the end does not exist. The first failure ends 
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import reduce
-from itertools import chain
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Part, Site, SiteInfo
+from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
 from introspect_cli.store.columns import (
     FIRST_CHAIN,
-    LAYOUT_COLUMNS,
     LIMIT_BATCH,
     LIMIT_FRAMES,
     LIMIT_NAMES,
-    MODULE_COLUMNS,
-    SITE_COLUMNS,
-    ColumnData,
     Message,
     Pieces,
     Schema,
-    column_of,
     described,
-    encode_rows,
     padded,
-    storable,
 )
 from introspect_cli.store.documents import encode_labels
 from introspect_cli.store.files import HEADS, LOG, Appended, Folder, reason
@@ -72,16 +61,18 @@ from introspect_cli.store.log import (
     head_of,
     step_digest,
 )
+from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_columns
 from introspect_cli.store.totals import SETTINGS, StepTotals
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
+    from introspect_cli.store.names import Names
 
 
 _NO_DIGEST = bytes(16)
@@ -276,26 +267,19 @@ class LogWriter:
 
 
 Row = TypeVar("Row")
-Encoded = Mapping[str, ColumnData]
 
 
 class Interner(Generic[Row]):
     """Numbers rows from 0 and encodes those not yet written. Several threads may intern; one writes.
 
-    A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
-    here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
-    written, and no statement here leaves a number without its row.
+    A row gets the next number when it is first seen, and waits here until a step that was written holds it. An
+    interrupt may come at any line: whoever writes keeps what counts as written, and no statement here leaves a number
+    without its row.
     """
 
-    def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
-        """Start without rows.
-
-        Args:
-            schema: the columns of the table.
-            encoder: makes these columns of rows.
-        """
-        self._schema = schema
-        self._encoder = encoder
+    def __init__(self, columns: Callable[[Sequence[Row]], Names]) -> None:
+        """Start without rows; `columns` makes the columns of a table of them."""
+        self._columns = columns
         self._numbers: dict[Hashable, int] = {}
         self._waiting: dict[int, Row] = {}
         self._lock = threading.Lock()
@@ -335,55 +319,11 @@ class Interner(Generic[Row]):
             for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]
             rows = [self._waiting[number] for number in range(written, len(self._numbers))]
-        data = encode_rows(self._schema, self._encoder(rows)) if rows else b""
+        data = encode(self._columns(rows)) if rows else b""
         self._bytes = {written: self._bytes[written], written + len(rows): self._bytes[written] + len(data)}
         if self._bytes[written + len(rows)] > LIMIT_NAMES:
             raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
         return data, len(rows)
-
-
-def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-    """The columns of sites; the key is that of the texts as they are stored, so that it can be computed again."""
-    sites = [
-        site
-        if site.fqn.isascii() and site.path.isascii()
-        else replace(site, fqn=storable(site.fqn), path=storable(site.path))
-        for site, _ in rows
-    ]
-    infos = [info for _, info in rows]
-    values = {
-        "key": [site.key() for site in sites],
-        **{name: [getattr(site, name) for site in sites] for name in ("phase", "kind", "fqn", "call", "path")},
-        **{name: [getattr(info, name) for info in infos] for name in ("module_class", "op", "source")},
-    }
-    return {column.name: column_of(column, values[column.name]) for column in SITE_COLUMNS}
-
-
-_WHOLE = Part((), "", 1, "")
-"""What stands in the columns of parts where a rank holds the whole."""
-
-
-def encode_layouts(rows: Sequence[Layout]) -> Encoded:
-    """The columns of layouts, as `columns.LAYOUT_COLUMNS` has them."""
-    parts = [row.part or _WHOLE for row in rows]
-    values = {
-        **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
-        "part": [[n for ranges in part.ranges for n in (len(ranges), *chain(*ranges))] for part in parts],
-        "part_owed": [part.reduction for part in parts],
-        "part_owing": [part.reduced_over for part in parts],
-        "part_source": [part.source for part in parts],
-    }
-    return {column.name: column_of(column, values[column.name]) for column in LAYOUT_COLUMNS}
-
-
-def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
-    """The columns of modules, as `columns.MODULE_COLUMNS` has them."""
-    values = {
-        **{name: [getattr(row, name) for row in rows] for name in ModuleInfo.__dataclass_fields__},
-        "attribute_names": [[name for name, _ in row.attributes] for row in rows],
-        "attribute_values": [[value for _, value in row.attributes] for row in rows],
-    }
-    return {column.name: column_of(column, values[column.name]) for column in MODULE_COLUMNS}
 
 
 # --- rank writer
@@ -419,9 +359,9 @@ class RankWriter:
         self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._setting = np.zeros(0, np.bool_)
         self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
-        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(SITE_COLUMNS, self._encode_sites)
-        self._layouts: Interner[Layout] = Interner(LAYOUT_COLUMNS, self._encode_layouts)
-        self._modules: Interner[ModuleInfo] = Interner(MODULE_COLUMNS, encode_modules)
+        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(self._site_columns)
+        self._layouts: Interner[Layout] = Interner(self._layout_columns)
+        self._modules: Interner[ModuleInfo] = Interner(partial(columns_of, names=MODULE))
         self._interners: dict[bytes, Interner[Any]] = dict(
             zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
         )
@@ -594,24 +534,24 @@ class RankWriter:
         except (OSError, StoreError) as error:
             self._fail(reason(error))
 
-    def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-        """Encode sites, and keep their keys, kinds and settings by number for digests and totals.
+    def _site_columns(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Names:
+        """The columns of sites, whose keys, kinds and settings are kept by number for digests and totals.
 
         Those of numbers that do not count as written are replaced: an append that failed had encoded them.
         """
-        encoded = encode_sites(rows)
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
+        keys = np.array([site.key() for site, _ in rows], np.uint64)
         kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
-        self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
+        self._keys = np.concatenate([self._keys[:counted], keys])
         self._kinds = np.concatenate([self._kinds[:counted], kinds])
         self._setting = np.isin(self._kinds, SETTINGS)
-        return encoded
+        return site_columns(rows)
 
-    def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
-        """Encode layouts, and hand them to the totals, if any, for numbers from those that count as written on."""
+    def _layout_columns(self, rows: Sequence[Layout]) -> Names:
+        """The columns of layouts, handed to the totals, if any, for numbers from those that count as written on."""
         if self._totals is not None:
             self._totals.name_layouts(self._log.written.names[1], list(rows))
-        return encode_layouts(rows)
+        return columns_of(rows, LAYOUT)
 
 
 def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:
@@ -627,4 +567,4 @@ def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[An
 def _crc(compiled: Any, data: Pieces, address: int) -> int:
     """The CRC-32 of `data`, its first piece at memory `address`; by compiled code where there is any."""
     first = 0 if compiled is None else compiled.crc32(address, len(data[0]), 0)
-    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)

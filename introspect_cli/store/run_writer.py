@@ -415,10 +415,10 @@ class StoreWriter(Closing):
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
-        """Turn an OSError into StoreError `cannot write <what>`; `{}` in `what` stands for the directory's path."""
+        """Turn an error into StoreError `cannot write <what>`; `{}` in `what` stands for the directory's path."""
         try:
             yield
-        except OSError as error:
+        except (OSError, StoreError) as error:
             raise StoreError(f"cannot write {what.format(self.path)}: {reason(error)}") from None
 
     def _folder(self) -> Folder:

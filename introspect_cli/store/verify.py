@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    import numpy as np
-
 
 _TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
 _TEMPORARY = re.compile(r"\..*\.\d+")  # what a killed writer leaves of a file it had not yet finished
@@ -134,13 +132,15 @@ class _Check:
             self.sound["documents"] += sum(self._try(settings.__getitem__, name) is not None for name in names)
         self.sound["documents"] += bool(manifest) + len(manifests)
         launched = launch_of(manifest) is not None
+        if manifest and not launched and not manifests:
+            self._add_finding(f"{self._folder.path}: the log that says what ran is missing")
         manifest = merge_manifests(manifest, manifests)
         state = run_state(manifest, manifests if launched else {}, ranks)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._add_finding(
                 f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
             )
-        for place in map(self._folder.rank, numbers):
+        for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
             self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
@@ -208,11 +208,10 @@ class _Check:
             self._add_finding(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != run_id:
             self._add_finding(f"{reader.path}: it belongs to another run than the manifest")
-        keys = self._try(_check_keys, reader)
-        for table in ("layouts", "modules", "labels", "totals"):
+        for table in ("sites", "layouts", "modules", "labels", "totals"):
             self._try(getattr, reader, table)
         for row in range(len(reader)):
-            rows = self._try(_check_step, reader, row, keys)
+            rows = self._try(_check_step, reader, row)
             if rows is not None:
                 self.sound.update(steps=1, records=rows)
         self._try(reader.frames.check_chain)
@@ -245,29 +244,15 @@ class _Check:
                     self._add_finding(f"{folder.path}: {file!a} is not part of a run")
 
 
-def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
-    """The keys of all sites; DamageError where one differs from the key computed again."""
-    sites = reader.sites
-    for number in range(len(sites)):
-        if sites.key_of(number) != sites.key[number]:
-            raise DamageError(sites.path_of_file, f"site {number} is stored with the key of another site")
-    return sites.key
-
-
-def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
-    """Number of records in a step; DamageError where its digest differs from the one computed again.
-
-    Without `keys` (of all sites, by number) the digest is not checked.
-    """
-    batch = reader.read_row(row)
-    if keys is not None:
-        digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
-        if digest != reader.entry(row).digest:
-            step = int(reader.entries["step"][row])
-            raise DamageError(
-                reader.frames.path,
-                f"the records of step {step} do not add up to the digest that they were written with",
-            )
+def _check_step(reader: RankReader, row: int) -> int:
+    """Number of records in a step; DamageError where its digest differs from the one computed again."""
+    batch, sites = reader.read_row(row), reader.sites
+    digest = step_digest(sites.key[batch.site], batch.checksum, batch.status, sites.setting[batch.site])
+    if digest != reader.entry(row).digest:
+        step = int(reader.entries["step"][row])
+        raise DamageError(
+            reader.frames.path, f"the records of step {step} do not add up to the digest that they were written with"
+        )
     return len(batch)
 
 

@@ -44,8 +44,8 @@ import numpy as np
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, UNPLACED, Joined, Kind, Layout, ModuleInfo, Phase, Status
 from introspect_cli.store.batch import StepBatch, rows_of
 from introspect_cli.store.log import ENTRY
-from introspect_cli.store.rank_writer import encode_sites
-from introspect_cli.store.reader import RankReader, Reader, SiteTable, read_rows
+from introspect_cli.store.names import SiteTable, site_columns
+from introspect_cli.store.reader import RankReader, Reader, read_rows
 from introspect_cli.store.totals import FIRST, LEFT_OUT, MIXED, STATE, codes_that, kinds_that, part_hash, site_factors
 from introspect_cli.sums import header, mix, unmix
 from introspect_cli.texts import rank_list
@@ -1271,7 +1271,7 @@ class WholeReader(Reader):
                     if number_of[key] == len(rows):
                         rows.append((site, info))
             numbers.append(np.array([number_of[key] for key in keys], np.int64))
-        return SiteTable(dict(encode_sites(rows)), f"{self.path}: its ranks"), numbers
+        return SiteTable(site_columns(rows)), numbers
 
     @cached_property
     def modules(self) -> list[ModuleInfo]:

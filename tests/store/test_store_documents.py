@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from introspect_cli.errors import StoreError
 from introspect_cli.store.documents import dump, load
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+TEXTS = st.text("ab \u00e9\u4e00\U0001f600{}[]:,\"'\\-1#")
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 PLAIN = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5), max_leaves=30
+    SCALARS, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5), max_leaves=30
 )
 
 

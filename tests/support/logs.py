@@ -26,6 +26,11 @@ def frames_of(rank):
     return read.run_id, frames
 
 
+def recorded(rank):
+    """The frames of a rank's log but its documents, which differ from run to run."""
+    return [frame for frame in frames_of(rank)[1] if frame.kind != DOCUMENT]
+
+
 def rewrite(rank, change):
     """Write a rank's log anew with what `change` makes of each of its frames: a list of frames."""
     run_id, frames = frames_of(rank)
