@@ -88,7 +88,7 @@ def save(golden: Golden, path: Path, *, force: bool = False) -> int:
 
 
 def pack_golden(run: Path, golden: Golden, path: Path) -> int:
-    """Write the golden run of a run at `path`: `golden.yaml` and the packed run, in place of those that are there.
+    """Write the golden run of a run at `path`: `golden.json` and the packed run, in place of those that are there.
 
     The directory is made. Returns the bytes of all files in it.
     """
