@@ -27,11 +27,8 @@ from numpy.typing import NDArray
 
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
+from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
-
-
-class Malformed(Exception):  # noqa: N818 -- caught by the reader, which knows the file and says so
-    """Bytes that no writer produces; the message says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -309,41 +306,41 @@ def _padded_pieces(data: Array | bytes | memoryview) -> Pieces:
     return [piece, bytes(-len(piece) % 8)] if len(piece) % 8 else [piece] if len(piece) else []
 
 
-def decode_rows(schema: Schema, data: memoryview, rows: int) -> dict[str, ColumnData]:
-    """The columns of a body of so many rows, as views of its bytes.
+def decode_rows(schema: Schema, data: memoryview, rows: int, path: str) -> dict[str, ColumnData]:
+    """The columns of a body of so many rows, as views of its bytes; `path` is for messages.
 
     Raises:
-        Malformed: the rows need more or fewer bytes, or offsets fall or do not begin at 0.
+        DamageError: the rows need more or fewer bytes, or offsets fall or do not begin at 0.
     """
     columns, at = {}, 0
     for column in schema:
-        columns[column.name], at = _decoded(column, data, rows, at)
+        columns[column.name], at = _decoded(column, data, rows, at, path)
     if at != len(data):
-        raise Malformed("it has another length than its rows need")
+        raise DamageError(path, "it has another length than its rows need")
     return columns
 
 
-def _decoded(column: Column, data: memoryview, rows: int, at: int) -> tuple[ColumnData, int]:
+def _decoded(column: Column, data: memoryview, rows: int, at: int, path: str) -> tuple[ColumnData, int]:
     """The column that begins at byte `at`, and the byte after it and its padding.
 
     Raises:
-        Malformed: it is cut short, or its offsets fall or do not begin at 0.
+        DamageError: it is cut short, or its offsets fall or do not begin at 0.
     """
     dtype = np.dtype(column.dtype)
     size = rows + 1 if column.is_variable else rows * (column.width or 1)
     end = at + size * dtype.itemsize
     if end > len(data):
-        raise Malformed(f"column {column.name} is cut short")
+        raise DamageError(path, f"column {column.name} is cut short")
     array, after = np.frombuffer(data, dtype, size, at), at + padded(size * dtype.itemsize)
     if not column.is_variable:
         return (array.reshape(-1, column.width) if column.width else array), after
     last = int(array[-1])
     falls = last > 0 and rows > 1 and bool((array[1:] < array[:-1]).any())
     if array[0] != 0 or last < 0 or falls or (not last and array.any()):
-        raise Malformed(f"column {column.name} has offsets out of order")
+        raise DamageError(path, f"column {column.name} has offsets out of order")
     end = after + (last if column.type == "utf8" else 4 * last)
     if end > len(data):
-        raise Malformed(f"column {column.name} is cut short")
+        raise DamageError(path, f"column {column.name} is cut short")
     values = data[after:end]
     filled = Texts(array, values) if column.type == "utf8" else Lists(array, np.frombuffer(values, "<i4"))
     return filled, padded(end)
@@ -403,11 +400,11 @@ def described(records: Schema) -> bytes:
     return json.dumps(every, separators=(",", ":")).encode()
 
 
-def parse_columns(description: bytes) -> Schema:
-    """The columns of records that a log describes.
+def parse_columns(description: bytes, path: str) -> Schema:
+    """The columns of records that a log describes; `path` is for messages.
 
     Raises:
-        Malformed: it is no description that this version would write.
+        DamageError: it is no description that this version would write.
     """
     try:
         names = [name for name, _ in json.loads(description)]
@@ -421,7 +418,7 @@ def parse_columns(description: bytes) -> Schema:
     except (ValueError, KeyError, TypeError, RecursionError):
         schema = ()
     if described(schema) != description:
-        raise Malformed("its columns are not those that this version writes: install the newest introspect-cli")
+        raise DamageError(path, "its columns are not those that this version writes: install the newest introspect-cli")
     return schema
 
 

@@ -121,15 +121,6 @@ class Source(Closing, ABC):
             yield data
             begin += len(data)
 
-    def on_disk(self) -> Handle:
-        """A file with the same bytes that can be mapped into memory: itself, or else an unnamed temporary copy."""
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            file.writelines(self.blocks())
-            file.flush()
-            return Handle(os.dup(file.fileno()), self.path)
-
 
 class Descriptor(Closing):
     """An open file descriptor that closes with its owner, or at the end of a `with`.
@@ -178,10 +169,6 @@ class Descriptor(Closing):
 
 class Handle(Descriptor, Source):
     """An open file on disk, for reading."""
-
-    def on_disk(self) -> Handle:
-        """The handle itself."""
-        return self
 
     def is_locked(self) -> bool:
         """Whether another process holds the exclusive lock; False where the file system has no locks.

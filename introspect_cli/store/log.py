@@ -33,7 +33,6 @@ from introspect_cli.store.columns import (
     LIMIT_FRAMES,
     RECORD_COLUMNS,
     TEXT,
-    Malformed,
     Schema,
     padded,
     parse_columns,
@@ -79,8 +78,8 @@ KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
 SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
 
-ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8"), ("n_sites", "<u4"), ("n_layouts", "<u4")])
-"""A step as readers have it: its head, where its body lies, how many sites and layouts there were."""
+ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8")])
+"""A step as readers have it: its head, and where its body lies."""
 
 CACHE = struct.Struct("<8sII")
 """What the file of heads begins with: magic, CRC-32 of what follows, heads."""
@@ -341,10 +340,7 @@ class Frames:
             return *RECORD_COLUMNS, TEXT
         if self.heads["length"][described[0]] > LIMIT_COLUMNS:
             raise DamageError(self.path, "what it says of columns is too long")
-        try:
-            return parse_columns(self.body(described[0]))
-        except Malformed as error:
-            raise DamageError(self.path, str(error)) from None
+        return parse_columns(self.body(described[0]), self.path)
 
     @cached_property
     def dropped(self) -> NDArray[np.int64]:
@@ -361,8 +357,7 @@ class Frames:
     def entries(self) -> tuple[Entries, tuple[str, ...]]:
         """Steps after the last BACK frame that were not dropped, and in words which were; () for none.
 
-        They are an array of `ENTRY`; sites and layouts are counted from the log's start, and the chain is over the
-        steps that are there.
+        They are an array of `ENTRY`; the chain is over the steps that are there.
 
         Raises:
             DamageError: step numbers do not rise, or one is negative.
@@ -378,9 +373,6 @@ class Frames:
         for name in HEADS.names or ():
             out[name] = heads[name]
         out["offset"] = self.begins[rows] + HEAD.size
-        for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
-            counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
-            out[name] = np.minimum(np.cumsum(counts, dtype=np.int64)[rows], (1 << 32) - 1)
         if not len(lost):
             return out, ()
         chain = FIRST_CHAIN

@@ -36,7 +36,6 @@ from introspect_cli.statistics import DERIVED_STATS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.columns import (
     LIMIT_NAMES,
-    Malformed,
     decode_rows,
 )
 from introspect_cli.store.documents import decode_labels
@@ -101,11 +100,6 @@ class Reader(ABC):
 
     @property
     @abstractmethod
-    def modules(self) -> list[ModuleInfo]:
-        """The module tree, one row per module: its first."""
-
-    @property
-    @abstractmethod
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
 
@@ -117,10 +111,6 @@ class Reader(ABC):
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step."""
-
-    @abstractmethod
-    def rows_in(self, rows: Array) -> int:
-        """Number of records in some steps (positions among the entries)."""
 
     def read(self, step: int) -> StepBatch:
         """All records of a step.
@@ -134,6 +124,14 @@ class Reader(ABC):
     def __len__(self) -> int:
         """Number of steps."""
         return len(self.entries)
+
+    @cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree in the order in which it was written; of several rows of a module the first."""
+        first: dict[str, ModuleInfo] = {}
+        for module in self.module_rows:
+            first.setdefault(module.fqn, module)
+        return list(first.values())
 
     @cached_property
     def steps(self) -> tuple[StepEntry, ...]:
@@ -307,7 +305,6 @@ class Shared:
 # --- rank reader
 
 
-_STATUSES = len(Status)
 LARGEST_HEADS = 320 << 20
 _MOST_OPEN = 64
 """Logs that the ranks of a run have open at once."""
@@ -443,10 +440,6 @@ class RankReader(Reader):
 
     # --- steps
 
-    def rows_in(self, rows: Any) -> int:
-        """Number of records in some steps (positions among the entries)."""
-        return int(self.entries["rows"][rows].sum(dtype=np.int64))
-
     @cached_property
     def labels(self) -> dict[int, Labels]:
         """The framework's labels of each step, by step; steps without any are left out. Cached."""
@@ -475,14 +468,6 @@ class RankReader(Reader):
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
         return cast("list[Layout]", self._table(LAYOUTS))
-
-    @cached_property
-    def modules(self) -> list[ModuleInfo]:
-        """The module tree in the order in which it was written; of several rows of a module the first."""
-        first: dict[str, ModuleInfo] = {}
-        for module in self.module_rows:
-            first.setdefault(module.fqn, module)
-        return list(first.values())
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
@@ -514,18 +499,17 @@ class RankReader(Reader):
             raise StoreError(f"step {step} of {log.path} was dropped while it was read: try again")
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
             raise DamageError(log.path, f"the records of step {step} are not those that were written")
-        try:
-            out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
-        except Malformed as error:
-            raise DamageError(log.path, f"step {step}: {error}") from None
+        path = f"{log.path} (step {step})"
+        columns = decode_rows(self._schema, memoryview(data), int(entry["rows"]), path)
+        out = StepBatch.from_columns(columns, self._schema)
         if len(out) and (
-            out.site.max() >= entry["n_sites"]
-            or out.layout.max() >= entry["n_layouts"]
-            or out.status.max() >= _STATUSES
+            out.site.max() >= len(self.sites)
+            or out.layout.max() >= len(self.layouts)
+            or out.status.max() >= len(Status)
+            or (out.how is not None and out.how.max() >= len(Joined))
+            or (out.given is not None and not out.given.within(len(self.sites)))
         ):
-            raise DamageError(log.path, f"a record of step {step} names a site, layout or status that is not there")
-        if out.given is not None and not out.given.within(int(entry["n_sites"])):
-            raise DamageError(log.path, f"an operator of step {step} names a site that is not there")
+            raise DamageError(path, "a record names a site, layout or status that is not there")
         return out
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:

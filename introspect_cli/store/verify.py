@@ -270,4 +270,4 @@ def _check_heads(run: Directory, reader: RankReader) -> None:
 
 def _check_tensor(folder: Directory, name: str) -> None:
     with folder.file(name) as handle:
-        tensorfile.check(handle, int(name[:16], 16))
+        tensorfile.decode(handle, int(name[:16], 16))
