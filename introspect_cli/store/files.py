@@ -300,17 +300,7 @@ class Appended(Handle):
         An error (OSError, StoreError as `reopen_if_closed`) leaves `length`; what was written by then is written over.
         """
         self.reopen_if_closed()
-        rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        check_size(self.length + sum(map(len, rest)))
-        end = self.length
-        while rest:
-            written = os.pwritev(self.fd, rest[:_MOST_PIECES], end)
-            end += written
-            while rest and written >= len(rest[0]):
-                written -= len(rest.pop(0))
-            if written:
-                rest[0] = rest[0][written:]
-        self.length = end
+        self.length = write_all(self.fd, pieces, self.length)
 
     def reopen_if_closed(self) -> None:
         """Open the file again, and lock it again, where the script closed its descriptor.
@@ -487,7 +477,7 @@ class Folder(Descriptor, Directory):
             os.unlink(temporary, dir_fd=self.fd)
         fd = self.create(temporary)
         try:
-            written = write_all(fd, list(pieces))
+            written = write_all(fd, pieces)
             if durable:
                 os.fsync(fd)
             (os.link if new else os.rename)(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
@@ -510,14 +500,18 @@ def check_size(size: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
-def write_all(fd: int, pieces: Sequence[Data]) -> int:
-    """Write all of `pieces`, at least one, joined, to `fd`; returns bytes written. Raises as `check_size` does."""
-    data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
-    total = len(data)
-    check_size(total)
-    while data:
-        data = data[os.write(fd, data) :]
-    return total
+def write_all(fd: int, pieces: Iterable[Data], at: int = 0) -> int:
+    """Write all of `pieces` from byte `at` on; returns the byte after them. Raises as `check_size` does."""
+    rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    check_size(at + sum(map(len, rest)))
+    while rest:
+        written = os.pwritev(fd, rest[:_MOST_PIECES], at)
+        at += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
+    return at
 
 
 _DAMAGE = {

@@ -57,18 +57,8 @@ HEAD = struct.Struct("<4sIQq16s16sII")
 """A frame's head: kind, rows, bytes of the body, step, digest, chain, CRC-32 of the body, CRC-32 of the 60 bytes before
 that begins with the one of the head before, or with that of the log's beginning."""
 
-HEADS = np.dtype(
-    [
-        ("kind", "S4"),
-        ("rows", "<u4"),
-        ("length", "<u8"),
-        ("step", "<i8"),
-        ("digest", "V16"),
-        ("chain", "V16"),
-        ("body_crc", "<u4"),
-        ("crc", "<u4"),
-    ]
-)
+_FIELDS = ["kind", "rows", "length", "step", "digest", "chain", "body_crc", "crc"]
+HEADS = np.dtype({"names": _FIELDS, "formats": ["S4", "<u4", "<u8", "<i8", "V16", "V16", "<u4", "<u4"]})
 """The same as an array."""
 
 COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"

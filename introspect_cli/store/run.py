@@ -68,44 +68,25 @@ _TYPES = {
 """What readers of a manifest take for granted; what is of another type was written by no capture, and is left out."""
 
 
-class Settings(Mapping[str, Any]):
-    """The settings documents in a rank's log by name, each read when first asked for."""
-
-    def __init__(self, reader: RankReader | None) -> None:
-        """Keep the rank, None for no settings; nothing is read yet."""
-        self._reader = reader
-        self._path = "" if reader is None else reader.path
-        self._read: dict[str, Any] = {}
-
-    @cached_property
-    def _documents(self) -> dict[str, bytes]:
-        documents = {} if self._reader is None else self._reader.documents
-        return {name: data for name, data in sorted(documents.items()) if name != _MANIFEST}
-
-    def __getitem__(self, name: str) -> Any:
-        """A document's plain data.
-
-        Raises:
-            KeyError: there is no such document.
-            StoreError: it is damaged.
-        """
-        if name not in self._read:
-            self._read[name] = documents.load(self._documents[name], f"{self._path} ({name})")
-        return self._read[name]
+class Settings(dict[str, Any]):
+    """The settings documents of a rank, by name."""
 
     def document(self, name: str) -> dict[str, Any]:
-        """The document `name` where it is a mapping; {} where it is missing or anything else.
-
-        StoreError where it is damaged.
-        """
+        """The document `name` where it is a mapping; {} where it is missing or anything else."""
         found = self.get(name)
         return found if isinstance(found, dict) else {}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._documents)
 
-    def __len__(self) -> int:
-        return len(self._documents)
+def settings_in(reader: RankReader) -> Settings:
+    """The settings documents in a rank's log.
+
+    Raises:
+        StoreError: one is damaged.
+    """
+    every = sorted(reader.documents.items())
+    return Settings(
+        (name, documents.load(data, f"{reader.path} ({name})")) for name, data in every if name != _MANIFEST
+    )
 
 
 def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
@@ -528,12 +509,12 @@ class Run(Closing):
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings documents by name, read when asked for; the lowest rank's, where each has its own."""
-        return Settings(self._saying[min(self._saying)] if self._saying else None)
+        """The settings documents by name; the lowest rank's, where each has its own."""
+        return settings_in(self._saying[min(self._saying)]) if self._saying else Settings()
 
     def settings_of(self, rank: int) -> Settings:
         """The settings documents of one rank; the run's, where one process wrote it."""
-        return Settings(self._ranks[rank]) if rank in self.manifests else self.settings
+        return settings_in(self._ranks[rank]) if rank in self.manifests else self.settings
 
     def tensor(self, checksum: int) -> NDArray[Any] | None:
         """A tensor that was stored in full, by its checksum; None where it was not.

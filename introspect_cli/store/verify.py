@@ -33,12 +33,12 @@ from introspect_cli.store.pack import open_store
 from introspect_cli.store.reader import LARGEST_HEADS, RankReader, last_common_step
 from introspect_cli.store.run import (
     RunState,
-    Settings,
     launch_of,
     merge_manifests,
     read_manifest,
     read_rank_manifests,
     run_state,
+    settings_in,
 )
 from introspect_cli.store.sources import SOURCE_NAME, decode
 
@@ -127,9 +127,7 @@ class _Check:
         manifests: dict[int, dict[str, Any]] = {}
         for reader in ranks:
             manifests |= self._try(read_rank_manifests, [reader], run_id) or {}
-            settings = Settings(reader)
-            names: list[str] = self._try(list, settings) or []
-            self.sound["documents"] += sum(self._try(settings.__getitem__, name) is not None for name in names)
+            self.sound["documents"] += len(self._try(settings_in, reader) or ())
         self.sound["documents"] += bool(manifest) + len(manifests)
         launched = launch_of(manifest) is not None
         if manifest and not launched and not manifests:
