@@ -27,7 +27,8 @@ from introspect_cli.store.files import (
     Folder,
     reason,
 )
-from introspect_cli.store.log import START, Frames
+from introspect_cli.store.frames import START
+from introspect_cli.store.log import Frames
 from introspect_cli.store.pack import files_of
 from introspect_cli.store.remote import CATALOGUE, Catalogue, NothingThereError, Storage, below, catalogues
 from introspect_cli.store.run import checked_manifest, launch_of, read_manifest

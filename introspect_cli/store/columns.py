@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files import DamageError
+from introspect_cli.store.frames import Pieces, padded
 from introspect_cli.texts import bounded
 
 
@@ -57,9 +58,6 @@ class Column:
 
 
 Schema = tuple[Column, ...]
-Pieces = list[bytes | memoryview]
-"""Bytes that are written one after the other."""
-
 Offsets = NDArray[np.int32]
 Array = NDArray[Any]
 
@@ -210,11 +208,6 @@ def absent_column(column: Column, rows: int) -> Any:
 # --- bodies
 
 
-def padded(length: int) -> int:
-    """`length` rounded up to a multiple of 8."""
-    return -(-length // 8) * 8
-
-
 class Message:
     """The body of a step that is being written, in memory.
 
@@ -349,13 +342,8 @@ def _decoded(column: Column, data: memoryview, rows: int, at: int, path: str) ->
 # --- schemas
 
 
-FIRST_CHAIN = bytes(16)
-
 LIMIT_COLUMNS = 64 << 10
 """Bytes of the description of columns."""
-
-LIMIT_FRAMES = 4 << 20
-"""Frames of a log: as many steps, or half as many where each has labels."""
 
 LIMIT_BATCH = 128 << 20
 """Bytes of one step's batch: a million records."""

@@ -16,7 +16,6 @@ pseudorandom number generators", 2014).
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from functools import cached_property
@@ -26,18 +25,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.columns import (
-    FIRST_CHAIN,
-    LIMIT_BATCH,
-    LIMIT_COLUMNS,
-    LIMIT_FRAMES,
-    RECORD_COLUMNS,
-    TEXT,
-    Schema,
-    padded,
-    parse_columns,
-)
+from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, TEXT, Schema, parse_columns
 from introspect_cli.store.files import FORMAT, DamageError, unreadable
+from introspect_cli.store.frames import (
+    BACK,
+    COLUMNS,
+    DOCUMENT,
+    DROP,
+    END,
+    FIRST_CHAIN,
+    HEAD,
+    LABELS,
+    LIMIT_FRAMES,
+    MAGIC,
+    NAMED,
+    START,
+    STEP,
+    TOTALS,
+    chained,
+    padded,
+)
 from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
@@ -49,21 +56,10 @@ if TYPE_CHECKING:
 
 Entries = NDArray[np.void]
 
-MAGIC = b"INTROSPL"
-START = struct.Struct("<8sII16s28xI")
-"""What a log begins with: magic, format, rank, run id, zeros, CRC-32 of the 60 bytes before."""
-
-HEAD = struct.Struct("<4sIQq16s16sII")
-"""A frame's head: kind, rows, bytes of the body, step, digest, chain, CRC-32 of the body, CRC-32 of the 60 bytes before
-that begins with the one of the head before, or with that of the log's beginning."""
-
 _FIELDS = ["kind", "rows", "length", "step", "digest", "chain", "body_crc", "crc"]
 HEADS = np.dtype({"names": _FIELDS, "formats": ["S4", "<u4", "<u8", "<i8", "V16", "V16", "<u4", "<u4"]})
 """The same as an array."""
 
-COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"
-LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END = b"LABL", b"SUMS", b"STEP", b"BACK", b"DROP", b"META", b"ENDS"
-NAMED = (SITES, LAYOUTS, MODULES)
 KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
 SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
@@ -97,31 +93,6 @@ class StepEntry(NamedTuple):
     rows: int
     digest: bytes
     chain: bytes
-
-
-def begin_log(rank: int, run_id: bytes) -> bytes:
-    """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
-    start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
-    return start + zlib.crc32(start).to_bytes(4, "little")
-
-
-def head_of(
-    kind: bytes, body: tuple[int, int], crc: int, *, rows: int, step: int, digest: bytes, chain: bytes
-) -> tuple[bytes, int]:
-    """Encode a frame's head; returns its bytes and its CRC-32.
-
-    Args:
-        kind: of the frame.
-        body: length and CRC-32 of its body.
-        crc: CRC-32 of the head before.
-        rows: of the table in the body.
-        step: of the frame.
-        digest: 16 bytes.
-        chain: 16 bytes.
-    """
-    head = HEAD.pack(kind, rows, body[0], step, digest, chain, body[1], 0)[:-4]
-    crc = zlib.crc32(head, crc)
-    return head + crc.to_bytes(4, "little"), crc
 
 
 class Frames:
@@ -451,8 +422,3 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     low = int(mixed.sum(dtype=np.uint64))
     high = int(again.sum(dtype=np.uint64))
     return struct.pack("<QQ", low, high)
-
-
-def chained(chain: bytes, step: int, digest: bytes) -> bytes:
-    """The 16-byte chain after a step: BLAKE2b of the chain before, the step number and its digest."""
-    return hashlib.blake2b(chain + struct.pack("<q", step) + digest, digest_size=16).digest()

@@ -34,13 +34,11 @@ from introspect_cli.records import (
 )
 from introspect_cli.statistics import DERIVED_STATS
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.columns import (
-    LIMIT_NAMES,
-    decode_rows,
-)
+from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
 from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
-from introspect_cli.store.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS, Frames, StepEntry
+from introspect_cli.store.frames import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS
+from introspect_cli.store.log import Frames, StepEntry
 from introspect_cli.store.names import INFO, LAYOUT, MODULE, SITE, SiteTable, layouts_of, modules_of
 from introspect_cli.store.remote import prefetch
 from introspect_cli.store.totals import Totals

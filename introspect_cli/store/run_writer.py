@@ -43,13 +43,14 @@ from introspect_cli.store.files import (
     reason,
     take_lock,
 )
+from introspect_cli.store.frames import LogWriter
 from introspect_cli.store.sources import encode
 from introspect_cli.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from introspect_cli.store.rank_writer import LogWriter, RankWriter
+    from introspect_cli.store.rank_writer import RankWriter
 
 
 _ATTEMPTS = 50
@@ -537,8 +538,6 @@ class StoreWriter(Closing):
 
 def _new_log(place: Path, rank: int, run_id: str, *, durable: bool) -> LogWriter:
     """Make the log of a rank in the directory `place`, which is made, and lock it; StoreError where there is one."""
-    from introspect_cli.store.rank_writer import LogWriter
-
     place.mkdir(exist_ok=True)
     folder = Folder.at(str(place))
     try:

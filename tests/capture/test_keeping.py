@@ -22,9 +22,8 @@ import introspect_cli
 from introspect_cli.capture.options import CaptureOptions, options_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import ALWAYS, Schedule, parse_rule
-from introspect_cli.store.log import DROP, STEP
+from introspect_cli.store.frames import DROP, STEP, Frame
 from introspect_cli.store.pack import pack
-from introspect_cli.store.rank_writer import Frame
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run

@@ -13,7 +13,7 @@ from logs import rewrite, without
 
 from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.errors import StoreError
-from introspect_cli.store.log import END
+from introspect_cli.store.frames import END
 from introspect_cli.store.run import RunState, Sources, open_run
 from introspect_cli.store.verify import verify_run
 

@@ -16,7 +16,7 @@ from neutrality import Seen, assert_neutral, assert_same, mlp, trajectory, watch
 from torch import nn
 
 from introspect_cli.store.files import LIMIT_DOCUMENT
-from introspect_cli.store.log import LAYOUTS, MODULES, SITES
+from introspect_cli.store.frames import LAYOUTS, MODULES, SITES
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.verify import verify_run
 

@@ -22,7 +22,7 @@ from introspect_cli.errors import IntrospectError, StoreError
 from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
 from introspect_cli.store.documents import dump
 from introspect_cli.store.files import HEADS, LOG
-from introspect_cli.store.log import HEAD, LAYOUTS, MODULES, SITES, START, STEP, begin_log
+from introspect_cli.store.frames import HEAD, LAYOUTS, MODULES, SITES, START, STEP, begin_log
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run

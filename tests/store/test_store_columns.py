@@ -7,10 +7,7 @@ from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.store import columns
-from introspect_cli.store.columns import (
-    Column,
-    record_columns,
-)
+from introspect_cli.store.columns import Column, record_columns
 from introspect_cli.store.run import open_run
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from introspect_cli.store.documents import dump
 from introspect_cli.store.files import HEADS, LOG, Folder
-from introspect_cli.store.log import DOCUMENT, Frames
-from introspect_cli.store.rank_writer import Frame, LogWriter
+from introspect_cli.store.frames import DOCUMENT, Frame, LogWriter
+from introspect_cli.store.log import Frames
 from introspect_cli.store.run import open_run
 
 

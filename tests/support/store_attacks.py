@@ -27,9 +27,9 @@ from synthetic import row, write_run
 from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
 from introspect_cli.store import tensorfile
-from introspect_cli.store.columns import FIRST_CHAIN, padded
 from introspect_cli.store.files import HEADS, LOG, Folder
-from introspect_cli.store.log import BACK, CACHE, HEAD, START, STEP, Frames, chained
+from introspect_cli.store.frames import BACK, FIRST_CHAIN, HEAD, START, STEP, chained, padded
+from introspect_cli.store.log import CACHE, Frames
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
