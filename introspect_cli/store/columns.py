@@ -19,7 +19,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, overload
 
 import numpy as np
@@ -93,19 +93,6 @@ class Texts(Sequence[str]):
         row = range(len(self))[index]
         text = str(self.data[self.offsets[row] : self.offsets[row + 1]], "utf-8", "replace")
         return bounded(text, self.limit) if self.limit else text
-
-    def tolist(self) -> list[str]:
-        """All texts, decoded, U+FFFD for bytes that are no UTF-8; with a `limit`, each bounded to it and cleaned."""
-        if not len(self.data):
-            return [""] * len(self)
-        data, offsets = bytes(self.data), self.offsets.tolist()
-        texts = [str(data[a:b], "utf-8", "replace") for a, b in pairwise(offsets)]
-        if not self.limit:
-            return texts
-        fits = int(np.diff(self.offsets).max()) <= self.limit
-        if fits and data.isascii() and data.decode("ascii").isprintable():
-            return texts
-        return [bounded(text, self.limit) for text in texts]
 
     def sanitized(self, limit: int) -> Texts:
         """The same texts, each bounded to `limit` characters and cleaned when read."""
@@ -277,11 +264,6 @@ class Message:
         if missing:
             raise ValueError(f"the column {missing[0]} was not filled in")
         return [self._memory, *(piece for _, _, pieces in self._rest.values() for piece in pieces)]
-
-
-def encode_rows(schema: Schema, columns: Mapping[str, ColumnData]) -> bytes:
-    """The bytes of a table: its columns in the order of `schema`."""
-    return b"".join(piece for column in schema for piece in encoded_column(column, columns[column.name]))
 
 
 def encoded_column(column: Column, data: ColumnData) -> Pieces:

@@ -307,7 +307,6 @@ class StoreWriter(Closing):
     Attributes:
         path: the directory, absolute.
         id: 32 hex digits that every log of the run repeats, so that files of two runs cannot be mixed up.
-        tensor_bytes: bytes of whole tensors.
     """
 
     def __init__(self, path: Path, log: LogWriter, launch: Launch, *, durable: bool = False) -> None:
@@ -327,7 +326,6 @@ class StoreWriter(Closing):
         self._ranks: list[RankWriter] = []
         self._tensors: Folder | None = None
         self._stored: set[int] = set()
-        self.tensor_bytes = 0
 
     @classmethod
     def create(
@@ -442,8 +440,7 @@ class StoreWriter(Closing):
     def save_tensor(self, checksum: int, array: memoryview, dtype: str, shape: tuple[int, ...]) -> int:
         """Store a tensor's data under its checksum, once; returns bytes written, 0 where it was stored already.
 
-        Bytes written are added to `tensor_bytes`. One that could not be written is not tried again, and counts as
-        stored: 0.
+        One that could not be written is not tried again, and counts as stored: 0.
 
         Args:
             checksum: the tensor's.
@@ -467,23 +464,19 @@ class StoreWriter(Closing):
             from introspect_cli.store import tensorfile
 
             head = tensorfile.encode(data, checksum, dtype, shape)
-            written = self._tensors.replace(name, [head, data], durable=self._durable)
-        self.tensor_bytes += written
-        return written
+            return self._tensors.replace(name, [head, data], durable=self._durable)
 
     def drop_tensors(self, checksums: Iterable[int]) -> None:
-        """Delete tensors that this writer stored, by checksum, and lower `tensor_bytes`; they may be stored again.
+        """Delete tensors that this writer stored, by checksum; they may be stored again.
 
         Tensors that it did not store, and those that cannot be deleted, stay.
         """
-        for checksum in checksums:
-            name = f"{checksum:016x}.safetensors"
+        if self._tensors is None:
+            return
+        for checksum in self._stored.intersection(checksums):
             with suppress(OSError):
-                if self._tensors is not None and checksum in self._stored:
-                    size = os.stat(name, dir_fd=self._tensors.reopen_if_closed().fd).st_size
-                    os.unlink(name, dir_fd=self._tensors.fd)
-                    self._stored.remove(checksum)
-                    self.tensor_bytes -= size
+                os.unlink(f"{checksum:016x}.safetensors", dir_fd=self._tensors.reopen_if_closed().fd)
+                self._stored.remove(checksum)
 
     def rank(self, rank: int, **kept: Any) -> RankWriter:
         """Open the writer of a rank's records, closed with the run; an import makes logs of further ranks so.
