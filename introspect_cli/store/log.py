@@ -36,9 +36,11 @@ from introspect_cli.store.frames import (
     FIRST_CHAIN,
     HEAD,
     LABELS,
+    LAYOUTS,
     LIMIT_FRAMES,
     MAGIC,
     NAMED,
+    SITES,
     START,
     STEP,
     TOTALS,
@@ -64,8 +66,8 @@ KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
 SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
 
-ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8")])
-"""A step as readers have it: its head, and where its body lies."""
+ENTRY = np.dtype([*HEADS.descr, ("offset", "<u8"), ("n_sites", "<u4"), ("n_layouts", "<u4")])
+"""A step as readers have it: its head, where its body lies, how many sites and layouts there were."""
 
 CACHE = struct.Struct("<8sII")
 """What the file of heads begins with: magic, CRC-32 of what follows, heads."""
@@ -318,7 +320,8 @@ class Frames:
     def entries(self) -> tuple[Entries, tuple[str, ...]]:
         """Steps after the last BACK frame that were not dropped, and in words which were; () for none.
 
-        They are an array of `ENTRY`; the chain is over the steps that are there.
+        They are an array of `ENTRY`; sites and layouts are counted from the log's start, and the chain is over the
+        steps that are there.
 
         Raises:
             DamageError: step numbers do not rise, or one is negative.
@@ -334,6 +337,9 @@ class Frames:
         for name in HEADS.names or ():
             out[name] = heads[name]
         out["offset"] = self.begins[rows] + HEAD.size
+        for name, kind in (("n_sites", SITES), ("n_layouts", LAYOUTS)):
+            counts = np.where(self.heads["kind"] == kind, self.heads["rows"], 0)
+            out[name] = np.minimum(np.cumsum(counts, dtype=np.int64)[rows], (1 << 32) - 1)
         if not len(lost):
             return out, ()
         chain = FIRST_CHAIN

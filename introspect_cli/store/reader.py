@@ -501,11 +501,11 @@ class RankReader(Reader):
         columns = decode_rows(self._schema, memoryview(data), int(entry["rows"]), path)
         out = StepBatch.from_columns(columns, self._schema)
         if len(out) and (
-            out.site.max() >= len(self.sites)
-            or out.layout.max() >= len(self.layouts)
+            out.site.max() >= entry["n_sites"]
+            or out.layout.max() >= entry["n_layouts"]
             or out.status.max() >= len(Status)
             or (out.how is not None and out.how.max() >= len(Joined))
-            or (out.given is not None and not out.given.within(len(self.sites)))
+            or (out.given is not None and not out.given.within(int(entry["n_sites"])))
         ):
             raise DamageError(path, "a record names a site, layout or status that is not there")
         return out
