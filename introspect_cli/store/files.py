@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from introspect_cli.errors import StoreError, scarcity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from typing_extensions import Self
 
@@ -113,13 +113,6 @@ class Source(Closing, ABC):
     def ranges(self, begin: int, end: int) -> Sequence[Any]:  # noqa: ARG002 - nothing on disk is read beforehand
         """What of object storage holds the bytes `begin` to `end`, for `remote.prefetch`; empty on disk."""
         return ()
-
-    def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
-        """The bytes from `begin` to before `end` (None: the end of the source), in blocks of at most `most` bytes."""
-        end = self.size() if end is None else end
-        while begin < end and (data := self.read(begin, min(begin + most, end))):
-            yield data
-            begin += len(data)
 
 
 class Descriptor(Closing):

@@ -637,4 +637,5 @@ def fetch_files(folder: RemoteFolder, target: Path) -> None:
         out = target / name
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("xb") as opened, file:
-            opened.writelines(file.blocks())
+            for at in range(0, file.size(), _LARGEST_WINDOW):
+                opened.write(file.read(at, at + _LARGEST_WINDOW))
