@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import threading
 import time
 import zlib
 from collections import OrderedDict
@@ -308,6 +307,11 @@ class Range(NamedTuple):
         """URL of the object."""
         return f"{self.storage.url}/{self.name}"
 
+    def aligned(self) -> Range:
+        """The range with all of the blocks in which it begins and ends."""
+        end = min(-(-self.end // _BLOCK) * _BLOCK, self.size)
+        return self._replace(begin=self.begin // _BLOCK * _BLOCK, end=end)
+
     def blocks(self) -> list[tuple[str, int, int]]:
         """Cache keys of the blocks that hold the range: the object, its size, and where each begins."""
         return [(self.url, self.size, at) for at in range(self.begin // _BLOCK * _BLOCK, self.end, _BLOCK)]
@@ -320,22 +324,15 @@ class BlockCache:
         """Start empty; at most `most` bytes are kept."""
         self._most = most // _BLOCK
         self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
 
     def read(self, wanted: Sequence[Range]) -> list[bytes | StoreError]:
         """The bytes of ranges of one storage; in place of a range that cannot be read, the error, which is not raised.
 
-        All that is missing is asked for at once: of each range the blocks from the first to the last that is missing.
-        Errors are not kept: who asks again asks storage again.
+        All ranges that are not there whole are asked for at once. Errors are not kept: who asks again asks storage
+        again.
         """
-        keys = [key for each in wanted for key in each.blocks()]
-        with self._lock:
-            found = {key: self._blocks[key] for key in keys if key in self._blocks}
-        missing = dict[Range, None]()
-        for each in wanted:
-            lacking = [at for url, size, at in each.blocks() if (url, size, at) not in found]
-            if lacking:
-                missing[each._replace(begin=lacking[0], end=min(lacking[-1] + _BLOCK, each.size))] = None
+        missing = [each.aligned() for each in wanted if not self._blocks.keys() >= {*each.blocks()}]
+        missing = list(dict.fromkeys(missing))
         failed: dict[str, StoreError] = {}
         read = wanted[0].storage.read([(each.name, each.begin, each.end) for each in missing]) if missing else []
         for each, data in zip(missing, read, strict=True):
@@ -343,22 +340,18 @@ class BlockCache:
                 failed[each.name] = _failure(each, data)
                 continue
             for key in each.blocks():
-                found[key] = data[key[2] - each.begin : key[2] - each.begin + _BLOCK]
-        with self._lock:
-            for key in keys:
-                if key in found:
-                    self._blocks[key] = found[key]
-                    self._blocks.move_to_end(key)
-            while len(self._blocks) > self._most:
-                self._blocks.popitem(last=False)
+                self._blocks[key] = data[key[2] - each.begin : key[2] - each.begin + _BLOCK]
         out: list[bytes | StoreError] = []
         for each in wanted:
-            of_range = each.blocks()
-            if all(key in found for key in of_range):
-                first = each.begin - of_range[0][2] if of_range else 0
-                out.append(b"".join(found[key] for key in of_range)[first : first + each.end - each.begin])
+            keys, first = each.blocks(), each.begin % _BLOCK
+            if self._blocks.keys() >= {*keys}:
+                out.append(b"".join(map(self._blocks.__getitem__, keys))[first : first + each.end - each.begin])
+                for key in keys:
+                    self._blocks.move_to_end(key)
             else:
                 out.append(failed[each.name])
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
         return out
 
 
