@@ -23,7 +23,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import LONG_SECONDS, capture, duration, log_of, stop_options
 from introspect_cli.store import documents
-from introspect_cli.store.files import GOLDEN_RUN
+from introspect_cli.store.files import GOLDEN_RUN, DamageError
 from introspect_cli.store.pack import pack
 from introspect_cli.store.run import open_run
 
@@ -111,7 +111,7 @@ def read_golden(path: Path) -> Golden:
         return Golden(words, options, int(about["steps"]), float(about["rtol"]), float(about["atol"]))
     except OSError:
         raise StoreError(f"no golden run at {path}: save one with `introspect golden save -o {path} SCRIPT`") from None
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, DamageError):
         raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
 
 

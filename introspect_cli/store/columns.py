@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files import DamageError
-from introspect_cli.store.frames import Pieces, padded
+from introspect_cli.store.frames import Pieces
 from introspect_cli.texts import bounded
 
 
@@ -193,6 +193,11 @@ def absent_column(column: Column, rows: int) -> Any:
 
 
 # --- bodies
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to a multiple of 8."""
+    return -(-length // 8) * 8
 
 
 class Message:
@@ -387,7 +392,7 @@ def parse_columns(description: bytes, path: str) -> Schema:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         schema = ()
-    if described(schema) != description:
+    if described(schema) != description.rstrip(b" "):
         raise DamageError(path, "its columns are not those that this version writes: install the newest introspect-cli")
     return schema
 

@@ -55,11 +55,6 @@ _LEAST_CACHED = 256
 """Frames of a log whose heads are gone through in no time."""
 
 
-def padded(length: int) -> int:
-    """`length` rounded up to a multiple of 8."""
-    return -(-length // 8) * 8
-
-
 def begin_log(rank: int, run_id: bytes) -> bytes:
     """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
     start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
@@ -105,8 +100,10 @@ class Written(NamedTuple):
 
     def after(self, frame: Frame) -> tuple[Written, Pieces]:
         """The state after appending a frame, and the frame's bytes."""
-        length = sum(map(len, frame.body))
-        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), frame.body, 0) if frame.crc is None else frame.crc
+        filling = b" " * (-sum(map(len, frame.body)) % 8)
+        body = [*frame.body, *([filling] if filling else [])]
+        length = sum(map(len, body))
+        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), body, 0) if frame.crc is None else frame.crc
         step, chain, rows, names = self.step, self.chain, self.rows, self.names
         if frame.kind == STEP:
             step, chain, rows = frame.step, chained(chain, frame.step, frame.digest), rows + frame.rows
@@ -117,8 +114,8 @@ class Written(NamedTuple):
             names = (*names[:at], names[at] + frame.rows, *names[at + 1 :])
         head = HEAD.pack(frame.kind, frame.rows, length, frame.step, frame.digest, chain, crc, 0)[:-4]
         crc = zlib.crc32(head, self.crc)
-        written = Written(self.length + HEAD.size + padded(length), crc, self.frames + 1, step, chain, rows, names)
-        return written, [head + crc.to_bytes(4, "little"), *frame.body, bytes(-length % 8)]
+        written = Written(self.length + HEAD.size + length, crc, self.frames + 1, step, chain, rows, names)
+        return written, [head + crc.to_bytes(4, "little"), *body]
 
 
 class LogWriter:

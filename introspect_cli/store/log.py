@@ -45,7 +45,6 @@ from introspect_cli.store.frames import (
     STEP,
     TOTALS,
     chained,
-    padded,
 )
 from introspect_cli.sums import mix
 from introspect_cli.version import __version__
@@ -223,9 +222,9 @@ class Frames:
                         break
                     raise DamageError(self.path, f"its frame {len(self.heads) + len(heads)} was altered")
                 length = int.from_bytes(head[8:16], "little")
-                if at + HEAD.size + padded(length) > size:
+                if at + HEAD.size + length > size:
                     break
-                crc, at = checked, at + HEAD.size + padded(length)
+                crc, at = checked, at + HEAD.size + length
                 heads.append(head)
                 if len(heads) > LIMIT_FRAMES:
                     raise DamageError(self.path, "it has more frames than a log")
@@ -237,7 +236,7 @@ class Frames:
         kinds = heads["kind"]
         if not np.isin(kinds, KINDS).all():
             raise DamageError(self.path, "a frame is of a kind that no version writes")
-        if (heads["length"] > LIMIT_BATCH).any():
+        if (heads["length"] > LIMIT_BATCH).any() or (heads["length"] % 8).any():
             raise DamageError(self.path, "a frame's length is not one")
         self.heads, self.begins = heads, _frame_offsets(heads)
 
@@ -376,9 +375,8 @@ def _is_small(heads: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _frame_offsets(heads: NDArray[np.void]) -> NDArray[np.int64]:
-    """int64 (n + 1,), byte offsets of the frames and of the next one to come; bodies are padded to 8 bytes."""
-    sizes = HEAD.size + (heads["length"].astype(np.int64) + 7) // 8 * 8
-    return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    """int64 (n + 1,), byte offsets of the frames and of the next one to come."""
+    return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(HEAD.size + heads["length"].astype(np.int64))])
 
 
 def newer_format(number: int, version: str | None, path: str) -> StoreError:

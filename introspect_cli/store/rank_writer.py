@@ -33,7 +33,6 @@ from introspect_cli.store.frames import (
     STEP,
     TOTALS,
     Frame,
-    padded,
 )
 from introspect_cli.store.log import step_digest
 from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_columns
@@ -249,7 +248,7 @@ class RankWriter:
         crc = _crc(self.compiled, data, message.address)
         end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
         if expires:
-            self._expiring[step] = end - padded(size), size
+            self._expiring[step] = end - size, size
         self.digest = digest
 
     def restart(self) -> None:

@@ -226,7 +226,7 @@ def test_a_sender_goes_on_where_another_stopped_and_mends_what_is_missing(bucket
     puts = [path for method, path, _ in asked if method == "PUT"]
     assert [re.sub(r"\d+$", "N", path.partition("resumed/")[2]) for path in puts] == [
         "rank0/log.bin.N",
-        "catalogue",
+        "rank0/catalogue",
     ]
     system = Sender(tmp_path / "run", url).storage.system
     system.rm("bucket/resumed/rank0/log.bin.000000000064")

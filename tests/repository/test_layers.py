@@ -254,7 +254,7 @@ def test_a_diff_loads_what_it_needs_alone(tmp_path):
         return str(write_run(tmp_path / name, [[row("forward", "output", "Net", np.full(3, value))]] * 2))
 
     runs = [run("a", 1.0), run("b", 2.0)]
-    assert loaded_by(called("diff", *runs)) == ["numpy", "rich"]  # np.unique would bring numpy.ma
+    assert loaded_by(called("diff", *runs)) == ["numpy", "rich", "yaml"]  # np.unique would bring numpy.ma
 
 
 def test_no_verb_loads_torch_to_be_found():

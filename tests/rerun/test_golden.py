@@ -113,7 +113,7 @@ def test_what_is_no_golden_run_is_reported(tmp_path, kept):
     (path / "run.zip").write_bytes(b"no zip")
     with pytest.raises(StoreError, match="is not a run"):
         compare_golden(path, Golden(), captured(tmp_path / "b", train))
-    (path / "golden.json").write_text("steps: x\n")
+    (path / "golden.json").write_text('{"steps": "x"}')
     with pytest.raises(StoreError, match="save it again with --force"):
         golden.check(path)
 

@@ -28,7 +28,7 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
 from introspect_cli.store import tensorfile
 from introspect_cli.store.files import HEADS, LOG, Folder
-from introspect_cli.store.frames import BACK, FIRST_CHAIN, HEAD, START, STEP, chained, padded
+from introspect_cli.store.frames import BACK, FIRST_CHAIN, HEAD, START, STEP, chained
 from introspect_cli.store.log import CACHE, Frames
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
@@ -251,7 +251,7 @@ def _forged_log(data):
         HEAD.pack_into(out, at, kind, rows, length, step, digest, chain, body_crc, 0)
         crc = zlib.crc32(out[at : at + HEAD.size - 4], crc)
         struct.pack_into("<I", out, at + HEAD.size - 4, crc)
-        at += HEAD.size + padded(length)
+        at += HEAD.size + length
     return bytes(out)
 
 
