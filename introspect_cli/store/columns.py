@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files import DamageError
-from introspect_cli.store.frames import Pieces
 from introspect_cli.texts import bounded
+
+if TYPE_CHECKING:
+    from introspect_cli.store.frames import Pieces
 
 
 @dataclass(frozen=True)
