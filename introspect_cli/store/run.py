@@ -569,7 +569,7 @@ class Run(Closing):
 
     def close(self) -> None:
         """Close all files; what was read stays valid."""
-        for reader in self._ranks.values():
+        for reader in (*self._ranks.values(), *self._saying.values()):
             reader.close()
         self._folder.close()
         while self._on_close:
