@@ -74,6 +74,7 @@ class Sender:
         self._sources = sources
         self._parts: dict[str, PartSender] = {}
         self._manifests_sent: set[str] = set()
+        self._label_sent = b""
         self._began = time.monotonic()
         self._next = 0.0
 
@@ -125,8 +126,10 @@ class Sender:
         """
         with Folder.at(str(self._run)) as folder:
             numbers = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
-            if LABEL in folder and not self._rank:
-                self.storage.put(LABEL, folder.read_file(LABEL, 4 * LONGEST_LABEL))
+            label = folder.read_file(LABEL, 4 * LONGEST_LABEL) if LABEL in folder else b""
+        if label != self._label_sent and not self._rank:
+            self.storage.put(LABEL, label)
+            self._label_sent = label
         bases = ["", *(f"attempt{number}/" for number in sorted(numbers))]
         places = []
         for base in bases:
