@@ -33,7 +33,7 @@ why.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import starmap
@@ -190,7 +190,6 @@ class StackedStep:
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
 
-@dataclass(frozen=True)
 class Plan:
     """How each site of a step is combined, as far as layouts and statuses decide it. A group is one site's rows.
 
@@ -211,19 +210,53 @@ class Plan:
             worked out where the parts lie.
     """
 
-    basis: Rows
-    rows: Array
-    starts: Array
-    group: Array
-    kind: Array
-    flows: Array
-    unseen: dict[int, int]
-    mixed: Array
-    unreduced: Array
-    parts: Array
-    partless: Array
-    owner: Array
-    misfits: dict[int, str | None]
+    def __init__(self, step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> None:
+        """Plan how the sites of a step are combined.
+
+        Args:
+            step: of all ranks.
+            tables: the ranks' layouts.
+            kinds: code of each site's kind.
+            left_out: bool, rows that are ignored.
+        """
+        basis = step.rows
+        rows = np.flatnonzero(~left_out)
+        rows = rows[np.argsort(basis.site[rows], kind="stable")]
+        starts = starts_of(basis.site[rows])
+        unseen = basis.status[rows] == _NOT_SEEN
+        partly_unseen = any_of(unseen, starts)
+        number = basis.layout[rows]
+        whole = tables.part[number] == 0
+        holds = whole | (tables.local_numel[number] > 0)
+        placed = any_of(holds & ~whole, starts)
+        partless = any_of(holds, starts) & ~placed & ~partly_unseen
+        keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
+        rows = rows[keep]
+        starts = starts_of(basis.site[rows])
+        group = group_of(starts, len(rows))
+        number = basis.layout[rows]
+        part, shape = tables.part[number], tables.shape[number]
+        parts = ~partly_unseen & any_of(part > 0, starts)
+        mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
+        kind = kinds[basis.site[rows[starts]]]
+        flows = np.isin(
+            kind, codes_that("flows")
+        )  # samples beside one another may each be cut: only what fits is added up
+        samples = mixed & flows & ~any_of(part == 0, starts)
+        unreduced = parts & ~mixed & tables.unreduced[number[starts]]
+        mixed = mixed & ~samples
+        parts = parts & ~mixed & ~unreduced & ~samples
+        owner = np.arange(len(rows))
+        by_part = np.lexsort((owner, part, group))
+        new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
+        if len(rows):
+            owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
+        unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
+        self.unseen: dict[int, int] = dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True))
+        self.basis, self.rows, self.starts, self.group, self.owner = basis, rows, starts, group, owner
+        self.kind, self.flows, self.mixed, self.unreduced, self.parts = kind, flows, mixed, unreduced, parts
+        self.partless = ~(partly_unseen | mixed | unreduced | parts)
+        self.misfits = _misfits(step, tables, rows, starts, parts)
 
     @cached_property
     def copies(self) -> Array:
@@ -258,7 +291,7 @@ class Plan:
     @cached_property
     def site(self) -> Array:
         """uint32, the site of each group."""
-        return self.basis.site[self.rows[self.starts]].astype(np.uint32)
+        return np.asarray(self.basis.site[self.rows[self.starts]], np.uint32)
 
 
 def starts_of(values: Array) -> Array:
@@ -274,63 +307,6 @@ def any_of(mask: Array, starts: Array) -> Array:
 def group_of(starts: Array, size: int) -> Array:
     """int64 (size,), the group number of each row; groups begin at `starts`."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
-
-
-def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> Plan:
-    """Plan how the sites of a step are combined.
-
-    Args:
-        step: of all ranks.
-        tables: the ranks' layouts.
-        kinds: code of each site's kind.
-        left_out: bool, rows that are ignored.
-    """
-    basis = step.rows
-    rows = np.flatnonzero(~left_out)
-    rows = rows[np.argsort(basis.site[rows], kind="stable")]
-    starts = starts_of(basis.site[rows])
-    unseen = basis.status[rows] == _NOT_SEEN
-    partly_unseen = any_of(unseen, starts)
-    number = basis.layout[rows]
-    whole = tables.part[number] == 0
-    holds = whole | (tables.local_numel[number] > 0)
-    placed = any_of(holds & ~whole, starts)
-    partless = any_of(holds, starts) & ~placed & ~partly_unseen
-    keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
-    rows = rows[keep]
-    starts = starts_of(basis.site[rows])
-    group = group_of(starts, len(rows))
-    number = basis.layout[rows]
-    part, shape = tables.part[number], tables.shape[number]
-    parts = ~partly_unseen & any_of(part > 0, starts)
-    mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
-    kind = kinds[basis.site[rows[starts]]]
-    flows = np.isin(kind, codes_that("flows"))  # samples beside one another may each be cut: only what fits is added up
-    samples = mixed & flows & ~any_of(part == 0, starts)
-    unreduced = parts & ~mixed & tables.unreduced[number[starts]]
-    mixed = mixed & ~samples
-    parts = parts & ~mixed & ~unreduced & ~samples
-    owner = np.arange(len(rows))
-    by_part = np.lexsort((owner, part, group))
-    new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
-    if len(rows):
-        owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
-    unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
-    return Plan(
-        basis=basis,
-        rows=rows,
-        starts=starts,
-        group=group,
-        kind=kind,
-        flows=flows,
-        unseen=dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True)),
-        mixed=mixed,
-        unreduced=unreduced,
-        parts=parts,
-        partless=~(partly_unseen | mixed | unreduced | parts),
-        owner=owner,
-        misfits=_misfits(step, tables, rows, starts, parts),
-    )
 
 
 def _misfits(
@@ -619,7 +595,7 @@ class CombinedStep:
         The batch must have sketches.
         """
         assert self.block.sketch is not None
-        return self.block.sketch[self.plan.rows[at]].astype(np.float64)
+        return np.asarray(self.block.sketch[self.plan.rows[at]], np.float64)
 
     def _members(self, groups: Array) -> tuple[Array, Array, Array]:
         """All members of some groups (numbers), group after group in rising order.
@@ -839,7 +815,7 @@ class CombinedStep:
         whole = self.how == Joined.PARTS
         values = self.reader.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
-        return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
+        return np.asarray(np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole])))
 
     def _add_gradients(self, groups: Array) -> None:
         """Add up the sketches of the ranks' gradients of `groups` (numbers).
@@ -1345,7 +1321,7 @@ class WholeReader(Reader):
             of: which slice of how many.
         """
         if self._last_plan is None or self._last_plan[1].basis is not step.rows:
-            plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
+            plan = Plan(step, self.tables, self.kinds, self.left_out(step))
             different, which = np.unique(step.rows.layout[plan.rows[plan.starts]], return_inverse=True)
             wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
             self._last_plan = of, plan, wholes[which.reshape(-1)]
