@@ -239,9 +239,8 @@ class Plan:
         parts = ~partly_unseen & any_of(part > 0, starts)
         mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
         kind = kinds[basis.site[rows[starts]]]
-        flows = np.isin(
-            kind, codes_that("flows")
-        )  # samples beside one another may each be cut: only what fits is added up
+        flows = np.isin(kind, codes_that("flows"))
+        # samples beside one another may each be cut: only what fits is added up
         samples = mixed & flows & ~any_of(part == 0, starts)
         unreduced = parts & ~mixed & tables.unreduced[number[starts]]
         mixed = mixed & ~samples
