@@ -128,6 +128,7 @@ class _Check:
         for reader in ranks:
             manifests |= self._try(read_rank_manifests, [reader], run_id) or {}
             self.sound["documents"] += len(self._try(settings_in, reader) or ())
+            reader.close()
         self.sound["documents"] += bool(manifest) + len(manifests)
         launched = launch_of(manifest) is not None
         if manifest and not launched and not manifests:

@@ -259,7 +259,7 @@ def test_nothing_stays_open(tmp_path):
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
-        ("rank_writer.LIMIT_FRAMES", 7, "more steps than a store holds"),
+        ("frames.LIMIT_FRAMES", 8, "more steps than a store holds"),
         ("rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
         ("rank_writer.LIMIT_NAMES", 4000, "more names than a store holds"),
     ],
