@@ -53,7 +53,7 @@ def test_what_leaves_the_machine_has_the_texts_only_if_asked_for_and_a_pack_if_n
     assert done.returncode == 0, done.stderr
     (packed,) = tmp_path.rglob("*.zip")
     names = zipfile.ZipFile(packed).namelist()
-    assert any(name.startswith("sources/") for name in names) is with_texts
+    assert any(name.startswith("rank0/sources/") for name in names) is with_texts
 
 
 def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
