@@ -18,6 +18,7 @@ SCRIPT = """
 import configparser, json, pathlib, tomllib
 import numpy as np
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch import nn
 
