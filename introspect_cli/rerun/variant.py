@@ -237,7 +237,7 @@ def check_read(done: Rerun, place: Place) -> None:
         if digest in users - here:
             shutil.rmtree(done.run, ignore_errors=True)
             raise UsageError(
-                f"{name} was read as it is in your directory, and not as it was laid into {place.root}: python found "
+                f"{name} was read as it lies in your project, and not as it was put into {place.root}: python found "
                 "it by an absolute path, or where it is installed"
             )
 
