@@ -187,8 +187,7 @@ class Reference:
     @property
     def exit_code(self) -> int:
         """The exit code of its script."""
-        with open_run(self.run) as run:
-            return exit_code_of(run)
+        return _read_result(self.run, 1)[1].exit_code
 
     def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
         """Compare a rerun with the reference, up to the step `until`.

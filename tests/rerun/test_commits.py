@@ -346,7 +346,7 @@ def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch,
     os.utime(runs[0], (1, 1))
     monkeypatch.setattr(commits, "MAX_KEPT", 1)
     monkeypatch.chdir(repository)
-    captures = commits.Captures.here(Repository(repository), base, commits.Command((), ("train.py",)), print)
+    captures = commits.Captures(Repository(repository), base, commits.Command((), ("train.py",)), print)
     captures.remove_old(runs)
     assert sorted(path.parent for path in base.glob("*/manifest.yaml")) == runs
     captures.remove_old(())
