@@ -70,6 +70,8 @@ def test_a_rewrite_alone_computes_nothing_else(code):
          "def f(x):\n    try:\n        z = g(x)\n    except E as error:\n        z = h(error)\n    return z"),
         ("def f(xs):\n    t = 0\n    for x in xs:\n        t = t + x\n    return t",
          "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
+        ("def f(x, *, b=1):\n    return x * b", "def f(y, *, a=0, b=1, c=2):\n    return y * b"),
+        ("def f(x, b=1):\n    return x * b", "def f(y, b=1, c=2):\n    return y * b"),
         ("if main:\n    log = g()\n    f(log).backward()\ndef h(y):\n    rate = 1\n    return y + rate",
          "if main:\n    rate = g()\n    loss = f(rate)\n    loss.backward()\ndef h(y):\n    return y + 1"),
     ],
@@ -97,11 +99,19 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
         ("def f(x, y):\n    a = g(x)\n    b = h(y)\n    return a @ b",
          "def f(x, y):\n    p = g(x)\n    q = h(y)\n    return p @ p", 4),
         ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),
+        ("def f(x, b=1):\n    return x * b", "def f(x, a=0, b=1):\n    return x * b", 1),
         ("def f(x):\n    return max(x)", "max = min\ndef f(x):\n    return max(x)", 1),
     ],
 )  # fmt: skip
 def test_what_differs_has_the_line_of_the_smallest_part(told, a, b, line):
     assert [row[0] for row in told(a, b)][:1] == [line]
+
+
+def test_a_new_function_of_a_name_that_others_have_is_not_what_they_call(code):
+    a = "def given(x):\n    return x\n\ndef f(x):\n    if given(x):\n        g(x)\n    h(x)\n"
+    b = {"f.py": a.replace("h(x)", "h(x, 1)"), "new.py": "def given(y):\n    return y is not None\n"}
+    changes = [one.change for one in code({"f.py": a}, b).ranked]
+    assert [(one.file, one.line) for one in changes] == [("f.py", 7)]
 
 
 def test_a_file_that_python_cannot_read_is_one_change_and_the_others_are_read(code):

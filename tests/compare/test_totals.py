@@ -17,23 +17,24 @@ from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.files import LOG
 from introspect_cli.store.frames import HEAD, TOTALS
-from introspect_cli.store.reader import RankReader
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
 
 
 @pytest.fixture
-def reads(monkeypatch):
+def reads(monkeypatch, tmp_path):
     """The steps of ranks that are read, in order."""
     seen = []
-    read = RankReader.read_row
+    with open_run(write(tmp_path / "any", 1, ALL)) as run:
+        reader = type(run.rank(0))
+    read = reader.read_row
 
     def noted(self, row, **options):
         seen.append((self.path, row))
         return read(self, row, **options)
 
-    monkeypatch.setattr(RankReader, "read_row", noted)
+    monkeypatch.setattr(reader, "read_row", noted)
     return seen
 
 
