@@ -31,7 +31,7 @@ from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
-    from introspect_cli.store.frames import Pieces
+    from introspect_cli.store.files import Pieces
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, scarcity
 
@@ -250,8 +250,8 @@ LIMIT_DOCUMENT = 4 << 20
 LONGEST_LABEL = 200
 """Characters of a label."""
 
-Data: TypeAlias = "bytes | memoryview"
-"""Bytes that are written as they are."""
+Pieces = list[bytes | memoryview]
+"""Bytes that are written one after the other."""
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
@@ -455,7 +455,7 @@ class Folder(Descriptor, Directory):
         """Create the file `name`, for its owner alone, and return its descriptor; FileExistsError where it exists."""
         return os.open(name, _CREATE, 0o600, dir_fd=self.fd)
 
-    def replace(self, name: str, pieces: Iterable[Data], *, durable: bool = False, new: bool = False) -> int:
+    def replace(self, name: str, pieces: Pieces, *, durable: bool = False, new: bool = False) -> int:
         """Write the file `name` atomically, by a temporary file that gets its name, and return the number of bytes.
 
         Args:
@@ -493,7 +493,7 @@ def check_size(size: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
-def write_all(fd: int, pieces: Iterable[Data], at: int = 0) -> int:
+def write_all(fd: int, pieces: Sequence[bytes | memoryview], at: int = 0) -> int:
     """Write all of `pieces` from byte `at` on; returns the byte after them. Raises as `check_size` does."""
     rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     check_size(at + sum(map(len, rest)))

@@ -18,20 +18,18 @@ import os
 import struct
 import threading
 import zlib
-from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import FORMAT, HEADS, LOG, Appended, Folder
+from introspect_cli.store.files import FORMAT, LOG, Appended, Folder
 from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from introspect_cli.store.files import Pieces
 
-Pieces = list[bytes | memoryview]
-"""Bytes that are written one after the other."""
 
 MAGIC = b"INTROSPL"
 START = struct.Struct("<8sII16s28xI")
@@ -51,8 +49,6 @@ LIMIT_FRAMES = 4 << 20
 
 _NO_DIGEST = bytes(16)
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
-_LEAST_CACHED = 256
-"""Frames of a log whose heads are gone through in no time."""
 
 
 def begin_log(rank: int, run_id: bytes) -> bytes:
@@ -124,6 +120,7 @@ class LogWriter:
     Attributes:
         folder: the rank's directory.
         written: what counts as written.
+        ended: whether it has its END frame.
     """
 
     def __init__(self, folder: Folder, rank: int, run_id: bytes, *, durable: bool) -> None:
@@ -142,7 +139,7 @@ class LogWriter:
         self._durable = durable
         self._pid = os.getpid()
         self._torn = False  # whether the file may hold what does not count as written
-        self._ended = False
+        self.ended = False
         self._lock = threading.RLock()
         start = begin_log(rank, run_id)
         self._file = Appended(folder, LOG)
@@ -228,24 +225,11 @@ class LogWriter:
             OSError: it cannot be written.
             StoreError: too many frames, or a forked child.
         """
-        if not self._ended:
+        if not self.ended:
             self.commit([Frame(END, [])])
-            self._ended = True
+            self.ended = True
 
     def close(self) -> None:
-        """Close the file and the rank's directory.
-
-        A log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads, if it can be written.
-        """
-        if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
-            from introspect_cli.store.log import Frames
-
-            with suppress(OSError, StoreError), self.folder.reopen_if_closed().file(LOG) as log:
-                frames = Frames(log, self.rank, log.path)
-                self.folder.replace(HEADS, [frames.encoded()], durable=self._durable)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the descriptors and write nothing: all that a forked child does."""
+        """Close the descriptors; a second call does nothing."""
         self._file.close()
         self.folder.close()

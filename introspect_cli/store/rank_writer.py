@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.columns import Schema
-    from introspect_cli.store.frames import LogWriter, Pieces
+    from introspect_cli.store.files import Pieces
+    from introspect_cli.store.frames import LogWriter
     from introspect_cli.store.names import Names
 
 

@@ -29,6 +29,7 @@ from introspect_cli.errors import DocumentTooLargeError, StoreError
 from introspect_cli.store import documents
 from introspect_cli.store.files import (
     FORMAT,
+    HEADS,
     LABEL,
     LIMIT_DOCUMENT,
     LOG,
@@ -504,7 +505,7 @@ class StoreWriter(Closing):
         """Close every descriptor without writing, as a forked child must."""
         self._ranks = []
         for log in self._logs:
-            log.abandon()
+            log.close()
         if self._tensors is not None:
             self._tensors.close()
 
@@ -518,7 +519,7 @@ class StoreWriter(Closing):
             self._close_ranks()
         finally:
             for log in self._logs:
-                log.close()
+                _write_heads(log, durable=self._durable)
             self.abandon()
 
     def _close_ranks(self) -> None:
@@ -527,6 +528,19 @@ class StoreWriter(Closing):
         with ExitStack() as stack:
             for rank in ranks:
                 stack.callback(rank.close)
+
+
+_LEAST_CACHED = 256
+"""Frames of a log whose heads are gone through in no time."""
+
+
+def _write_heads(log: LogWriter, *, durable: bool) -> None:
+    """Write the file of heads of a log with an END frame and `_LEAST_CACHED` frames or more, if it can be written."""
+    if log.ended and log.written.frames >= _LEAST_CACHED:
+        from introspect_cli.store.log import Frames
+
+        with suppress(OSError, StoreError), log.folder.reopen_if_closed().file(LOG) as file:
+            log.folder.replace(HEADS, [Frames(file, log.rank, file.path).encoded()], durable=durable)
 
 
 def _new_log(place: Path, rank: int, run_id: str, *, durable: bool) -> LogWriter:
