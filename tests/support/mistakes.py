@@ -11,6 +11,7 @@ import random
 import sys
 import threading
 import types
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -88,17 +89,21 @@ def called_while(work, path, **options):
     found, depth = {}, threading.local()
     functions = {function.__code__: function for function in _functions()}
 
+    def enter(self):
+        super(Guarded, self).__enter__()
+        depth.inside = getattr(depth, "inside", 0) + 1
+
+    def leave(self, *error):
+        depth.inside -= 1
+        return super(Guarded, self).__exit__(*error)
+
     def look(frame, event, _arg):
-        code, inside = frame.f_code, getattr(depth, "inside", 0)
-        if code is Guarded.__enter__.__code__:
-            depth.inside = inside + (event == "return")
-        elif code is Guarded.__exit__.__code__:
-            depth.inside = inside - (event == "call")
-        elif event == "call" and inside > 0 and code in functions:
+        code = frame.f_code
+        if event == "call" and getattr(depth, "inside", 0) and code in functions:
             found[f"{code.co_filename.removeprefix(CAPTURE)}:{functions[code].__qualname__}"] = functions[code]
 
     seeded()
-    with watched(path, **options):
+    with watched(path, **options), unittest.mock.patch.multiple(Guarded, create=True, __enter__=enter, __exit__=leave):
         threading.setprofile(look)
         sys.setprofile(look)
         try:
