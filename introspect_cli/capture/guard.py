@@ -115,7 +115,19 @@ WAITING: list[Callable[[], None]] = []
 """Signal handlers of the script that wait for the end of the outermost section."""
 
 
-class Guarded(KERNELS.Section):  # type: ignore[misc] # compiled
+if TYPE_CHECKING:
+
+    class Section:
+        """Begins and ends a section; compiled."""
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool: ...
+else:
+    Section = KERNELS.Section
+
+
+class Guarded(Section):
     """Context manager around the code of one probe: swallows its mistakes and sets `on` to False at the first.
 
     In a section Dynamo looks at no frame, and, in the main thread, signal handlers of the script wait; those that

@@ -70,7 +70,7 @@ class GradientProbe(GuardedProbe):
         super().remove()
         self.on_tick()
 
-    def _watch_leaf(self, tensor: torch.Tensor, site: int, recomputed: bool) -> None:  # noqa: FBT001 - the compiled `watch` calls it so
+    def _watch_leaf(self, tensor: torch.Tensor, site: int, recomputed: bool) -> None:
         """`watch` for a tensor without an autograd node: the hook is on the tensor until the step ends."""
         known = self._watched.get(id(tensor))
         if known is not None and _is_on_leaf(known, tensor):
@@ -83,7 +83,7 @@ class GradientProbe(GuardedProbe):
         # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
         self._leaf_handles.append(handle)
 
-    def watch_share(self, tensor: torch.Tensor, site: int, placed: Placed, is_recomputed: bool) -> None:  # noqa: FBT001 - as `watch`
+    def watch_share(self, tensor: torch.Tensor, site: int, placed: Placed, is_recomputed: bool) -> None:
         """Have the gradient of a tensor from `to_local` recorded as the part of the whole that it is.
 
         A gradient that is a DTensor, or not of that part's size, is recorded as it is; so is that of a share that is

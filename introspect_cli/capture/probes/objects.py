@@ -307,9 +307,9 @@ class AttributeSnapshot(NamedTuple):
 
 def _hold(snapshots: list[AttributeSnapshot]) -> bool:
     """Whether each module is alive, has as many attributes, hooks and children, and the very same plain objects."""
-    for reference, length, plain, sized, sizes in snapshots:  # in one frame: it is asked of all modules in each step
+    for reference, length, values, sized, sizes in snapshots:  # in one frame: it is asked of all modules in each step
         held = getattr(reference(), "__dict__", _GONE)
-        if len(held) != length or not all(map(is_, map(held.get, plain), plain.values())):
+        if len(held) != length or not all(map(is_, map(held.get, values), values.values())):
             return False
         if [*map(len, map(held.get, sized, repeat(())))] != sizes:
             return False
