@@ -158,27 +158,42 @@ PyObject *site_in(PyObject *sites, PyObject *phase, PyObject *kind, PyObject *pa
     return site;
 }
 
-// What modules.py does for each plain tensor that goes into a module or comes out, where its sites are known: it is recorded, and its
-// gradient will be. False, and nothing is done, where it goes the long way. A kind is None where that is not recorded.
-PyObject *take(PyObject *object, PyObject *const *given, Py_ssize_t count) {
-    enum { VALUE, SITES, PHASE, KIND, GRADIENT, PATH, CALL, ALL };
+// What is done with a plain tensor that goes into a module or comes out, where its sites are known: it is recorded, and its gradient
+// will be. 0, and nothing is done, where it goes the long way; -1 with an exception.
+int take_one(PyObject *object, PyObject *value, PyObject *sites, PyObject *phase, PyObject *kinds, PyObject *path, PyObject *call) {
     Gradients *own = (Gradients *)object;
-    if (count != ALL || !PyDict_Check(given[SITES])) return PyErr_Format(PyExc_TypeError, "%d arguments wanted, the second a dict", ALL);
-    if (own->held[INTAKE] == Py_None || !is_seen_by_nobody(own->held[INTAKE], given[VALUE])) return Py_NewRef(Py_False);
-    bool goes_back = given[GRADIENT] != Py_None && attribute_is(given[VALUE], REQUIRES, Py_True);
+    if (own->held[INTAKE] == Py_None || !is_seen_by_nobody(own->held[INTAKE], value)) return 0;
+    PyObject *kind = PyTuple_GetItem(kinds, 0), *gradient = PyTuple_GetItem(kinds, 1);
+    bool goes_back = gradient != Py_None && attribute_is(value, REQUIRES, Py_True);
     if (goes_back) {
         PyObject *enabled = PyObject_CallNoArgs(own->held[ENABLED]);
-        if (!enabled) return nullptr;
+        if (!enabled) return -1;
         goes_back = enabled == Py_True;
         Py_DecRef(enabled);
     }
-    const bool records = given[KIND] != Py_None;
-    PyObject *at = records ? site_in(given[SITES], given[PHASE], given[KIND], given[PATH], given[CALL]) : nullptr;
-    PyObject *back = goes_back ? site_in(given[SITES], own->held[BACKWARD], given[GRADIENT], given[PATH], given[CALL]) : nullptr;
-    if ((records && !at) || (goes_back && !back)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
-    if (records && record_at(own->held[INTAKE], &at, 1, given[VALUE]) < 0) return PyErr_Clear(), Py_NewRef(Py_False);
-    if (back && !watch_at(object, given[VALUE], back, given[PHASE] == own->held[RECOMPUTE])) return nullptr;
-    return Py_NewRef(Py_True);
+    const bool records = kind != Py_None;
+    PyObject *at = records ? site_in(sites, phase, kind, path, call) : nullptr;
+    PyObject *back = goes_back ? site_in(sites, own->held[BACKWARD], gradient, path, call) : nullptr;
+    if ((records && !at) || (goes_back && !back)) return PyErr_Occurred() ? -1 : 0;
+    if (records && record_at(own->held[INTAKE], &at, 1, value) < 0) return PyErr_Clear(), 0;
+    return !back || watch_at(object, value, back, phase == own->held[RECOMPUTE]) ? 1 : -1;
+}
+
+// The number of values that were taken before the first that goes the long way.
+PyObject *take(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    enum { VALUES, PATHS, SITES, PHASE, KINDS, CALL, ALL };
+    if (count != ALL || !PyTuple_Check(given[VALUES]) || !PyTuple_Check(given[PATHS]) || !PyDict_Check(given[SITES]) ||
+        !PyTuple_Check(given[KINDS]) || PyTuple_Size(given[KINDS]) != 2)
+        return PyErr_Format(PyExc_TypeError, "values, paths, sites, a phase, two kinds and a call wanted");
+    const Py_ssize_t all = least(PyTuple_Size(given[VALUES]), PyTuple_Size(given[PATHS]));
+    Py_ssize_t done = 0;
+    for (int taken = 1; done < all; done++) {
+        taken = take_one(object, PyTuple_GetItem(given[VALUES], done), given[SITES], given[PHASE], given[KINDS],
+                         PyTuple_GetItem(given[PATHS], done), given[CALL]);
+        if (taken < 0) return nullptr;
+        if (!taken) break;
+    }
+    return PyLong_FromSsize_t(done);
 }
 
 PyMethodDef METHODS[] = {

@@ -58,11 +58,11 @@ class GradientProbe(GuardedProbe):
         Several sites share one hook and one summary. In a recomputed forward, which the last argument tells, a tensor
         of the first one has its sites already. One whose graph autograd has given up gets no hook.
         """
-        self.take: Callable[..., bool] = compiled.take
-        """Record a plain tensor and watch its gradient at sites that are known; False, with nothing done, for others.
+        self.take: Callable[..., int] = compiled.take
+        """Record plain tensors and watch their gradients at sites that are known; how many, up to the first other value.
 
-        Given are the tensor, the module's sites, phase, its kind and that of its gradient (None: not recorded), path
-        and call.
+        Given are tensors, as many paths or more, the module's sites, the phase, the kinds of tensor and gradient (None:
+        not recorded), and the call.
         """
 
     def remove(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
+_WHOLE = ("",)
 _INPUT = Kind.INPUT  # an attribute of an enumeration takes as long as a call
 
 
@@ -74,9 +75,10 @@ class ModuleValues:
             args: positional arguments.
             kwargs: those by name.
         """
-        paths = _POSITIONS if len(args) <= len(_POSITIONS) else map("[{}]".format, range(len(args)))
-        for path, value in zip(paths, args, strict=False):
-            self.record_value(state, phase, _INPUT, call, path, value)
+        done = self._take(state, phase, _INPUT, call, args, _POSITIONS)
+        if done < len(args):
+            for position in range(done, len(args)):
+                self.record_value(state, phase, _INPUT, call, f"[{position}]", args[position])
         for name, value in kwargs.items():
             self.record_value(state, phase, _INPUT, call, f"[{name!r}]", value)
 
@@ -94,12 +96,17 @@ class ModuleValues:
             prefix: where among inputs or outputs the value is; "" for the output itself.
             value: None is not recorded.
         """
-        if value is None:
-            return
-        known = state.sites, phase, *self._kinds_of[kind], prefix, call
-        if state.tagged or self.on_value is not None or not self._gradients.take(value, *known):
+        if value is not None and not (prefix == "" and self._take(state, phase, kind, call, (value,), _WHOLE)):
             with private_api.no_torch_function():  # the script's modes and classes are to see its own calls only
                 self._record_other(state, phase, kind, call, prefix, value)
+
+    def _take(
+        self, state: ModuleState, phase: Phase, kind: Kind, call: int, values: tuple[Any, ...], paths: tuple[str, ...]
+    ) -> int:
+        """Record those first values that the compiled path takes (`GradientProbe.take`); how many these are."""
+        if state.tagged or self.on_value is not None:
+            return 0
+        return self._gradients.take(values, paths, state.sites, phase, self._kinds_of[kind], call)
 
     def _record_other(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
         """`record_value` of what may be more than a plain tensor, hidden from what the script watches calls with."""
