@@ -59,7 +59,7 @@ class GradientProbe(GuardedProbe):
         of the first one has its sites already. One whose graph autograd has given up gets no hook.
         """
         self.take: Callable[..., int] = compiled.take
-        """Record plain tensors and watch their gradients at sites that are known; how many, up to the first other value.
+        """Record plain tensors, and watch their gradients, at known sites; how many, up to the first other value.
 
         Given are tensors, as many paths or more, the module's sites, the phase, the kinds of tensor and gradient (None:
         not recorded), and the call.
