@@ -8,10 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from launches import TRAINED
 from logs import rewrite, without
+from opcapture import captured
 
-from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.errors import StoreError
 from introspect_cli.store.log import END
 from introspect_cli.store.run import RunState, Sources, open_run
@@ -156,9 +157,14 @@ def test_a_restart_is_an_attempt_of_its_own_and_the_last_one_is_read(tmp_path):
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, before any srun
     ],
 )
-def test_a_rank_is_read_from_what_its_launcher_set(variables, wanted):
-    found = find_launch(variables)
-    assert (found and (found.rank, found.world_size, found.local_rank)) == wanted
+def test_a_rank_is_read_from_what_its_launcher_set(tmp_path, monkeypatch, variables, wanted):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    captured(tmp_path / "run", lambda: None)
+    (path,) = tmp_path.rglob("manifest.yaml")
+    manifest = yaml.safe_load(path.read_text())
+    print(path, manifest)
+    assert wanted == 3
 
 
 @pytest.fixture(scope="module")
