@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 from launches import TRAINED
 from logs import rewrite, without
 from opcapture import captured
@@ -161,10 +160,11 @@ def test_a_rank_is_read_from_what_its_launcher_set(tmp_path, monkeypatch, variab
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     captured(tmp_path / "run", lambda: None)
-    (path,) = tmp_path.rglob("manifest.yaml")
-    manifest = yaml.safe_load(path.read_text())
-    print(path, manifest)
-    assert wanted == 3
+    with open_run(tmp_path / "run") as run:
+        (rank,) = run.ranks
+        assert ("launch" in run.manifest) is (wanted is not None)
+        found = (rank, run.world_size, run.manifests[rank]["local_rank"]) if wanted else None
+    assert found == wanted
 
 
 @pytest.fixture(scope="module")
