@@ -42,8 +42,8 @@ def followed(forks, tmp_path_factory):
         finally:
             sys.setprofile(None)
     first = next(number for number, (name, *_) in enumerate(seen) if name == "pair")
-    calls = seen[first + 1][2]  # what calls one pass after another
-    passes = [seen[first], *(one for one in seen[first + 1 :] if one[2] is calls)]
+    calls = seen[first][2]  # what calls one pass after another
+    passes = [one for one in seen[first:] if one[2] is calls]
     return [(name, counts) for name, counts, _ in passes], result
 
 
