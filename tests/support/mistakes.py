@@ -21,13 +21,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from introspect_cli import capture
-from introspect_cli.capture.guard import Guarded
+import introspect_cli
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.store.run import open_run
 
-CAPTURE = os.path.join(str(Path(capture.__file__).parent), "")
+CAPTURE = os.path.join(str(Path(introspect_cli.__file__).parent / "capture"), "")
 
 
 class Model(nn.Module):
@@ -89,13 +88,15 @@ def called_while(work, path, **options):
     found, depth = {}, threading.local()
     functions = {function.__code__: function for function in _functions()}
 
+    (guarded,) = {owner for owner in _owners() if getattr(owner, "__name__", "") == "Guarded"}
+
     def enter(self):
-        super(Guarded, self).__enter__()
+        super(guarded, self).__enter__()
         depth.inside = getattr(depth, "inside", 0) + 1
 
     def leave(self, *error):
         depth.inside -= 1
-        return super(Guarded, self).__exit__(*error)
+        return super(guarded, self).__exit__(*error)
 
     def look(frame, event, _arg):
         code = frame.f_code
@@ -103,7 +104,7 @@ def called_while(work, path, **options):
             found[f"{code.co_filename.removeprefix(CAPTURE)}:{functions[code].__qualname__}"] = functions[code]
 
     seeded()
-    with watched(path, **options), unittest.mock.patch.multiple(Guarded, create=True, __enter__=enter, __exit__=leave):
+    with watched(path, **options), unittest.mock.patch.multiple(guarded, create=True, __enter__=enter, __exit__=leave):
         threading.setprofile(look)
         sys.setprofile(look)
         try:
@@ -114,18 +115,27 @@ def called_while(work, path, **options):
     return found
 
 
+def _owners():
+    """The modules and classes of capture, which have its functions."""
+    for module in pkgutil.walk_packages([CAPTURE], "introspect_cli.capture."):  # some load when asked for
+        importlib.import_module(module.name)
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("introspect_cli.capture")]
+    return modules + [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+
+
 def _functions():
     """Those that another can stand in for: of capture, and without variables of others."""
-    for module in pkgutil.walk_packages(capture.__path__, "introspect_cli.capture."):  # some load when asked for
-        importlib.import_module(module.name)
-    owners = [module for name, module in list(sys.modules.items()) if name.startswith("introspect_cli.capture")]
-    owners += [value for module in owners for value in vars(module).values() if isinstance(value, type)]
-    for owner in owners:
+    for owner in _owners():
         for value in vars(owner).values():
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             code = getattr(function, "__code__", None)
             if isinstance(function, types.FunctionType) and _may_fail(code):
                 yield function
+
+
+def reading(document):
+    """The function that reads a document of settings, which is called like it."""
+    return (each for each in _functions() if each.__name__ == document and "environment" in each.__code__.co_filename)
 
 
 def _may_fail(code):
