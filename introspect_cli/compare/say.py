@@ -51,15 +51,13 @@ _PROVED: Final[Mapping[str, str]] = {
     "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
     # what tensors begin with
     "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
-    "filled-in-one": "{by} initialises it in {side} only",
-    "filled-by": "{a} initialises it in a, {b} in b",
+    "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
     "not-restored": "the later run began with other values ({names}): the checkpoint did not restore them",
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
-    "set-in-one": "{by} sets it in {side} only",
     "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} before agree]",
     "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
     "draw-before": "random numbers were drawn before {name} in {side} and not in {other}",

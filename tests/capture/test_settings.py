@@ -46,7 +46,7 @@ def begun(events):
 
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
 def test_lines_that_are_no_events_are_passed_over(lines):
-    assert not events_of(begun(lines), 0, "")
+    assert not events_of(begun(lines), 0)
 
 
 @pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])

@@ -13,21 +13,18 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     BLOCKS,
-    DEFINITIONS,
     FUNCTIONS,
     ORDER,
     Clues,
     Definition,
     Nearness,
     Ranked,
-    bodies_of,
-    first_line,
+    Statement,
+    statements_of,
     tree_of,
 )
 
@@ -35,52 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.statements import Change
-
-
-@dataclass(frozen=True, eq=False)
-class Statement:
-    """One statement, a compound one without its body; a local name has its function in front.
-
-    Attributes:
-        scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
-        around: the compound statements of its function that it stands in.
-        gives: names that it gives a value: variables, attributes, keywords, parameters, keys, options.
-        takes: names and attributes that it takes.
-        calls: last names of what it calls.
-    """
-
-    file: str
-    scope: str
-    node: ast.stmt
-    around: tuple[Statement, ...]
-    gives: frozenset[str]
-    takes: frozenset[str]
-    calls: frozenset[str]
-
-    @cached_property
-    def lines(self) -> tuple[int, int]:
-        """(first line, last line), counted from 1, with decorators; a compound statement ends before its body."""
-        body = getattr(self.node, "body", None)
-        last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
-        return first_line(self.node), last
-
-    @property
-    def place(self) -> Definition:
-        """File and qualified name of the function or class around the statement: `("model.py", "Block.__init__")`."""
-        return self.file, self.scope
-
-    @property
-    def can_matter(self) -> bool:
-        """Whether it can change a number.
-
-        False for an import, `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
-        statement.
-        """
-        if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
-            return last_name(self.node.value.func) not in _LOGS
-        if self.gives and all(name.startswith("__") for name in self.gives):  # `__version__`
-            return False
-        return not isinstance(self.node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
 
 
 Depths: TypeAlias = dict[Statement, int]
@@ -110,72 +61,107 @@ _OF_EVERY_CLASS = _word_set("__init__ forward step train eval to backward")
 """Methods whose name does not say whose they are."""
 
 
-class _Reader:
-    """Fills a `Code` with the statements, classes and functions of one file."""
+def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
+    """Values of the nodes that are constant texts."""
+    return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
-    def __init__(self, code: Code, file: str, tree: ast.Module) -> None:
-        """Read the whole file at once and add its statements, classes and functions to `code`."""
-        self.code, self.file = code, file
-        imports = (node.names for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
-        self.imported = {(alias.asname or alias.name).partition(".")[0] for names in imports for alias in names}
-        self.read_block(tree.body)
 
-    def read_block(
-        self,
-        nodes: Iterable[ast.stmt],
-        scope: str = "",
-        prefix: str = "",
-        local: tuple[tuple[str, frozenset[str]], ...] = (),
-        around: tuple[Statement, ...] = (),
-    ) -> None:
-        """Add the statements, functions and classes of a block to `code`, and those inside them.
+def _innermost_object(node: ast.AST) -> ast.AST:
+    """The object that a chain of accesses and calls begins with: `rows` of `rows[0].append`."""
+    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
 
-        Args:
-            nodes: the statements.
-            scope: qualified name of the function or class that they stand in; "" for the file.
-            prefix: what the qualified name of a definition in the block begins with, such as `Block.`.
-            local: the functions around, innermost first, each with the names that it binds.
-            around: the compound statements of the function around, outermost first.
-        """
-        for node in nodes:
-            if not isinstance(node, DEFINITIONS):
-                inner = *around, self.add_statement(node, scope, local, around)
-                for _, block in bodies_of(node):
-                    self.read_block(block, scope, prefix, local, inner)
-                continue
-            name = prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                self.code.classes[node.name].append((self.file, name, tuple(map(last_name, node.bases))))
-                self.add_statement(node, name, local, ())
-                self.read_block(node.body, name, f"{name}.", local)
-                continue
-            called = prefix[:-1].rpartition(".")[2] if node.name in {"__init__", "__call__"} else node.name
-            self.code.functions[called].append((self.file, name))
-            stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            stored |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
-            stored -= {each for n in ast.walk(node) if isinstance(n, (ast.Global, ast.Nonlocal)) for each in n.names}
-            inner_local = ((name, frozenset(stored)), *local)
-            head = self.add_statement(node, name, inner_local, ())
-            self.code.called_as.update(dict.fromkeys(head.gives, called))
-            self.read_block(node.body, name, f"{name}.<locals>.", inner_local)
 
-    def add_statement(
-        self,
-        node: ast.stmt,
-        scope: str,
-        local: tuple[tuple[str, frozenset[str]], ...],
-        around: tuple[Statement, ...],
-    ) -> Statement:
-        """Add one statement with the names that it gives, takes and calls, and return it; arguments as of `read_block`.
+def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """Nodes of a statement without its blocks: a simple statement itself, or the parts of a compound one's head."""
+    if not hasattr(node, "body"):
+        yield node
+        return
+    for name, value in ast.iter_fields(node):
+        if name not in BLOCKS:
+            yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST))
+
+
+def _bound_names(function: ast.AST) -> set[str]:
+    """Names that a function binds, parameters included, and those of functions inside it."""
+    nodes = [*ast.walk(function)]
+    bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound |= {n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg)}  # type: ignore[attr-defined] # a function
+    return bound - {name for n in nodes if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+
+
+def can_matter(statement: Statement) -> bool:
+    """Whether a statement can change a number.
+
+    False for an import, `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
+    statement.
+    """
+    node, gives = statement.node, statement.gives
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last_name(node.value.func) not in _LOGS
+    if gives and all(name.startswith("__") for name in gives):  # `__version__`
+        return False
+    return not isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
+
+
+class Code:
+    """All statements of one version of the source, indexed by the names that they give, take and call."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        """Parse and index all files at once, by name; files that Python cannot parse are left out."""
+        self.statements: list[Statement] = []
+        self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
+        """By simple name: file, qualified name, and simple names of the bases."""
+        self.functions: dict[str, list[Definition]] = defaultdict(list)
+        """By the name that calls them."""
+        self.called_as: dict[str, str] = {}
+        """By parameter, what calls its function."""
+        self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
+        self.givers: dict[str, list[Statement]] = defaultdict(list)
+        self.callers: dict[str, list[Statement]] = defaultdict(list)
+        self.takers: dict[str, list[Statement]] = defaultdict(list)
+        self._bound: dict[ast.AST, set[str]] = {}
+        for file, text in texts.items():
+            tree = tree_of(text)
+            for statement in statements_of(file, tree.body if tree is not None else ()):
+                self._add(statement)
+
+    def _add(self, statement: Statement) -> None:
+        """Index a statement, and the function or class whose head it is."""
+        node = statement.node
+        self._read_names(statement)
+        self.statements.append(statement)
+        self.by_definition[statement.place].append(statement)
+        for index, names in (
+            (self.givers, statement.gives),
+            (self.takers, statement.takes),
+            (self.callers, statement.calls),
+        ):
+            for name in names:
+                index[name].append(statement)
+        if isinstance(node, ast.ClassDef):
+            self.classes[node.name].append((*statement.place, tuple(map(last_name, node.bases))))
+        if isinstance(node, FUNCTIONS):
+            owner = statement.scope.rpartition(".")[0].rpartition(".")[2]
+            called = owner if node.name in {"__init__", "__call__"} else node.name
+            self.functions[called].append(statement.place)
+            self.called_as.update(dict.fromkeys(statement.gives, called))
+
+    def _read_names(self, statement: Statement) -> None:
+        """Fill in what a statement gives, takes and calls.
 
         A name that a function around binds is written `function:name`. A call that is a statement also gives what it is
         a method of and what it is handed, as it may change them.
         """
-        gives, takes, calls = set[str](), set[str](), set[str]()
+        node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
+        for _, function in statement.functions:
+            if function not in self._bound:
+                self._bound[function] = _bound_names(function)
 
         def key(name: str) -> str:
             """The name, with its function in front if it is local."""
-            return next((f"{function}:{name}" for function, names in local if name in names), name)
+            return next((f"{of}:{name}" for of, node in statement.functions if name in self._bound[node]), name)
 
         for each in (each for part in _direct_parts(node) for each in ast.walk(part)):
             side = takes if isinstance(getattr(each, "ctx", None), ast.Load) else gives
@@ -200,63 +186,10 @@ class _Reader:
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
             changed = [_innermost_object(node.value.func), *node.value.args]
-            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self.imported)
+            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name))
             held = getattr(node.value.func, "value", node)
             gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
-        statement = Statement(
-            self.file, scope, node, around, frozenset(gives), frozenset(takes - _EVERYWHERE), frozenset(calls)
-        )
-        self.code.statements.append(statement)
-        return statement
-
-
-def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
-    """Values of the nodes that are constant texts."""
-    return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
-
-
-def _innermost_object(node: ast.AST) -> ast.AST:
-    """The object that a chain of accesses and calls begins with: `rows` of `rows[0].append`."""
-    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
-
-
-def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """Nodes of a statement without its blocks: a simple statement itself, or the parts of a compound one's head."""
-    if not hasattr(node, "body"):
-        yield node
-        return
-    for name, value in ast.iter_fields(node):
-        if name not in BLOCKS:
-            yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST))
-
-
-class Code:
-    """All statements of one version of the source, indexed by the names that they give, take and call."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse and index all files at once, by name; files that Python cannot parse are left out."""
-        self.statements: list[Statement] = []
-        self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
-        """By simple name: file, qualified name, and simple names of the bases."""
-        self.functions: dict[str, list[Definition]] = defaultdict(list)
-        """By the name that calls them."""
-        self.called_as: dict[str, str] = {}
-        """By parameter, what calls its function."""
-        for file, text in texts.items():
-            tree = tree_of(text)
-            if tree is not None:
-                _Reader(self, file, tree)
-        self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
-        self.givers: dict[str, list[Statement]] = defaultdict(list)
-        self.callers: dict[str, list[Statement]] = defaultdict(list)
-        self.takers: dict[str, list[Statement]] = defaultdict(list)
-        for each in self.statements:
-            self.by_definition[each.place].append(each)
-            for index, names in ((self.givers, each.gives), (self.callers, each.calls), (self.takers, each.takes)):
-                for name in names:
-                    index[name].append(each)
+        takes -= _EVERYWHERE
 
     def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
         """Statements of a file that have any line from `first` to `last`, both included."""
@@ -466,7 +399,7 @@ class SideReach:
         distance there, plus 1 for a bare expression that gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it
         cannot matter.
         """
-        if not statement.can_matter:
+        if not can_matter(statement):
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.recorded:
             return ORDER.index(Nearness.RECORDED), 0
@@ -576,7 +509,7 @@ def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> 
         if side is not None:
             inside = version.code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *map(version.nearness, inside)])
-            matters |= any(statement.can_matter for statement in inside)
+            matters |= any(map(can_matter, inside))
     passive = _only_defines(change, clues)
     return Ranked(
         change, ORDER[best[0]], best[1] + _FAR * passive, 0 if passive else hits, can_matter=matters and not passive

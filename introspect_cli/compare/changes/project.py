@@ -14,15 +14,24 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Side, changed_file, tree_of
+from introspect_cli.compare.changes.statements import (
+    DEFINITIONS,
+    FUNCTIONS,
+    Change,
+    Side,
+    changed_file,
+    first_line,
+    statements_of,
+    tree_of,
+)
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.statements import Definition
+    from introspect_cli.compare.changes.statements import Definition, Statement
     from introspect_cli.compare.changes.values import Interned
 
 _ALIKE = 0.5
@@ -67,7 +76,7 @@ class Version:
 
     texts: Mapping[str, str]
     modules: frozenset[str]
-    nodes: dict[Definition, ast.AST] = field(default_factory=dict)
+    nodes: dict[Definition, Any] = field(default_factory=dict)
     effects: dict[Definition, list[Value]] = field(default_factory=dict)
     heads: dict[Definition, Value] = field(default_factory=dict)
     calls: dict[Definition, list[Value]] = field(default_factory=dict)
@@ -78,10 +87,10 @@ class Version:
 
     def __post_init__(self) -> None:
         """Parse all files at once and fill `nodes`, `words` and `bound`; SyntaxError for one that cannot be parsed."""
-        self.statements: dict[str, list[tuple[int, int, str]]] = {}
+        self.statements: dict[str, list[Statement]] = {}
         for file, text in self.texts.items():
             self.nodes[file, ""] = tree = ast.parse(text)
-            self.statements[file] = list(_statements(tree, ""))
+            self.statements[file] = list(statements_of(file, tree.body))
             for node, name in _definitions(tree.body, ""):
                 self.nodes[file, name] = node
                 used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
@@ -118,17 +127,16 @@ class Version:
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
-        around = [each for each in self.statements.get(value.file, ()) if each[0] <= number <= each[1]]
+        around = [each for each in self.statements.get(value.file, ()) if each.lines[0] <= number <= each.lines[1]]
         if not around:
             return None
-        first, last, scope = min(around, key=lambda each: (each[1] - each[0], -len(each[2])))
-        return self.statement_at(value.file, scope, first, last, number)
+        inner = min(around, key=lambda each: (each.lines[1] - each.lines[0], -len(each.scope)))
+        return self.statement_at(*inner.place, *inner.lines, number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
         node = self.nodes[place]
-        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
-        return self.statement_at(*place, first, node.end_lineno, node.lineno)  # type: ignore[attr-defined] # the same
+        return self.statement_at(*place, first_line(node), node.end_lineno or node.lineno, node.lineno)
 
     def statement_at(self, file: str, scope: str, first: int, last: int, number: int) -> WrittenStatement:
         """Lines `first` to `last` of a file as one statement, dedented; `number` is the line that is meant."""
@@ -141,8 +149,8 @@ class Version:
         Those of `file_b` where it has no such file; [] where it has neither.
         """
         file = line.file if line.file in self.texts else file_b
-        found = (each for each in self.statements.get(file, ()) if each[2] == line.scope)
-        return [self.statement_at(file, scope, first, last, first) for first, last, scope in found]
+        found = (each for each in self.statements.get(file, ()) if each.scope == line.scope)
+        return [self.statement_at(*each.place, *each.lines, each.lines[0]) for each in found]
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
@@ -169,27 +177,6 @@ def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AS
             yield node, prefix + node.name
             if isinstance(node, ast.ClassDef):
                 yield from _definitions(node.body, f"{prefix}{node.name}.")
-
-
-def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, scope) of all statements below a node; a compound one ends before its body.
-
-    Args:
-        node: the node.
-        scope: qualified name of the function or class that it is or stands in; "" for the file.
-        inner: what qualified names of definitions in it begin with.
-    """
-    for child in ast.iter_child_nodes(node):
-        name, prefix = scope, inner
-        if isinstance(child, DEFINITIONS):
-            name = inner + child.name
-            prefix = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
-        if isinstance(child, ast.stmt):
-            first = min([child.lineno, *(each.lineno for each in getattr(child, "decorator_list", ()))])
-            body = getattr(child, "body", None) or getattr(child, "cases", None)
-            start = getattr(body[0], "lineno", 0) if body else 0
-            yield first, max(start - 1, child.lineno) if start else child.end_lineno or child.lineno, name
-        yield from _statements(child, name, prefix)
 
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:

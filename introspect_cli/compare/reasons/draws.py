@@ -24,7 +24,6 @@ from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
-    find_differing_call,
     find_first_event,
     find_later_beginning,
     find_script_seedings,
@@ -228,7 +227,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
             yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
             yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
-    set_by = list(find_differing_call(*differing_calls(at.runs, at.first)))
+    set_by = list(differing_calls(at.runs, at.first).finding())
     yield from set_by
     if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
         return
