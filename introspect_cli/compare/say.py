@@ -182,21 +182,16 @@ _LEFT: Final[Mapping[str, str]] = {
 
 MOMENTS: Final[Mapping[str, str]] = {
     "": "",
-    "first-rng": " already when the first captured step begins",
-    "later-run": " when the later run begins",
     "untrained": " before any training",
     "late": " when it is first recorded, in step {step}",
-    "again": " later in the step",
     "begins": " when the step begins",
     "forward": " after the forward pass",
     "given": " that `functional_call` is given",
-    "within": " within the optimizer step, before its forward pass {call}",
+    "within": " within the optimizer step",
     "ends": " at the end of the step",
     "run-at": ", run at {source},",
     "updated": " after the optimizer step",
-    "stepped": " after the step",
     "taken": ", as the optimizer sees it,",
-    "evaluation": ", as the optimizer sees it in evaluation {call} of its closure,",
 }
 """When a tensor or a state differs, after its name."""
 

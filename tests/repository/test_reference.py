@@ -14,7 +14,7 @@ from answer_schema import schema
 from pages import step_rows
 from synthetic import write_run
 
-from introspect_cli.compare.reasons.rows import reasons
+from introspect_cli.compare.reasons.rows import ROWS
 from introspect_cli.records import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ assert "torch" not in sys.modules
 
 
 def test_every_reason_says_what_it_means():
-    assert [reason.word for reason in reasons() if not reason.about.strip().endswith(".")] == []
+    assert [reason.word for reason in ROWS if not reason.about.strip().endswith(".")] == []
 
 
 def test_every_environment_variable_that_is_read_is_explained():

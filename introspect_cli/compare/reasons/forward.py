@@ -191,20 +191,15 @@ def find_draws(at: View) -> Iterator[Finding]:
         yield found("draws", side=side, other=OTHER[side])
 
 
-_DRAW_NOTHING = {
-    *("Linear", "Bilinear", "GELU", "ReLU", "ReLU6", "LeakyReLU", "SiLU", "Mish", "ELU", "Tanh", "Sigmoid", "Softmax"),
-    *("LogSoftmax", "Softplus", "Hardswish", "Flatten", "Unflatten", "Identity", "PixelShuffle", "Upsample"),
-}
-_SORTS = tuple(f"{sort}{dims}" for sort in ("Norm", "Pool") for dims in ("1d", "2d", "3d"))
+_DRAW_NOTHING = re.compile(
+    r"(Conv|Embedding).*|(Bil|L)inear|.*(Norm|Pool|Loss)(\dd)?|(GE|(Leaky)?Re|Si|E)LU6?|Mish|Tanh|Sigmoid"
+    r"|(Log)?Softmax|Softplus|Hardswish|(Unf|F)latten|Identity|PixelShuffle|Upsample"
+)
 
 
 def draws_nothing(module_class: str) -> bool:
     """Whether modules of a class are known to draw no random number; False for unknown classes."""
-    return (
-        module_class in _DRAW_NOTHING
-        or module_class.startswith(("Conv", "Embedding"))
-        or module_class.endswith(("Norm", "Loss", *_SORTS))
-    )
+    return _DRAW_NOTHING.fullmatch(module_class) is not None
 
 
 def left_in_module(at: View) -> Iterator[str]:

@@ -42,15 +42,15 @@ def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | 
             Asked only for sites that both runs have; of others the missing value is None.
     """
     alignment = table.alignment
-    changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
-    groups: dict[tuple[str, str], None] = {}
+    alike: dict[tuple[str, tuple[str | None, str | None]], list[tuple[str, str]]] = {}
+    groups: list[tuple[str, str]] = []
     in_b = set(alignment.b_ids.tolist())
     for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
         if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
             continue
         match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
         group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
-        groups[alignment.fqn[union], group] = None
+        groups.append((alignment.fqn[union], group))
         if table.checksum(union, "a") == table.checksum(union, "b"):
             continue
         name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
@@ -59,17 +59,13 @@ def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | 
         if elsewhere and None in values:
             values = (values[0] or last_value(union, "a"), values[1] or last_value(union, "b"))
         if values[0] != values[1] and not (elsewhere and None in values):
-            changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
-    owners = dict.fromkeys(fqn for fqn, _ in groups)
-    alike: dict[tuple[str, str, tuple[str | None, str | None]], list[str]] = {}
-    for (fqn, name), by_values in changed.items():
-        count = sum(1 for owner, _ in groups if owner == fqn)
-        for values, members in by_values.items():
-            label = f"{name} (group {', '.join(dict.fromkeys(members))})" if len(members) < count else name
-            alike.setdefault((label, name, values), []).append(fqn)
+            alike.setdefault((name, values), []).append(groups[-1])
     named: dict[str, Difference] = {}
-    for (label, name, values), members in alike.items():
-        of = "" if len(members) == len(owners) else ", ".join(members)
+    for (name, values), members in alike.items():
+        owners = list(dict.fromkeys(owner for owner, _ in members))
+        of = "" if len(owners) == len({owner for owner, _ in groups}) else ", ".join(owners)
+        every = {*members} == {each for each in groups if each[0] in owners}
+        label = name if every else f"{name} (group {', '.join(dict.fromkeys(group for _, group in members))})"
         shown = f"{of} {label}" if of else label
         named[shown] = Difference(RECORDED, shown, *values, name, of)
     if "lr" in named:

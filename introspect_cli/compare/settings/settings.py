@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -37,7 +38,7 @@ from introspect_cli.store.documents import gpu_names
 from introspect_cli.texts import begin_alike, clean, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.records import ModuleInfo
@@ -138,20 +139,20 @@ def _paired_files(
     count only where just one file left in each run has it.
     """
     pairs = [(name, name) for name in a if name in b]
-    only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
-    for key in (
-        lambda of, name: of[name].content_key,
-        lambda _, name: PurePath(name).name,
-        lambda of, name: of[name].ending,
-    ):
-        keys_a, keys_b = ([key(of, name) for name in names] for of, names in ((a, only_a), (b, only_b)))
-        for at, name in list(enumerate(only_a)):
-            if keys_a.count(keys_a[at]) == keys_b.count(keys_a[at]) == 1:
-                other = only_b[keys_b.index(keys_a[at])]
-                pairs.append((name, other))
-        only_a = [name for name in only_a if all(name != first for first, _ in pairs)]
-        only_b = [name for name in only_b if all(name != second for _, second in pairs)]
-    return pairs, only_a, only_b
+    left = [[file for name, file in one.items() if name not in two] for one, two in ((a, b), (b, a))]
+    keys: tuple[Callable[[ReadFile], object], ...] = (
+        lambda file: file.content_key,
+        lambda file: PurePath(file.name).name,
+        lambda file: file.ending,
+    )
+    for key in keys:
+        counts = [Counter(map(key, files)) for files in left]
+        alone = [{key(file): file for file in files} for files in left]
+        both = [each for each in alone[0] if counts[0][each] == counts[1][each] == 1]
+        pairs += [(alone[0][each].name, alone[1][each].name) for each in both]
+        left = [[file for file in files if key(file) not in both] for files in left]
+    one, two = ([file.name for file in files] for files in left)
+    return pairs, one, two
 
 
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
@@ -597,7 +598,7 @@ class Blame:
 
     Attributes:
         weights: those of the reason why the runs diverge, by the setting's source; None where they do not.
-        names: a pattern of settings that weigh a little more for that reason; None for none.
+        names: a pattern of settings that weigh a little more for that reason; "" for none.
         hyperparameters: what differs of them as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         modules: the module whose code is meant and those around it, the innermost first.
@@ -609,7 +610,7 @@ class Blame:
     """
 
     weights: Mapping[str, float] | None = None
-    names: re.Pattern[str] | None = None
+    names: str = ""
     hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
@@ -676,7 +677,8 @@ class Blame:
             base += 0.25
         if self.rounding:
             base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
-        if self.names is not None and source not in {"packages", "scalers"} and self.names.search(name):
+        named = self.names and re.search(self.names, name, re.IGNORECASE)
+        if named and source not in {"packages", "scalers"}:
             base += 0.1
         return max(min(base, 1.0), 0.5 * (source == RECORDED))
 
