@@ -86,9 +86,8 @@ _PROVED: Final[Mapping[str, str]] = {
     # splits
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
     "a step are added up, not averaged: divide each by {number}",
-    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
-    "are that "
-    "of {other}",
+    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they are "
+    "that of {other}",
     "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
     "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
 }
@@ -100,7 +99,6 @@ _LIKELY: Final[Mapping[str, str]] = {
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
-    "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
     "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
@@ -147,7 +145,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "a change of the gradient by hand",
-    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer",

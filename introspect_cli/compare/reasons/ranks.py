@@ -16,7 +16,7 @@ from introspect_cli.records import Joined, Kind, Site, Status
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -38,7 +38,7 @@ def reduction_factor(at: View) -> str:
     that factor.
     """
     scale, runs = at.first.scale, at.runs
-    if not scale or scale < 0 or (at.ranks > 1 and not _is_scaled_on_all_ranks(at)):
+    if not scale or scale < 0 or not _is_on_all_ranks(at):
         return ""
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)
@@ -60,26 +60,12 @@ def ranks_words(at: View) -> str:
 
 
 def _is_on_all_ranks(at: View) -> bool:
-    """Whether all compared ranks diverge first at the same step and site, all by one factor or all without."""
-    alike = _peers_at_site(at)
-    return len(alike) == at.ranks and _has_one_factor(alike)
+    """Whether all compared ranks diverge first at one step and site, all by one factor (to four digits) or all without.
 
-
-def _peers_at_site(at: View) -> list[Divergence]:
-    """The ranks' first divergences that are at the same step and site as this one."""
-    return [peer for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
-
-
-def _is_scaled_on_all_ranks(at: View) -> bool:
-    """Whether all ranks diverge first in this step at this kind of record, by one factor as far as they have any."""
-    first = at.first
-    alike = [peer for peer in at.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
-    return len(alike) == at.ranks and _has_one_factor([peer for peer in alike if peer.scale is not None])
-
-
-def _has_one_factor(peers: Sequence[Divergence]) -> bool:
-    """Whether all divergences have the same factor, to four digits, or all have none; False for no divergence."""
-    return len({None if peer.scale is None else f"{peer.scale:.4g}" for peer in peers}) == 1
+    True for one rank.
+    """
+    alike = [peer.scale for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
+    return len(alike) == at.ranks and len({scale and f"{scale:.4g}" for scale in alike}) == 1
 
 
 # --- copies of one tensor on the ranks of a run that are not equal

@@ -28,7 +28,9 @@ _Hyperparameters = dict[str, dict[str, Any]]
 """Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
 
 
-def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | None]) -> list[Difference]:
+def hyperparameter_changes(
+    table: Table, last_value: Callable[[int, str], str | None], of_group: tuple[str, str] | None = None
+) -> list[Difference]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     The name of a change has its groups and optimizers in it only where not all have the change.
@@ -40,6 +42,7 @@ def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | 
         table: the step.
         last_value: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
             Asked only for sites that both runs have; of others the missing value is None.
+        of_group: optimizer and number of the only group that is meant; None for all.
     """
     alignment = table.alignment
     alike: dict[tuple[str, tuple[str | None, str | None]], list[tuple[str, str]]] = {}
@@ -50,6 +53,8 @@ def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | 
             continue
         match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
         group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
+        if of_group not in {None, (alignment.fqn[union], group)}:
+            continue
         groups.append((alignment.fqn[union], group))
         if table.checksum(union, "a") == table.checksum(union, "b"):
             continue
@@ -134,19 +139,17 @@ class Optimizers:
                     changes[key] = Difference(RECORDED, key, _value_text(x), _value_text(y), key)
         return list(changes.values())
 
-    def groups_of(self, parameter: str) -> tuple[str, int, int] | None:
-        """(optimizer, number of the parameter's group in a, in b).
-
-        None unless just one optimizer holds it in both runs.
-        """
-        names = [name for name in self.paired[0] if all(parameter in side.get(name, {}) for side in self.paired)]
-        if len(names) != 1:
-            return None
-        numbers = []
-        for held in (side[names[0]] for side in self.paired):
-            groups = list({id(values): None for values in held.values()})
-            numbers.append(groups.index(id(held[parameter])))
-        return names[0], numbers[0], numbers[1]
+    def group_of(self, parameter: str) -> tuple[str, str] | None:
+        """(optimizer, number of the parameter's group); None unless it is one, and the same, in both runs."""
+        one, two = (
+            [
+                (name, str(list({id(values): None for values in held.values()}).index(id(held[parameter]))))
+                for name, held in side.items()
+                if parameter in held
+            ]
+            for side in self.paired
+        )
+        return one[0] if one == two and len(one) == 1 else None
 
     def other_holders(self, parameter: str) -> tuple[list[str], list[str]] | None:
         """Optimizers that hold a parameter, of a and of b, where they differ; None where they do not.
