@@ -46,9 +46,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "changed-in-one": "{side} alone changes it, and no optimizer does",
+    "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
     "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
-    "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
     # what tensors begin with
     "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
     "filled": "what initialises it[, in a {a}][, in b {b}]",
@@ -149,7 +148,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer",
     "optimizer-state": "its state",
-    "optimizer-state-loaded": "another state was loaded into the optimizer",
     "hyperparameters": "hyper-parameters (not recorded in this step)",
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
@@ -274,8 +272,6 @@ _TOLD: Final[Mapping[str, str]] = {
     # a resumed run
     "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
     "no effect: {idle}][; not recorded: {unseen}].",
-    "resumed-right": "Resumed correctly: run {run} restored all that is on record of step {step} of {whole}[; not "
-    "restored, of no effect: {idle}][; not recorded: {unseen}].",
     "resumed-lost": "Run {run}, resumed after step {step} of {whole}, did not restore: {lost}.",
     "or-drew": " (or drew from it before its first step)",
     "random-states": "random state of {names}",
@@ -547,6 +543,19 @@ def is_kept(site: Site) -> bool:
     return site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER
 
 
+_SITES: Final[Mapping[Kind, str]] = {
+    Kind.BATCH: "the batch[ {call}] from {fqn}[ ({path})]",
+    Kind.LOSS: "the loss[ of backward {call}][ {path}]",
+    Kind.VALUE: "{one} {fqn}[ {path}][ (call {call})]",
+    Kind.PRODUCT: "{one}[ {path}] of {fqn}[ (call {call})]",
+    Kind.PARAM: "{one} {fqn}",
+    Kind.BUFFER: "{one} {fqn}",
+    Kind.OPTIMIZER_STATE: "the optimizer state {path} of {fqn}",
+    Kind.OP_OUTPUT: "[result {part} of ]the [{backward}backward ]operator {name} of {where}[ (call {call})]",
+}
+"""How a site of a kind is called, where not as what a module takes or gives."""
+
+
 def what(site: Site, module_class: str = "") -> str:
     """A site in words, with its path, and its call unless that is 0: `the input [0] of GPT.head`.
 
@@ -554,31 +563,17 @@ def what(site: Site, module_class: str = "") -> str:
         site: the site.
         module_class: class of its module, put behind the name of a module; "" to leave it out.
     """
-    path = f" {site.path}" if site.path else ""
-    call = f" (call {site.call})" if site.call else ""
-    if site.kind is Kind.BATCH:
-        return (
-            f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
-        )
     if site.kind is Kind.RNG:
-        return _random_state(site, call)
-    if site.kind is Kind.LOSS:
-        return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+        return _random_state(site, f" (call {site.call})" if site.call else "")
     if site.kind is Kind.COLLECTIVE:
         return _collective(site)
-    if site.kind is Kind.VALUE:
-        return f"{site.kind.one} {site.fqn}{path}{call}"
     if is_kept(site):
         return f"the copy {site.fqn}{site.path}"
-    if site.kind is Kind.PRODUCT:
-        return f"{site.kind.one}{path} of {site.fqn}{call}"
-    if site.kind in {Kind.PARAM, Kind.BUFFER}:
-        return f"{site.kind.one} {site.fqn}"
-    if site.kind is Kind.OPTIMIZER_STATE:
-        return f"the optimizer state {site.path} of {site.fqn}"
-    if site.kind is Kind.OP_OUTPUT:
-        return _operator(site) + call
-    return f"{site.kind.one}{path} of {named(site, module_class)}{call}"
+    name, bracket, part = site.path.partition("[")
+    fields = {"one": site.kind.one, "fqn": site.fqn, "path": site.path, "call": site.call, "name": name}
+    fields |= {"named": named(site, module_class), "part": bracket + part, "backward": site.phase is Phase.BACKWARD}
+    fields["where"] = "the script itself" if site.fqn == "script" else site.fqn
+    return _filled(_SITES.get(site.kind, "{one}[ {path}] of {named}[ (call {call})]"), fields)
 
 
 def _collective(site: Site) -> str:
@@ -606,15 +601,6 @@ def _random_state(site: Site, call: str) -> str:
         return f"the random state of {generator} from which {site.fqn}{call} draws"
     place = {Phase.DATA: f"the batch from {site.fqn}", Phase.LOSS: "the backward pass"}.get(site.phase, site.fqn)
     return f"the random state of {generator} before {place}{call}"
-
-
-def _operator(site: Site) -> str:
-    """The result of an operator: `result [0] of the backward operator aten.gelu_backward.default of GPT.act`."""
-    name, bracket, place = site.path.partition("[")
-    backward = "backward " if site.phase is Phase.BACKWARD else ""
-    text = f"result [{place} of the " if bracket else "the "
-    where = "the script itself" if site.fqn == "script" else site.fqn
-    return f"{text}{backward}operator {name} of {where}"
 
 
 def named(site: Site, module_class: str) -> str:
@@ -680,14 +666,8 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
 # --- what a resumed run restored
 
 
-# --- origins, and what a resumed run restored
-
-
 _NAMED = 3
 """Parts that the first sentence names."""
-
-
-# --- resumed runs
 
 
 def head_of(resumed: Resumption) -> str:
@@ -699,12 +679,6 @@ def head_of(resumed: Resumption) -> str:
         if lost
         else told("resumed", **run, **_unrestored_words(resumed))
     )
-
-
-def resumed_rightly(resumed: Resumption) -> str:
-    """Sentence, for runs that are the same, that the resumed run lost nothing."""
-    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
-    return told("resumed-right", **run, **_unrestored_words(resumed))
 
 
 def _unrestored_words(resumed: Resumption) -> dict[str, str]:

@@ -410,7 +410,6 @@ def clues_of(scene: View) -> Clues:
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
-        attributes=tuple(_last_part(name) for name in names),
         inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
         models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),

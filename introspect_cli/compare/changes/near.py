@@ -120,7 +120,6 @@ class Code:
         self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
         self.givers: dict[str, list[Statement]] = defaultdict(list)
         self.callers: dict[str, list[Statement]] = defaultdict(list)
-        self.takers: dict[str, list[Statement]] = defaultdict(list)
         self._bound: dict[ast.AST, set[str]] = {}
         self._imported: set[str] = set()
         for file, text in texts.items():
@@ -134,11 +133,7 @@ class Code:
         self._read_names(statement)
         self.statements.append(statement)
         self.by_definition[statement.place].append(statement)
-        for index, names in (
-            (self.givers, statement.gives),
-            (self.takers, statement.takes),
-            (self.callers, statement.calls),
-        ):
+        for index, names in ((self.givers, statement.gives), (self.callers, statement.calls)):
             for name in names:
                 index[name].append(statement)
         if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -195,7 +195,6 @@ class Clues:
         reason: the word of its reason; of a gap, that which would apply if all had been recorded.
         gap: whether evidence is missing.
         classes: of the module it is about and of those around it, the innermost first.
-        attributes: what these are called in the module around each.
         inside: classes of the modules inside it whose outputs are not on record.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
@@ -210,7 +209,6 @@ class Clues:
     reason: str
     gap: bool = False
     classes: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()

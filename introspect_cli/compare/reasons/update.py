@@ -146,10 +146,10 @@ def find_untouched(at: View) -> Iterator[Finding]:
 def left_in_optimizer(at: View) -> Iterator[str]:
     """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded.
 
-    For a state at the start of a step only `optimizer-state-loaded`.
+    For a state at the start of a step only `checkpoint`.
     """
     if at.site.phase is Phase.START:
-        yield "optimizer-state-loaded"
+        yield "checkpoint"
         return
     yield "optimizer"
     later = at.step.comparison.offset or not at.is_first_step
