@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection, read_selection
 from introspect_cli.store.files import Closing
 from introspect_cli.texts import count
@@ -67,15 +66,7 @@ class RunView(Closing):
         return pa.concat_tables(tables) if tables else pa.table({})
 
     def to_pandas(self, **selection: Any) -> Any:
-        """Records as a `pandas.DataFrame`; arguments and errors are those of `to_arrow`.
-
-        Raises:
-            UsageError: pandas is not installed, too.
-        """
-        try:
-            import pandas  # noqa: F401, ICN001 - pyarrow imports it; asked for here to say what is missing
-        except ImportError:
-            raise UsageError("to_pandas needs pandas: `pip install pandas`, or use to_arrow") from None
+        """Records as a `pandas.DataFrame`; arguments and errors are those of `to_arrow`. Needs pandas."""
         return self.to_arrow(**selection).to_pandas()
 
     def records(self, step: int, rank: int = 0) -> Iterator[Record]:

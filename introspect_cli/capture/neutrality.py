@@ -66,7 +66,7 @@ class Finding:
 
 
 def run_child(
-    given: Sequence[str], words: Sequence[str], *, mode: str = "", output: Path | None = None, show: bool = False
+    given: Sequence[str], words: Sequence[str], *, mode: str, output: Path | None = None, show: bool = False
 ) -> Outcome:
     """Run the script once in a fresh process, with an empty stdin, and wait for its end.
 
@@ -75,7 +75,7 @@ def run_child(
     Args:
         given: options of `capture` as they were given.
         words: the script and its arguments.
-        mode: `watched`, `bare`, or "" for a plain capture after which no state is looked at.
+        mode: `watched` or `bare`.
         output: the run's directory; None for a fresh one.
         show: print what the script has printed, at its end.
     """
@@ -84,8 +84,8 @@ def run_child(
 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "look.json"
-        command = [sys.executable, "-m", "introspect_cli", "capture", *given, "--no-verify-neutral", "--repeat", "1"]
-        command += ["--last-look", f"{mode}:{report}"] if mode else []
+        command = [sys.executable, "-m", "introspect_cli", "capture", *given, "--no-verify-neutral"]
+        command += ["--last-look", f"{mode}:{report}"]
         command += ["-o", str(output)] if output is not None else []
         done = subprocess.run(  # noqa: S603 - the script is the user's own
             [*command, "-q", *words], stdin=subprocess.DEVNULL, capture_output=True, check=False

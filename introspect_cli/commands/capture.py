@@ -14,12 +14,12 @@ import click
 
 from introspect_cli.capture.options import AGAIN, HEADINGS, HOW, SHORT, WHEN, CaptureOptions, described, options_of
 from introspect_cli.capture.processes import command_of
-from introspect_cli.commands.shared import GroupedOption, compared_as, declare
+from introspect_cli.commands.shared import GroupedOption, compared_as, declare, say
 from introspect_cli.errors import UsageError
 from introspect_cli.script.target import Target, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _SHORT = (
     "The first N steps, beside those asked for otherwise.",
@@ -68,11 +68,6 @@ def _declarations() -> Iterable[Callable[[Any], Any]]:
     yield _declared(HOW, "Run the module named next, as `python -m` does.", "-m", "module", is_flag=True)
     yield _declared(
         AGAIN,
-        "Capture the script N times, into OUT-1 to OUT-N, and say whether all runs are the same.",
-        "--repeat", metavar="N", type=click.IntRange(min=1), default=1,
-    )  # fmt: skip
-    yield _declared(
-        AGAIN,
         "Run the script with and without a capture, and say whether both train the same.",
         "--verify-neutral/--no-verify-neutral", default=False,
     )  # fmt: skip
@@ -107,7 +102,6 @@ def capture(
     /,
     words: tuple[str, ...],
     module: bool,
-    repeat: int,
     verify_neutral: bool,
     last_look: str | None,
     **values: Any,
@@ -129,19 +123,12 @@ def capture(
         check(target)
     if find_spec("torch") is None:
         raise UsageError("capture needs torch: `pip install torch`, in the environment of the script")
-    if verify_neutral and command is not None:
-        raise UsageError("--verify-neutral compares one process with itself: give it the script, not a launcher")
-    if verify_neutral and repeat > 1:
-        raise UsageError("--verify-neutral and --repeat cannot be combined: give one of them")
-    if verify_neutral and options.perturb is not None:
-        raise UsageError("--perturb changes training, so --verify-neutral cannot check it: leave one out")
-    if verify_neutral or repeat > 1:
-        from introspect_cli.commands import capture_again
-
-        before_script = ctx.meta["before script"]
-        if verify_neutral:
-            return partial(capture_again.verify_neutral, target, options, before_script, words)
-        return partial(capture_again.repeat, target, options, before_script, words, repeat)
+    if verify_neutral:
+        if command is not None or options.perturb is not None:
+            raise UsageError(
+                "--verify-neutral compares one process with itself: with a launcher or --perturb, leave one out"
+            )
+        return partial(_verify_neutral, target, options, ctx.meta["before script"], words)
     if command is not None:
         from introspect_cli.capture.follow.launcher import run_followed
 
@@ -160,6 +147,36 @@ def capture(
     from introspect_cli.capture.follow.launcher import follow_children
 
     return partial(run_capture, target, options, partial(follow_children, options))
+
+
+def _verify_neutral(target: Target, options: CaptureOptions, before_script: Sequence[str], words: Sequence[str]) -> int:
+    """Run the script under a capture and without one, and say on stderr whether both train the same.
+
+    The captured run is kept, and its directory named on stderr, if it was made.
+
+    Args:
+        target: what is run.
+        options: the capture options.
+        before_script: the words of the command line before the script.
+        words: the script and its arguments.
+
+    Returns:
+        exit code: 0 they do, 1 they do not, 2 it cannot be told.
+
+    Raises:
+        UsageError: the run's directory exists and is not empty, and `--force` was not given.
+    """
+    from introspect_cli.capture import neutrality
+    from introspect_cli.capture.ranks.launchers import new_run
+
+    output = options.output or new_run(target)
+    if not options.force and output.exists() and any(output.iterdir()):
+        raise UsageError(f"{output} exists already; choose another place with -o, or --force to replace it")
+    finding = neutrality.verify_neutral(before_script, words, output)
+    say(f"introspect: {finding.sentence}", err=True)
+    if output.exists():
+        say(f"introspect: the captured run is in {output}", err=True)
+    return finding.exit_code
 
 
 def split_words(line: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

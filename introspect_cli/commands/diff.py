@@ -165,7 +165,8 @@ def _capture_revisions(
     from introspect_cli.commands.capture import split_words
     from introspect_cli.errors import UsageError
     from introspect_cli.exchange.checkpoints import is_checkpoint
-    from introspect_cli.rerun.commits import Command, Pair, capture_pair
+    from introspect_cli.rerun.commits import Command, capture_pair
+    from introspect_cli.rerun.variant import stop_options
 
     if a is None or b is None:
         raise UsageError("name two revisions before `--`, such as `introspect diff HEAD . -- train.py`.")
@@ -178,8 +179,13 @@ def _capture_revisions(
     # what the process that compares while b runs does not know of is asked of the whole of it
     known = Comparing(rtol=compared.rtol, noise=compared.noise)
     stop = compared == known and not (shown.all_ or shown.map_ or is_checkpoint(one or ""))
-    pair = Pair((a, b), (one, two), again.fresh, stop, compared.rtol, compared.noise)
-    return capture_pair(pair, Command(*split_words(command), again.link), tell)
+    rerun = Command(*split_words(command), again.link)
+
+    def ends_b(run: str) -> tuple[str, ...]:
+        """Capture options that end b at its first divergence from the run of a, where b may be ended."""
+        return stop_options(run, compared.rtol, compared.noise) if stop else ()
+
+    return capture_pair((a, b), (one, two), rerun, tell, ends_b, fresh=again.fresh)
 
 
 def _revisions(*words: str | None) -> list[str]:
@@ -189,7 +195,7 @@ def _revisions(*words: str | None) -> list[str]:
     repository = Repository.around(Path.cwd())
     if repository is None:
         return []
-    return [word for word in words if word and not Path(word).exists() and repository.is_revision(word)]
+    return [word for word in words if word and not Path(word).exists() and repository.find(word)]
 
 
 def _run_of(word: str) -> str | None:

@@ -1,5 +1,8 @@
 """What `capture --against` starts beside the script: compares as the run is written, and answers in lines of JSON.
 
+A comparison that takes longer than a step falls behind, looks at more steps at once the next time, and rests twice as
+long as it worked.
+
 It ends with whoever reads its answers: where the training is killed, nobody is left who asked.
 """
 
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from introspect_cli.rerun.live import LiveReference
 
 _NICE = 10
+_PAUSE = 0.05
+"""Seconds between two looks at a run that goes on, at least."""
+_REST = 2
+"""How many times as long as a look took the pause after it is, at least."""
 
 
 def main() -> NoReturn:
@@ -33,27 +40,57 @@ def main() -> NoReturn:
     """
     from introspect_cli.commands.shared import compared_as
     from introspect_cli.errors import IntrospectError, abridged, scarcity
-    from introspect_cli.rerun.live import compare_live
 
     asked = json.loads(sys.argv[1])
     os.nice(_NICE)
     threading.Thread(target=_end_with_reader, daemon=True).start()
     run = Path(asked["run"])
 
-    def first(result: DiffResult) -> None:
-        """Answer with the first divergence: its step in b, its place (None without one), and the sentence."""
-        step = result.first.step_b if result.first is not None else None
-        _answer(first=step, place=_place(result), said=result.sentence)
-
     try:
         with reference_of(asked["reference"], run, compared_as(asked["asked"])) as against:
-            result = compare_live(against, run, first, lambda step: _answer(agreed=step))
+            result = _compare(against, run)
         _answer(verdict=result.verdict.value, place=_place(result), said=result.sentence)
     except IntrospectError as error:
         _answer(failed=abridged(str(error)))
     except Exception as error:  # whatever it is, training goes on, and one line says what is lost
         _answer(failed=scarcity(error) or f"{type(error).__name__}: {error}")
     sys.exit(0)
+
+
+def _compare(against: LiveReference, path: Path) -> DiffResult:
+    """Compare a run with a reference while it is written, answer what is new, and return the comparison of all of it.
+
+    `agreed` is each further last step that all ranks have and up to which the two do not diverge. After `first` only
+    the last comparison follows.
+
+    Raises:
+        StoreError: one of them cannot be read.
+        UsageError: the two cannot be compared.
+    """
+    from introspect_cli.compare.result import Verdict
+    from introspect_cli.store.run import Run, RunState, poll
+
+    last: int | None = None
+    is_reported = False
+
+    def look(run: Run) -> DiffResult | None:
+        """Compare the run so far where it has a new step, or is over; None where no comparison was made."""
+        nonlocal last, is_reported
+        is_over = run.state is not RunState.RUNNING
+        if not is_over and (is_reported or run.last_step == last):
+            return None
+        last, result = run.last_step, against.result(run)
+        if result is not None and result.verdict is Verdict.DIVERGED and not is_reported:
+            is_reported = True
+            step = result.first.step_b if result.first is not None else None
+            _answer(first=step, place=_place(result), said=result.sentence)
+        elif result is not None and result.counts.steps_compared and last is not None and not is_over:
+            _answer(agreed=last)
+        return result
+
+    result = poll(path, look, pause=_PAUSE, rest=_REST, unreadable=against.close)
+    assert result is not None  # the run is over
+    return result
 
 
 @contextmanager

@@ -214,16 +214,9 @@ class Comparing(Tolerating, Selecting):
         from introspect_cli.compare.names import parse_rename
         from introspect_cli.compare.result import DiffOptions
 
-        return DiffOptions(
-            **vars(self.read()),
-            offset=self.offset,
-            rtol=self.rtol,
-            atol=self.atol,
-            strict=self.strict,
-            by_value=self.match == "value",
-            rename=tuple(parse_rename(text) for text in self.rename),
-            **more,
-        )
+        same = {name: getattr(self, name) for name in ("offset", "rtol", "atol", "strict")}
+        rename = tuple(parse_rename(text) for text in self.rename)
+        return DiffOptions(**vars(self.read()), **same, by_value=self.match == "value", rename=rename, **more)
 
 
 def compared_as(words: Sequence[str]) -> Comparing:

@@ -38,12 +38,18 @@ ORDER_UNKNOWN = (
     "name"
 )
 
-_STEP = re.compile(r"step[=_-]?(\d{1,18})")
-_RANK = re.compile(r"rank[=_-]?(\d{1,6})")
-_CALL = re.compile(r"call[=_-]?(\d{1,9})")
-_NUMBERED = re.compile(r"(\d{1,18})[-_.](?=[a-z])")
-_PHASE_NAMES = {phase.value: phase for phase in Phase}
-_KIND_NAMES = {kind.value: kind for kind in USUAL_PHASES}
+_PHASES, _KINDS = "|".join(phase.value for phase in Phase), "|".join(kind.value for kind in USUAL_PHASES)
+_NAME = re.compile(
+    r"(?:step[=_-]?(?P<step>\d{1,18})(?:/|\Z))?"
+    r"(?:rank[=_-]?(?P<rank>\d{1,6})(?:/|\Z))?"
+    r"(?:(?P<order>\d{1,18})[-_.](?=[a-z]))?"
+    rf"(?:(?P<phase>{_PHASES})/(?=(?:{_KINDS})(?:/|\Z)))?"
+    rf"(?:(?P<kind>{_KINDS})(?:/|\Z))?"
+    r"(?P<name>.*?)"
+    r"(?:/call[=_-]?(?P<call>\d{1,9}))?",
+    re.DOTALL,
+)
+"""The name of an array; each part may be missing."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,8 @@ def find_arrays(source: Path) -> list[tuple[str, Path]]:
     named = []
     for path in sorted(paths):
         words = path.relative_to(source).with_suffix("").as_posix()
-        stem = path.stem
         # What an archive is called says something only if it is a step or a rank: model-00001-of-00002 is no name.
-        if path.suffix != ".npy" and not (_STEP.fullmatch(stem) or _RANK.fullmatch(stem) or stem in _KIND_NAMES):
+        if path.suffix != ".npy" and (match := _NAME.fullmatch(path.stem)) and match["name"]:
             words = words.rpartition("/")[0]
         named.append((words, path))
     return named
@@ -166,49 +171,25 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
     Raises:
         UsageError: it has no kind, and none is given; or nothing after it.
     """
-    parts = [part for part in words.split("/") if part not in ("", ".")]
-    step, rank = _take_number(parts, 0, _STEP), _take_number(parts, 0, _RANK)
-    order = phase = None
-    if parts and (match := _NUMBERED.match(parts[0])):
-        order = int(match[1])
-        parts[0] = parts[0][match.end() :]
-    if len(parts) > 1 and parts[0] in _PHASE_NAMES and parts[1] in _KIND_NAMES:
-        phase = _PHASE_NAMES[parts.pop(0)]
-    named = _KIND_NAMES.get(parts[0]) if parts else None
-    if named is not None:
-        parts.pop(0)
-    else:
-        named = kind
+    match = _NAME.fullmatch("/".join(part for part in words.split("/") if part not in ("", ".")))
+    assert match is not None  # any text is a name
+    named = Kind(match["kind"]) if match["kind"] else kind
     if named is None:
-        kinds = ", ".join(_KIND_NAMES)
         raise UsageError(
-            f"the name {words!r} does not say what the array is: put a kind before it ({kinds}), as in output/{words}, "
-            "or give --kind for names without one"
+            f"the name {words!r} does not say what the array is: put a kind before it ({_KINDS.replace('|', ', ')}), "
+            f"as in output/{words}, or give --kind for names without one"
         )
-    call = _take_number(parts, -1, _CALL) if len(parts) > 1 else 0
-    name, bracket, path = ".".join(parts).partition("[")
+    phase = Phase(match["phase"]) if match["phase"] else USUAL_PHASES[named]
+    name, bracket, path = match["name"].replace("/", ".").partition("[")
     if named is Kind.INPUT and not bracket:
         bracket, path = "[", "0]"  # the first argument, as a capture names it
     default = {Kind.BATCH: "DataLoader", Kind.LOSS: "loss"}.get(named, "")
     name = ".".join(part for part in (root if named not in (Kind.BATCH, Kind.LOSS) else "", name) if part) or default
     if not name:
         raise UsageError(f"the name {words!r} ends with its kind: put the module or tensor after it")
-    return Named(step, rank, order, Site(phase or USUAL_PHASES[named], named, name, call, shallow(bracket + path)))
-
-
-def _take_number(parts: list[str], at: int, pattern: re.Pattern[str]) -> int:
-    """Remove the word at `at` from `parts` where it is a number of this kind, and return the number; else 0.
-
-    Args:
-        parts: words of a name, changed here.
-        at: 0 for the first word, -1 for the last.
-        pattern: the word, with the number as its group.
-    """
-    match = pattern.fullmatch(parts[at]) if parts else None
-    if match is None:
-        return 0
-    del parts[at]
-    return int(match[1])
+    step, rank, call = (int(match[number] or 0) for number in ("step", "rank", "call"))
+    order = None if match["order"] is None else int(match["order"])
+    return Named(step, rank, order, Site(phase, named, name, call, shallow(bracket + path)))
 
 
 def _natural_key(site: Site) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +61,10 @@ class State:
 def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
     """Sort a checkpoint's nested data into models, optimizers, random states and settings.
 
-    Of plain values the first `_MOST_SETTINGS` leaves are kept. With several models each tensor's name begins with its
-    model's key.
+    An optimizer is recognised by its content; a list of optimizers gives one for each. Random states are recognised by
+    the entry's name. Any other entry with tensors is a model; tensors at the top are one model together, named "". All
+    others are plain: the first `_MOST_SETTINGS` leaves are kept. A model of single numbers alone is plain where another
+    model has arrays. With several models each tensor's name begins with its model's key.
 
     Args:
         tree: the data, tensors as `Pieces`.
@@ -72,62 +74,36 @@ def state_of(tree: Mapping[Any, Any], order_counts: bool) -> State:
         StoreError: it has no tensor.
     """
     state = State()
-    parts = _Parts([("optimizer", tree)]) if _is_optimizer(tree) else _sort_entries(tree, state)
-    models = parts.models
+    optimizers: list[tuple[str, Mapping[Any, Any]]] = []
+    models: dict[str, dict[str, Any]] = defaultdict(dict)
+    plain: dict[str, Any] = {}
+    for key, part in {"optimizer": tree}.items() if _is_optimizer(tree) else tree.items():
+        name = str(key)
+        if _is_optimizer(part):
+            optimizers.append((_optimizer_name(name), part))
+        elif _RANDOM.search(name) and isinstance(part, (dict, list, Pieces)):
+            _put_random_states(name, part, state)
+        elif isinstance(part, Pieces):
+            models[""][name] = part
+        elif isinstance(part, list) and part and all(map(_is_optimizer, part)):
+            names = [f"{_optimizer_name(name)}{number if len(part) > 1 else ''}" for number in range(len(part))]
+            optimizers += zip(names, part, strict=True)
+        elif tensors := {leaf: value for leaf, value in _dotted_leaves(part) if isinstance(value, Pieces)}:
+            models[name] = tensors
+        else:
+            plain[name] = part
+    if any(map(_has_arrays, models.values())):
+        for name in [name for name, tensors in models.items() if not _has_arrays(tensors)]:
+            plain[name] = {leaf: _single_number(value) for leaf, value in models.pop(name).items()}
     for part, tensors in models.items():
         _put_model(part if len(models) > 1 or part not in _MODEL else "", tensors, state)
-    _put_optimizers(parts.optimizers, _parameter_shapes(models) if order_counts else None, state)
-    if parts.plain:
-        leaves = [(name, value) for name, value in _dotted_leaves(parts.plain) if isinstance(value, _PLAIN)]
+    _put_optimizers(optimizers, _parameter_shapes(models) if order_counts else None, state)
+    if plain:
+        leaves = [(name, value) for name, value in _dotted_leaves(plain) if isinstance(value, _PLAIN)]
         state.settings["checkpoint"] = dict(leaves[:_MOST_SETTINGS])
     if not any(isinstance(value, Pieces) for value in state.rows.values()):
         raise StoreError("it holds no tensor")
     return state
-
-
-@dataclass
-class _Parts:
-    """Optimizers, models and plain values of a checkpoint, by name."""
-
-    optimizers: list[tuple[str, Mapping[Any, Any]]] = field(default_factory=list)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
-
-
-def _sort_entries(tree: Mapping[Any, Any], state: State) -> _Parts:
-    """Sort a checkpoint's top-level entries into optimizers, models and plain values.
-
-    An optimizer is recognised by its content; a list of optimizers gives one for each. Random states are recognised by
-    the entry's name, and go into `state` at once. Any other entry with tensors is a model; tensors at the top are one
-    model together, named "". All others are plain. A model of single numbers alone is plain where another model has
-    arrays.
-
-    Args:
-        tree: the entries.
-        state: what random states are put into.
-    """
-    parts, loose = _Parts(), dict[str, Any]()
-    for key, part in tree.items():
-        name = str(key)
-        if isinstance(part, Pieces) and not _RANDOM.search(name):
-            loose[name] = part
-        elif _is_optimizer(part):
-            parts.optimizers.append((_optimizer_name(name), part))
-        elif _RANDOM.search(name) and isinstance(part, (dict, list, Pieces)):
-            _put_random_states(name, part, state)
-        elif isinstance(part, list) and part and all(map(_is_optimizer, part)):
-            names = [f"{_optimizer_name(name)}{number if len(part) > 1 else ''}" for number in range(len(part))]
-            parts.optimizers += zip(names, part, strict=True)
-        elif tensors := {leaf: value for leaf, value in _dotted_leaves(part) if isinstance(value, Pieces)}:
-            parts.models[name] = tensors
-        else:
-            parts.plain[name] = part
-    if loose:
-        parts.models[""] = loose
-    if any(map(_has_arrays, parts.models.values())):
-        for name in [name for name, tensors in parts.models.items() if not _has_arrays(tensors)]:
-            parts.plain[name] = {leaf: _single_number(value) for leaf, value in parts.models.pop(name).items()}
-    return parts
 
 
 def _has_arrays(tensors: Mapping[str, Any]) -> bool:
@@ -180,13 +156,10 @@ def _put_model(part: str, tensors: Mapping[str, Any], state: State) -> None:
 
 def _batchnorm_buffers(names: Mapping[str, Any]) -> set[str]:
     """Names of batch-norm buffers: of owners with `running_mean` and `running_var` these and `num_batches_tracked`."""
-    owners = {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] == _BATCHNORM[0]}
-    whole = {owner for owner in owners if _dotted(owner, _BATCHNORM[1]) in names}
-    return {name for owner in whole for leaf in _BATCHNORM if (name := _dotted(owner, leaf)) in names}
-
-
-def _dotted(owner: str, leaf: str) -> str:
-    return f"{owner}.{leaf}" if owner else leaf
+    mean, variance, _ = _BATCHNORM
+    owners = {name.removesuffix(mean) for name in names if name.rpartition(".")[2] == mean}
+    every = {owner + leaf for owner in owners if owner + variance in names for leaf in _BATCHNORM}
+    return every & names.keys()
 
 
 def _parameter_shapes(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, tuple[int, ...]]] | None:

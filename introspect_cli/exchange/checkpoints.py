@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 _LARGEST_RELOADED = 1 << 24
-_MOST_RELOADED = 1 << 28
 CHECKPOINT = "checkpoint"
 """The manifest's word for a run that was made of a checkpoint."""
 
@@ -106,29 +105,21 @@ def _open_checkpoint(path: Path) -> Run:
 
 
 def _tensor_loader(held: Mapping[int, Pieces]) -> Callable[[int], NDArray[Any] | None]:
-    """A function that gives a tensor by its checksum, read again from the file.
+    """A function that gives a tensor, widened, by its checksum, read again from the file.
 
-    It gives None for an unknown checksum, for over `_LARGEST_RELOADED` elements, and once `_MOST_RELOADED` elements in
-    all would be exceeded.
+    It gives None for an unknown checksum, for what cannot be read, and for over `_LARGEST_RELOADED` elements.
 
     Args:
         held: the tensors by checksum.
     """
-    left = _MOST_RELOADED
 
     def read(checksum: int) -> NDArray[Any] | None:
-        """The tensor, widened; its elements are taken off what may still be read.
-
-        None where there is none with this checksum, where it cannot be read, and where it has more elements than may
-        be.
-        """
-        nonlocal left
+        """The tensor; None where there is none with this checksum, or it is not read."""
         tensor = held.get(checksum)
-        if tensor is None or tensor.unread or math.prod(tensor.shape) > min(left, _LARGEST_RELOADED):
+        if tensor is None or tensor.unread or math.prod(tensor.shape) > _LARGEST_RELOADED:
             return None
-        left -= math.prod(tensor.shape)
         pieces = [widened(np.asarray(bits), tensor.dtype) for bits in tensor.read()]
-        whole: NDArray[Any] = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        whole: NDArray[Any] = np.concatenate([*pieces, np.zeros(0, pieces[0].dtype if pieces else np.float32)])
         return whole.reshape(tensor.shape)
 
     return read

@@ -1,129 +1,91 @@
 """Directories of `torch.distributed.checkpoint`: each tensor put together of the parts that ranks wrote.
 
-What is where stands in a pickle, `.metadata`, which torch itself loads without any care. Here it is taken apart by its
-opcodes, and makes nothing: a class becomes its name with what it was given. The parts are files of torch.save, which
-the weights-only loader reads.
+What is where stands in a pickle, `.metadata`, which torch itself loads without any care. Here whatever it names becomes
+that name with what it was given. The parts are files of torch.save, which the weights-only loader reads.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import os
-import pickletools
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+import pickle
+import struct
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
+from introspect_cli.exchange.incoming import is_file_beside, read_small
 from introspect_cli.store.tensorfile import NUMPY
 from introspect_cli.tensors.arrays import Pieces, cut
 from introspect_cli.tensors.arrays import read as read_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
 _METADATA = ".metadata"
-_MOST_METADATA = 1 << 28
 
 
-@dataclass(eq=False)
 class Made:
-    """An object that a pickle would make by a call: the callable's name, its arguments, and the state set on it."""
+    """What a pickle would make by a call.
 
-    name: str
+    Attributes:
+        name: the callable, with its module.
+        given: its arguments.
+        state: what is set on the result; None for nothing.
+    """
+
+    name = ""
     given: tuple[Any, ...] = ()
-    state: dict[str, Any] = field(default_factory=dict)
-    other: Any = None
+    state: Any = None
+
+    def __new__(cls, *given: Any) -> Self:
+        """Keep the arguments, whatever they are."""
+        made = super().__new__(cls)
+        made.given = given
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the state, whatever it is."""
+        self.state = state
 
 
-_MARK = object()
-"""Where an opcode's arguments begin on the stack."""
+_REFUSED = pickle.BYTEARRAY8 + pickle.EXT1 + pickle.EXT2 + pickle.EXT4
 
-_PUSHED: dict[str, Callable[[], Any]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "MARK": lambda: _MARK,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-}
-_GIVEN = frozenset(
-    {"BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
-    | {"BINBYTES", "SHORT_BINBYTES", "INT", "LONG", "FLOAT", "UNICODE"}
+
+class _HarmlessUnpickler(pickle._Unpickler):  # noqa: SLF001 - the one in C takes a place in its memo for a size
+    """Python's unpickler with nothing to call: whatever a pickle names is a class of `Made`, and makes such objects."""
+
+    # a bytearray is made as long as the file claims before it is read, and extensions are classes of this process
+    dispatch: ClassVar = {code: load for code, load in pickle._Unpickler.dispatch.items() if code not in _REFUSED}  # noqa: SLF001
+
+    def find_class(self, module: str, name: str) -> type[Made]:
+        """The class of `Made` that stands for a name."""
+        return type("Made", (Made,), {"name": f"{module}.{name}"})
+
+
+_DAMAGE = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, RecursionError),
+    *(pickle.UnpicklingError, struct.error, MemoryError),
 )
 
 
-def parse_pickle(data: bytes) -> Any:
-    """Decode a pickle without executing anything; calls become `Made`.
+class _Part(NamedTuple):
+    """A stored part: where in which file."""
 
-    Raises:
-        ValueError: it has an opcode that `.metadata` files do not, or no end. Other damage raises what python does.
-    """
-    stack: list[Any] = []
-    memo: dict[Any, Any] = {}
-
-    def taken(count: int) -> list[Any]:
-        """Pop the last `count` items of the stack."""
-        items = stack[len(stack) - count :]
-        del stack[len(stack) - count :]
-        return items
-
-    def marked() -> list[Any]:
-        """Pop all items after the last mark, and the mark."""
-        return taken(next(at for at, item in enumerate(reversed(stack), 1) if item is _MARK))[1:]
-
-    argument: Any
-    for opcode, argument, _ in pickletools.genops(data):
-        name = opcode.name
-        if name in _GIVEN:
-            stack.append(argument)
-        elif name in _PUSHED:
-            stack.append(_PUSHED[name]())
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name.endswith("PUT"):
-            memo[argument] = stack[-1]
-        elif name.endswith("GET"):
-            stack.append(memo[argument])
-        elif name.startswith("TUPLE"):
-            stack.append(tuple(marked() if name == "TUPLE" else taken(int(name[-1]))))
-        elif name in ("APPEND", "APPENDS"):
-            values = marked() if name == "APPENDS" else taken(1)
-            stack[-1].extend(values)
-        elif name in ("SETITEM", "SETITEMS"):
-            values = marked() if name == "SETITEMS" else taken(2)
-            stack[-1].update(zip(values[::2], values[1::2], strict=True))
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            words = str(argument).split(" ") if name == "GLOBAL" else taken(2)
-            stack.append(Made(".".join(map(str, words))))
-        elif name in ("REDUCE", "NEWOBJ"):
-            called, given = taken(2)
-            stack.append(Made(called.name, tuple(given)))
-        elif name == "BUILD":
-            [state] = taken(1)
-            if isinstance(state, dict):
-                stack[-1].state.update(state)
-            else:
-                stack[-1].other = state
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in ("PROTO", "FRAME"):
-            raise ValueError(f"its metadata has an opcode {name}")
-    raise ValueError("its metadata has no end")
-
-
-class _Where(NamedTuple):
-    """File, offset and length of a stored part."""
-
-    file: str
+    path: Path
     offset: int
     length: int
+
+    def read(self, called: str) -> Any:
+        """What torch.save wrote there; errors call it `called`."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return read_torch(io.BytesIO(file.read(self.length)), called)
 
 
 def read_distributed(folder: Path) -> dict[Any, Any]:
@@ -134,13 +96,11 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
         OSError: a file cannot be read.
     """
     path = folder / _METADATA
+    data = read_small(path)
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_METADATA:
-            raise ValueError("it is larger than any metadata, or no file")  # noqa: TRY301 - told as all damage is
-        tree = _tensors(folder, parse_pickle(path.read_bytes()).state)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, StopIteration, OverflowError) as error:
+        return _tensors(folder, _HarmlessUnpickler(io.BytesIO(data)).load().state)
+    except _DAMAGE as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
-    return tree
 
 
 def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
@@ -149,13 +109,13 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
     A value that no file has is left out. ValueError where parts are compressed, encrypted or not where they should be;
     other damage raises what python does.
     """
-    places: dict[tuple[str, tuple[int, ...] | None], _Where] = {}
+    places: dict[tuple[str, tuple[int, ...] | None], _Part] = {}
     for index, where in state["storage_data"].items():
         offset = index.state.get("offset")
         begins = None if offset is None else _sizes(offset)
         if where.state.get("transform_descriptors"):
             raise ValueError("its parts are compressed or encrypted, which is not read")
-        places[str(index.state["fqn"]), begins] = _place_of_part(folder, where.state)
+        places[str(index.state["fqn"]), begins] = _part(folder, where.state)
     nested = state.get("planner_data") or {}
     tree: dict[Any, Any] = {}
     for name, about in state["state_dict_metadata"].items():
@@ -164,7 +124,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
         if kind == "TensorStorageMetadata":
             value: Any = _tensor(folder, name, about.state, places)
         elif (name, None) in places:
-            value = read_torch(_piece(folder, places[name, None]), f"{name} in {folder}")
+            value = places[name, None].read(f"{name} in {folder}")
         else:
             continue
         _put(tree, keys if isinstance(keys, tuple) else (name,), value)
@@ -186,38 +146,28 @@ def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
 
 
 def _sizes(made: Any) -> tuple[int, ...]:
-    """The sizes of a `torch.Size`, as `parse_pickle` gives it; ValueError for anything but integers from 0 on."""
+    """The sizes of a `torch.Size`, as `_HarmlessUnpickler` gives it; ValueError for anything but integers from 0 on."""
     sizes = tuple(made.given[0]) if made.given else ()
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError("a size is no number")
     return sizes
 
 
-def _place_of_part(folder: Path, where: dict[str, Any]) -> _Where:
-    """Where a part lies, by its entry `where` in the metadata.
-
-    ValueError unless it is inside a file beside the metadata.
-    """
+def _part(folder: Path, where: dict[str, Any]) -> _Part:
+    """A part by its entry in the metadata; ValueError unless it is inside a file beside the metadata."""
     file, offset, length = where["relative_path"], where["offset"], where["length"]
-    if not isinstance(file, str) or file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name
+    if not is_file_beside(file):
         raise ValueError(f"it names {str(file)[:80]!r}, which is no file beside it")
     path = folder / file
     if not path.is_file():
         raise ValueError(f"{file} is missing")
     if not (type(offset) is int and type(length) is int and 0 <= offset <= offset + length <= path.stat().st_size):
         raise ValueError(f"a part lies beyond the end of {file}")
-    return _Where(file, offset, length)
-
-
-def _piece(folder: Path, where: _Where) -> io.BytesIO:
-    """The bytes of a stored part, as a file in memory."""
-    with (folder / where.file).open("rb") as file:
-        file.seek(where.offset)
-        return io.BytesIO(file.read(where.length))
+    return _Part(path, offset, length)
 
 
 def _tensor(
-    folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Where]
+    folder: Path, name: str, about: dict[str, Any], places: dict[tuple[str, tuple[int, ...] | None], _Part]
 ) -> Pieces:
     """A tensor that is assembled from its parts when read; one of an unknown type says in `unread` that it is not.
 
@@ -230,7 +180,7 @@ def _tensor(
     Raises:
         ValueError: the parts lie outside of it, or have not as many elements.
     """
-    dtype = about["properties"].other[0].name.rpartition(".")[2]
+    dtype = about["properties"].state[0].name.rpartition(".")[2]
     shape = _sizes(about["size"])
     if dtype not in NUMPY:
         return Pieces(dtype, shape, tuple, f"elements of type {dtype} are not read")
@@ -255,9 +205,9 @@ def _tensor(
         whole = np.empty(shape, NUMPY[dtype])
         filled = np.zeros(shape if len(parts) > 1 else (), np.bool_)
         for begins, sizes, where in parts:
-            part = read_torch(_piece(folder, where), f"{name} in {folder / where.file}")
+            part = where.read(f"{name} in {where.path}")
             if not isinstance(part, Pieces) or (part.dtype, part.shape, part.unread) != (dtype, sizes, ""):
-                raise StoreError(f"{folder / where.file} holds another part of {name} than {_METADATA} says")
+                raise StoreError(f"{where.path} holds another part of {name} than {_METADATA} says")
             flat = np.concatenate([*part.read(), np.empty(0, NUMPY[dtype])])
             place = tuple(slice(first, first + size) for first, size in zip(begins, sizes, strict=True))
             if len(parts) > 1 and filled[place].any():

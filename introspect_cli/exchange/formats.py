@@ -63,12 +63,15 @@ def export(run: Run, name: str, output: str | Path, selection: Selection = EVERY
         UsageError: the directory is not empty or cannot be written to.
         StoreError: the run is damaged.
     """
-    directory = _make_directory(output)
+    directory = Path(output)
     module, _, function = FORMATS[name].writer.partition(":")
     try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise UsageError(f"{directory} is not empty: name another directory")
         written: int = getattr(import_module(module), function)(run, directory, selection)
     except OSError as error:
-        raise UsageError(f"cannot write to {directory}: {error.strerror}") from None
+        raise UsageError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
     return written
 
 
@@ -84,15 +87,3 @@ def wanted_records(run: Run, step: int, rank: int, selection: Selection) -> Iter
     for record in run.rank(rank).records(step):
         if selection.wants(record.site.kind, record.site.fqn):
             yield record
-
-
-def _make_directory(path: str | Path) -> Path:
-    """Make the output directory where it is not there; UsageError where it is not empty or cannot be written."""
-    directory = Path(path)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise UsageError(f"{directory} is not empty: name another directory")
-    except OSError as error:
-        raise UsageError(f"cannot write to {directory}: {error.strerror}; name another directory") from None
-    return directory

@@ -9,7 +9,9 @@ there whole gets all that a capture would have kept of it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,6 @@ from introspect_cli.errors import StoreError
 from introspect_cli.records import Layout, Site, SiteInfo, Status, Summary
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.files import reason
 from introspect_cli.store.run_writer import StoreWriter
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ Row = tuple[Site, SiteInfo, Summary]
 _ON_REQUEST = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
 
 _CHECKSUM = re.compile(r"[0-9a-fA-F]{16}")
-_NUMBERED = re.compile(r"(step=|rank)(\d{1,18})")
 
 LIMIT_FILE = 256 * 2**20
 """Bytes of the largest file that is read."""
@@ -84,38 +84,26 @@ def scalar_summary(number: float, dtype: str = "float32") -> Summary:
     return Summary(Status.PARTIAL, Layout((), dtype), checksum_of(f"scalar {number!r}"), stats)
 
 
-def add_biased_variance(stats: dict[str, float], numel: int) -> None:
-    """Set `var` (biased) in `stats` from `uvar`, or else from `std`, both with n - 1.
-
-    Does nothing where it is set, neither is there, or the tensor is empty.
-    """
-    if "var" in stats or numel < 1:
-        return
-    unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
-    if unbiased is not None:
-        stats["var"] = unbiased * (numel - 1) / numel
+def open_regular(path: Path) -> Any:
+    """Open a regular file for reading; StoreError for a pipe, device or directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StoreError(f"{path} is not a regular file: nothing is read from it")
+    return os.fdopen(fd, "rb")
 
 
-def step_and_rank(words: Iterable[str]) -> tuple[int, int]:
-    """The numbers of the last `step=<n>` and `rank<n>` among the parts of a path; 0 for one that is not there."""
-    numbers = {"step=": 0, "rank": 0}
-    for match in filter(None, map(_NUMBERED.fullmatch, words)):
-        numbers[match[1]] = int(match[2])
-    return numbers["step="], numbers["rank"]
+def is_file_beside(name: object) -> bool:
+    """Whether what another file gives is the name of a file in its directory, and no path that leads elsewhere."""
+    return isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..")  # noqa: PTH119
 
 
-def read_bytes(path: Path) -> bytes:
-    """A file's bytes.
-
-    Raises:
-        StoreError: it cannot be read, or is larger than any report.
-    """
-    try:
-        if path.stat().st_size > LIMIT_FILE:
+def read_small(path: Path) -> bytes:
+    """The bytes of a regular file; StoreError for any other, and for one that is larger than any report or index."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > LIMIT_FILE:
             raise StoreError(f"{path} is too large to be imported: it has more than {LIMIT_FILE >> 20} MiB")
-        return path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {reason(error)}") from None
+        return bytes(file.read())
 
 
 def write_run(

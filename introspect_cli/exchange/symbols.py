@@ -12,35 +12,22 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from introspect_cli.exchange.incoming import add_biased_variance
 from introspect_cli.records import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DTYPES = {
-    "float32": "fp32",
-    "float64": "fp64",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
+_DTYPE_WORDS = {
+    "float": "fp",
+    "bfloat": "bf",
+    "int": "i",
+    "uint": "u",
     "bool": "b",
-    "complex64": "c64",
-    "complex128": "c128",
-    "qint8": "qi8",
-    "quint8": "qui8",
-    "qint32": "qi32",
-    "float8_e4m3fn": "fp8_e4m3fn",
-    "float8_e4m3fnuz": "fp8_e4m3fnuz",
-    "float8_e5m2": "fp8_e5m2",
-    "float8_e5m2fnuz": "fp8_e5m2fnuz",
-    "float8_e8m0fnu": "fp8_e8m0fnu",
+    "complex": "c",
+    "qint": "qi",
+    "quint": "qui",
 }
-"""Our name of each dtype and theirs."""
+"""What stands for the word that a dtype's name begins with; what follows (`32`, `8_e4m3fn`) stays as it is."""
 
 SYMBOLS = {
     "posinfs": "∞̟",
@@ -62,7 +49,8 @@ SYMBOLS = {
 """Statistics in the order in which they are written, and what stands behind each value."""
 
 _COUNTS = frozenset({"posinfs", "neginfs", "nans", "zeros"})
-_DTYPE_NAMES = {short: name for name, short in DTYPES.items()}
+_DTYPE_NAMES = {short: word for word, short in _DTYPE_WORDS.items()}
+_DTYPE = re.compile(r"([a-z]+)(\d.*)?")
 _BY_SYMBOL = {symbol: name for name, symbol in SYMBOLS.items()}
 _VALUE = re.compile(r"([-+]?(?:nan|inf|\d+(?:\.\d*)?(?:e[-+]?\d+)?))(\D.*)")
 _BOTH = re.compile(r"(\d+)∞̟(\d+)∞̠")
@@ -70,20 +58,24 @@ _SHAPE = re.compile(r"\d+(?:×\d+)*")
 _HASH = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}")
 
 
-def number(value: float) -> str:
-    """A value as text in nine significant digits, enough to tell any two float32 apart."""
-    return f"{value:.9g}"
+def _renamed_dtype(name: str, words: Mapping[str, str]) -> str:
+    """A dtype's name with its first word replaced as `words` says; "" where that has none for it."""
+    match = _DTYPE.fullmatch(name)
+    return f"{words[match[1]]}{match[2] or ''}" if match is not None and match[1] in words else ""
 
 
 def write_tensor(layout: Layout, stats: Mapping[str, float], digest: str) -> str:
-    """A tensor in one line: shape, dtype, statistics with symbols, hash; a scalar with a `mean` is that value alone."""
+    """A tensor in one line: shape, dtype, statistics with symbols, hash; a scalar with a `mean` is that value alone.
+
+    Nine significant digits are enough to tell any two float32 apart.
+    """
     if not layout.shape and "mean" in stats:
         value = stats["mean"]
         whole = layout.dtype.startswith(("int", "uint")) and math.isfinite(value)
-        return str(int(value)) if whole else number(value)
-    parts = ["×".join(map(str, layout.shape)), DTYPES.get(layout.dtype, layout.dtype)]
+        return str(int(value)) if whole else f"{value:.9g}"
+    parts = ["×".join(map(str, layout.shape)), _renamed_dtype(layout.dtype, _DTYPE_WORDS) or layout.dtype]
     parts += [
-        f"{int(stats[name]) if name in _COUNTS else number(stats[name])}{symbol}"
+        f"{int(stats[name]) if name in _COUNTS else format(stats[name], '.9g')}{symbol}"
         for name, symbol in SYMBOLS.items()
         if name in stats
     ]
@@ -95,7 +87,7 @@ def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
 
     Such a line has parts joined by `|`: shape, dtype, statistics with their symbols. None for any other text, also for
     a bare value, as reports write a tensor without dimensions. A missing dtype is `unknown`. Where the variance is
-    missing, `add_biased_variance` computes it from the unbiased one, or from `std`, which is that of n - 1.
+    missing, it follows from the unbiased one, or from `std`, which is that of n - 1.
     """
     parts = text.split("|")
     if len(parts) < 2:
@@ -107,8 +99,8 @@ def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
         both = _BOTH.fullmatch(part)
         if place == 0 and (part == "" or _SHAPE.fullmatch(part)):
             shape = tuple(int(size) for size in part.split("×")) if part else ()
-        elif part in _DTYPE_NAMES:
-            dtype = _DTYPE_NAMES[part]
+        elif name := _renamed_dtype(part, _DTYPE_NAMES):
+            dtype = name
         elif both:
             stats |= {"posinfs": int(both[1]), "neginfs": int(both[2])}
         elif (match := _VALUE.fullmatch(part)) and match[2] in _BY_SYMBOL:
@@ -123,5 +115,7 @@ def read_tensor(text: str) -> tuple[Layout, dict[str, float], str] | None:
     if not stats and not digest and not dtype:
         return None
     layout = Layout(shape or (), dtype or "unknown", "", "")
-    add_biased_variance(stats, layout.numel)
+    unbiased = stats["uvar"] if "uvar" in stats else stats["std"] ** 2 if "std" in stats else None
+    if "var" not in stats and unbiased is not None and layout.numel:
+        stats["var"] = unbiased * (layout.numel - 1) / layout.numel
     return layout, stats, digest

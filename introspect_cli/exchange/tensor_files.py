@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import stat
 import struct
 import zipfile
 import zlib
@@ -25,6 +24,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.exchange.distributed_files import read_distributed
+from introspect_cli.exchange.incoming import is_file_beside, open_regular, read_small
 from introspect_cli.store.files import reason
 from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
@@ -64,7 +64,6 @@ _TRAINING_STATE = re.compile(
 _NO_MODEL = re.compile(rf"({_TRAINING_STATE.pattern})\Z|training_args")
 _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
-_MOST_JSON = 1 << 26
 _MOST_HEADER = 1 << 27
 _SAFETENSORS_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
 _DAMAGE = (
@@ -170,7 +169,7 @@ def _read_sharded(folder: Path, name: str) -> dict[Any, Any]:
         raise StoreError(f"{folder / name} is no index of tensors: it has no weight_map")
     tensors: dict[Any, Any] = {}
     for file in dict.fromkeys(places.values()):
-        if file != os.path.basename(file) or file in ("", ".", ".."):  # noqa: PTH119 - a name, not a path
+        if not is_file_beside(file):
             raise StoreError(f"{folder / name} names {file!r}, which is no file beside it: nothing of it is read")
         held = _named_tensors(folder / file)
         wanted = [tensor for tensor, place in places.items() if place == file]
@@ -181,28 +180,16 @@ def _read_sharded(folder: Path, name: str) -> dict[Any, Any]:
 
 
 def _read_json(path: Path) -> Any:
-    """Parse a JSON file; StoreError where it is over `_MOST_JSON` bytes or invalid."""
-    with _open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > _MOST_JSON:
-            raise StoreError(f"{path} is too large to be read: it has more than {_MOST_JSON >> 20} MiB")
-        try:
-            return json.loads(file.read())
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{path} is no JSON: {error}") from None
-
-
-def _open_regular(path: Path) -> Any:
-    """Open a regular file for reading; StoreError for a pipe, device or directory."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise StoreError(f"{path} is not a regular file: nothing is read from it")
-    return os.fdopen(fd, "rb")
+    """Parse a JSON file; StoreError where it is too large or invalid."""
+    try:
+        return json.loads(read_small(path))
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is no JSON: {error}") from None
 
 
 def _read_file(path: Path) -> Any:
     """What a file of tensors holds, read by its ending; StoreError where it is not one, or damaged."""
-    with _open_regular(path):
+    with open_regular(path):
         pass
     if path.suffix not in (*SUFFIXES, ".npy"):
         raise StoreError(f"{path} is not a file of tensors: name one that ends in {', '.join(SUFFIXES)}")
@@ -226,7 +213,7 @@ def _read_safetensors(path: Path) -> dict[Any, Any]:
 
     One of an unknown type says in `unread` that it is not read. ValueError where a size or place in the file cannot be.
     """
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = struct.unpack("<Q", file.read(8))[0]
         if length > min(size - 8, _MOST_HEADER):
@@ -254,45 +241,34 @@ def _read_safetensors(path: Path) -> dict[Any, Any]:
 
 
 def _span_reader(path: Path, first: int, length: int, stored: np.dtype[Any]) -> Callable[[], Iterator[NDArray[Any]]]:
-    """A function that reads `length` bytes from byte `first` on, as arrays.
+    """A function that reads `length` bytes from byte `first` on, as arrays of at most `PIECE` elements.
 
     Not mapped into memory: a file that is truncated meanwhile would end the process.
     """
 
     def read() -> Iterator[NDArray[Any]]:
-        """Yield the bytes as arrays of at most `PIECE` elements."""
-        with _open_regular(path) as file:
+        """Yield the arrays; StoreError where the file ends early."""
+        with open_regular(path) as file:
             file.seek(first)
-            yield from _read_arrays(file, path, length, stored)
+            for begin in range(0, length, PIECE * stored.itemsize):
+                data = file.read(min(length - begin, PIECE * stored.itemsize))
+                if len(data) < min(length - begin, PIECE * stored.itemsize):
+                    raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
+                yield np.frombuffer(data, stored)
 
     return read
-
-
-def _read_arrays(file: Any, path: Path, length: int, stored: np.dtype[Any]) -> Iterator[NDArray[Any]]:
-    """Yield `length` bytes of an open file as arrays of at most `PIECE` elements; StoreError where it ends early."""
-    left = length
-    while left:
-        data = np.empty(min(left, PIECE * stored.itemsize), np.uint8)
-        memory, read = memoryview(data.data), 0
-        while read < len(data):
-            more = file.readinto(memory[read:])
-            if not more:
-                raise StoreError(f"{path} ends before its last tensor: it is cut, or being written")
-            read += more
-        left -= read
-        yield data.view(stored)
 
 
 # --- numpy's files
 
 
 def _read_npy(path: Path) -> dict[Any, Any]:
-    return {"": _npy_pieces("it", path, lambda: _open_regular(path))}
+    return {"": _npy_pieces("it", path, lambda: open_regular(path))}
 
 
 def _read_npz(path: Path) -> dict[Any, Any]:
     """The arrays of an archive of numpy's by name: its members that end in `.npy`; others are ignored."""
-    with _open_regular(path) as file, zipfile.ZipFile(file) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = [member for member in archive.namelist() if member.endswith(".npy")]
     names = [member.removesuffix(".npy") for member in members]
     return {name: _npy_pieces(name, path, partial(_open_member, path, f"{name}.npy")) for name in names}
@@ -300,12 +276,12 @@ def _read_npz(path: Path) -> dict[Any, Any]:
 
 @contextmanager
 def _open_member(path: Path, member: str) -> Iterator[Any]:
-    with _open_regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive, archive.open(member) as inside:
         yield inside
 
 
 def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManager[Any]]) -> Pieces:
-    """An array in numpy's format, read piece by piece when asked for; one in Fortran order as a whole.
+    """An array in numpy's format, read as a whole when asked for.
 
     One of an unknown element type says in `unread` that it is not read.
 
@@ -318,35 +294,28 @@ def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManag
         ValueError: it holds python objects, or its header is unknown.
     """
     with opened() as file:
-        shape, fortran, dtype = _npy_header(file)
+        shape, dtype = _npy_header(file)
     if dtype.hasobject:
         raise ValueError(f"{name} holds objects of python, which would have to be executed")
     if dtype.name not in NUMPY:
         return Pieces(dtype.name, shape, tuple, f"elements of numpy's type {dtype} are not read")
-    plain = NUMPY[dtype.name]
 
     def read() -> Iterator[NDArray[Any]]:
         """Yield the elements in C order; StoreError where the file is damaged."""
         try:
             with opened() as inside:
-                _npy_header(inside)
-                pieces = _read_arrays(inside, path, math.prod(shape) * dtype.itemsize, dtype)
-                if fortran and len(shape) > 1:
-                    whole = np.concatenate([*pieces, np.empty(0, dtype)]).reshape(shape, order="F")
-                    yield from cut(np.ascontiguousarray(whole).reshape(-1).astype(plain, copy=False))
-                    return
-                for piece in pieces:
-                    yield piece.astype(plain, copy=False)
+                whole = np.lib.format.read_array(inside, allow_pickle=False)
         except _DAMAGE as error:
             raise StoreError(
                 f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
             ) from None
+        yield from cut(whole.astype(NUMPY[dtype.name], copy=False).reshape(-1))
 
     return Pieces(dtype.name, shape, read)
 
 
-def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """(shape, whether in Fortran order, dtype) from the header of a `.npy` file; the data is read next.
+def _npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """(shape, dtype) from the header of a `.npy` file.
 
     ValueError for another version than 1.0 and 2.0, and for a negative size.
     """
@@ -354,7 +323,7 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"a .npy of version {version} is not known")
-    shape, fortran, dtype = read(file)
+    shape, _, dtype = read(file)
     if any(size < 0 for size in shape):
         raise ValueError("a size is negative")
-    return tuple(shape), fortran, dtype
+    return tuple(shape), dtype

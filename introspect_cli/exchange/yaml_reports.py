@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import re
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -22,9 +23,8 @@ from introspect_cli.exchange.incoming import (
     Row,
     checksum_of,
     plain_summary,
-    read_bytes,
+    read_small,
     scalar_summary,
-    step_and_rank,
 )
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
@@ -42,7 +42,9 @@ STAGE = "fit"
 
 _WHOLE = re.compile(r"[-+]?\d{1,300}")
 
-_FILE = re.compile(r"/step=\d{1,18}/rank\d{1,6}\.yaml$")
+_FILE = re.compile(r".*/step=(\d{1,18})/rank(\d{1,6})\.yaml", re.DOTALL)
+_SETTINGS = {"environment": "env_vars.yaml", "packages": "pip_freeze.yaml"}
+"""File of each settings document."""
 
 
 def dump(document: object) -> str:
@@ -59,7 +61,7 @@ def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
     top = directory / "introspection"
     top.mkdir(exist_ok=True)
     written = 0
-    for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
+    for name, file in _SETTINGS.items():
         if name in run.settings:
             (top / file).write_text(dump(run.settings[name]), encoding="utf-8")
             written += 1
@@ -76,29 +78,28 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
 
     So is what was not observed. Of a parameter that is recorded twice, the one after the optimizer's step counts.
     """
-    by_kind: dict[Kind, list[Record]] = {}
+    by_kind: dict[Kind, list[Record]] = defaultdict(list)
     for record in wanted_records(run, step, rank, selection):
         if record.summary.status is not Status.NOT_OBSERVED:
-            by_kind.setdefault(record.site.kind, []).append(record)
+            by_kind[record.site.kind].append(record)
     root = _only_root(by_kind)
-    data, grads, buffers = (_latest_by_name(by_kind.get(kind, ())) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
-    parts = {
+    data, grads, buffers = (_latest_by_name(by_kind[kind]) for kind in (Kind.PARAM, Kind.GRAD, Kind.BUFFER))
+    parts: dict[str, Any] = {
         "parameters": _written_parameters(run, data, grads, root),
-        "buffers": {
-            **{name.removeprefix(root): _written_value(run, record) for name, record in buffers.items()},
-            **_digest_entry(run, "buffers", buffers),
-        },
+        "buffers": {name.removeprefix(root): _written_value(run, record) for name, record in buffers.items()},
         "optimizers": _written_optimizers(run, by_kind),
         "rngs": _random_states(by_kind),
         "batch": _written_batch(run, by_kind, step),
     }
+    if buffers:
+        parts["buffers"]["__all_buffers__"] = _digest_of_records(run, buffers.values())
     return {name: part for name, part in parts.items() if part}
 
 
 def _only_root(by_kind: dict[Kind, list[Record]]) -> str:
     """`Net.` where all parameters, gradients and buffers have that one root; "" otherwise."""
     kinds = (Kind.PARAM, Kind.BUFFER, Kind.GRAD)
-    roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind.get(kind, [])}
+    roots = {record.site.fqn.partition(".")[0] for kind in kinds for record in by_kind[kind]}
     return f"{roots.pop()}." if len(roots) == 1 else ""
 
 
@@ -122,8 +123,7 @@ def digest_of(run: Run, record: Record) -> str:
 
 def _digest_of_all(digests: Iterable[str]) -> str:
     """The MD5 of texts, most often digests, joined in order; 32 hex digits."""
-    joined = "".join(digests).encode()
-    return hashlib.md5(joined, usedforsecurity=False).hexdigest()
+    return hashlib.md5("".join(digests).encode(), usedforsecurity=False).hexdigest()
 
 
 def _written_value(run: Run, record: Record) -> Any:
@@ -149,18 +149,19 @@ def yaml_value(text: str) -> Any:
 
 def _written_parameters(run: Run, data: dict[str, Record], grads: dict[str, Record], root: str) -> dict[str, Any]:
     """Data and gradient of each parameter by name without `root`, and a digest over all of either."""
-    parts_by_name: dict[str, Any] = {}
-    for name in dict.fromkeys([*data, *grads]):
-        parts = {"data": data.get(name), "grad": grads.get(name)}
-        parts_by_name[name.removeprefix(root)] = {
-            key: _written_value(run, record) for key, record in parts.items() if record is not None
-        }
-    return parts_by_name | _digest_entry(run, "data", data) | _digest_entry(run, "grads", grads)
+    parts: dict[str, Any] = {}
+    for key, records in (("data", data), ("grad", grads)):
+        for name, record in records.items():
+            parts.setdefault(name.removeprefix(root), {})[key] = _written_value(run, record)
+    for what, records in (("data", data), ("grads", grads)):
+        if records:
+            parts[f"__all_{what}__"] = _digest_of_records(run, records.values())
+    return parts
 
 
-def _digest_entry(run: Run, what: str, records: dict[str, Record]) -> dict[str, str]:
-    """`{"__all_<what>__": digest}` over all records' digests; {} without records."""
-    return {f"__all_{what}__": _digest_of_all(digest_of(run, record) for record in records.values())} if records else {}
+def _digest_of_records(run: Run, records: Iterable[Record]) -> str:
+    """The MD5 of all records' digests, in order."""
+    return _digest_of_all(digest_of(run, record) for record in records)
 
 
 def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
@@ -169,13 +170,13 @@ def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dic
     Empty where the run has no settings of optimizers, or the step no state and no hyper-parameter.
     """
     settings = run.settings.get("optimizers")
-    if not isinstance(settings, list) or not (Kind.OPTIMIZER_STATE in by_kind or Kind.HYPERPARAMETER in by_kind):
+    if not isinstance(settings, list) or not (by_kind[Kind.OPTIMIZER_STATE] or by_kind[Kind.HYPERPARAMETER]):
         return []
-    states: dict[str, list[Record]] = {}
-    for record in by_kind.get(Kind.OPTIMIZER_STATE, []):
+    states = defaultdict[str, list[Record]](list)
+    for record in by_kind[Kind.OPTIMIZER_STATE]:
         if record.site.phase is Phase.OPTIMIZER:
-            states.setdefault(record.site.fqn, []).append(record)
-    rates = {(r.site.fqn, r.site.path): yaml_value(r.summary.text) for r in by_kind.get(Kind.HYPERPARAMETER, [])}
+            states[record.site.fqn].append(record)
+    rates = {(r.site.fqn, r.site.path): yaml_value(r.summary.text) for r in by_kind[Kind.HYPERPARAMETER]}
     reports = []
     for optimizer in settings:
         if not isinstance(optimizer, dict) or not isinstance(optimizer.get("groups"), list):
@@ -198,9 +199,7 @@ def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dic
                 "param_groups": groups,
                 "__all_param_groups__": _digest_of_all([repr(groups)]),
                 "state": {index: _written_nested(run, records) for index, records in held.items()},
-                "__all_state__": _digest_of_all(
-                    digest_of(run, record) for records in held.values() for record in records
-                ),
+                "__all_state__": _digest_of_records(run, chain(*held.values())),
             }
         )
     return reports
@@ -217,7 +216,7 @@ def _random_states(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
     Of numpy and python they are in a dict, as `state`.
     """
     digests: dict[str, Any] = {}
-    for record in by_kind.get(Kind.RNG, []):
+    for record in by_kind[Kind.RNG]:
         digest = f"{record.summary.checksum:016x}"
         name = record.site.fqn
         if name.startswith("cuda"):
@@ -234,7 +233,7 @@ def _written_batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> di
 
     {} where no batch was recorded.
     """
-    records = [record for record in by_kind.get(Kind.BATCH, []) if record.site.phase is Phase.DATA]
+    records = [record for record in by_kind[Kind.BATCH] if record.site.phase is Phase.DATA]
     if not records:
         return {}
     calls = defaultdict[tuple[str, int], list[Record]](list)
@@ -244,7 +243,7 @@ def _written_batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> di
     return {
         "__batch_idx__": step,
         "__batch__": batches[0] if len(batches) == 1 else batches,
-        "__all_batch__": _digest_of_all(digest_of(run, record) for record in records),
+        "__all_batch__": _digest_of_records(run, records),
     }
 
 
@@ -261,11 +260,11 @@ def find_reports(directory: Path) -> list[tuple[int, int, Path]]:
     """
     paths: dict[tuple[int, int], Path] = {}
     for path in sorted(directory.glob("**/step=*/rank*.yaml")):
-        if not _FILE.search(path.as_posix()) or path.is_symlink():
+        match = _FILE.fullmatch(path.as_posix())
+        if match is None or path.is_symlink():
             continue
-        step, rank = step_and_rank((path.parent.name, path.stem))
         # Lightning's own stages are those of a callback that names a report by the count of steps that have ended.
-        key = max(step - path.parent.parent.name.startswith("TrainerFn."), 0), rank
+        key = max(int(match[1]) - path.parent.parent.name.startswith("TrainerFn."), 0), int(match[2])
         if key in paths:
             raise StoreError(
                 f"{paths[key]} and {path} are of the same step: name the directory of one stage (introspection/<stage>)"
@@ -280,12 +279,11 @@ def read_settings(directory: Path) -> dict[str, Any]:
     Each is read from the first file found: beside the reports, in `introspection/`, or one level up.
     """
     settings: dict[str, Any] = {}
-    for name, file in (("environment", "env_vars.yaml"), ("packages", "pip_freeze.yaml")):
+    for name, file in _SETTINGS.items():
         for place in (directory, directory / "introspection", directory.parent):
             path = place / file
-            if path.is_file():
-                settings[name] = documents.load(read_bytes(path), str(path))
-                break
+            if path.is_file() and name not in settings:
+                settings[name] = documents.load(read_small(path), str(path))
     return settings
 
 
@@ -300,7 +298,7 @@ def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
         StoreError: a file is no report, or two stages have the same step.
     """
     for step, rank, path in find_reports(directory):
-        document = documents.load(read_bytes(path), str(path))
+        document = documents.load(read_small(path), str(path))
         if not isinstance(document, dict):
             raise StoreError(f"{path} is not an introspection report: it holds no keys at its top")
         yield Incoming(step, rank, tuple(_read_rows(document, root)))

@@ -2,7 +2,7 @@
 
 A test of training asserts that numbers are what they were; where they are not it should say at which step and module
 they diverge, and not print two tensors. The fixture captures in the test's own process, so that fixtures, monkeypatches
-and coverage work as in any test. A training that takes long is compared while it goes on, and ends where it diverges.
+and coverage work as in any test.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ class Checks:
         """Assert that a function trains as it did when the golden run was saved.
 
         The test fails where there is no golden run. With `--introspect-update`, it is saved and nothing is compared.
-        Where the golden run took 20 seconds or more, the function is ended soon after the first divergence: a
-        SystemExit comes out of the optimizer's step.
 
         Args:
             path: the golden run, relative to the test's directory.
@@ -66,21 +64,22 @@ class Checks:
             Exception: whatever `train` raises.
         """
         __tracebackhide__ = True
-        from introspect_cli.rerun.golden import ABOUT, KINDS, STORE, Golden, compare_golden, pack_golden, takes_long
+        from introspect_cli.api import capture
+        from introspect_cli.rerun.golden import ABOUT, KINDS, Golden, compare_golden, pack_golden
 
         place = self._folder / path
         golden = Golden(steps=0, rtol=rtol, atol=atol)
         if not self._update and not (place / ABOUT).exists():
             pytest.fail(f"no golden run at {place}: save it with `pytest {_UPDATE}` and commit it", pytrace=False)
-        options: dict[str, Any] = {"record": KINDS}
-        if not self._update and takes_long(place):
-            options |= {"against": str(place / STORE), "stop": True, "diff": f"--rtol {rtol} --atol {atol}"}
+        small: dict[str, Any] = {"env": False, "packages": False, "source": False, "stats": "none"}
         with tempfile.TemporaryDirectory() as folder:
-            run = _capture_run(Path(folder) / "run", train, **options)
+            run = Path(folder) / "run"
+            with capture(None, run, record=KINDS, **small):
+                train()
             if self._update:
                 pack_golden(run, golden, place)
-                return
-            _fail_unless_same(compare_golden(place, golden, run))
+            else:
+                _fail_unless_same(compare_golden(place, golden, run))
 
     def assert_same_numbers(
         self, model_a: Any, model_b: Any, inputs: Any, *, rtol: float = 0.0, atol: float = 0.0
@@ -105,25 +104,6 @@ class Checks:
         _fail_unless_same(
             compare_transformed(model_a, model_b, *given, kwargs=keywords, backward=False, rtol=rtol, atol=atol)
         )
-
-
-def _capture_run(path: Path, work: Callable[[], Any], **options: Any) -> Path:
-    """Call `work` under a small capture with the given options more, and return the run's `path`.
-
-    A SystemExit by which the comparison stopped it is swallowed; anything else that `work` raises comes out.
-    """
-    from introspect_cli.api import capture
-    from introspect_cli.store.run import open_run
-
-    small = {"env": False, "packages": False, "source": False, "stats": "none"}
-    try:
-        with capture(None, path, **small, **options):
-            work()
-    except SystemExit:
-        with open_run(path) as run:
-            if run.manifest.get("stopped") is not True:  # else the comparison has ended it
-                raise
-    return path
 
 
 def _fail_unless_same(result: DiffResult) -> None:

@@ -16,7 +16,7 @@ from introspect_cli.errors import UsageError
 from introspect_cli.rerun.changes.search import MAX_RUNS, Proof, prove
 from introspect_cli.rerun.commits import Captures, Command
 from introspect_cli.rerun.git import Repository, Revision
-from introspect_cli.rerun.place import keep_out_of_git, signals_as_exits
+from introspect_cli.rerun.place import exit_on_signals, keep_out_of_git
 from introspect_cli.rerun.variant import Reference, Rerun, complete_run, first_sentence
 from introspect_cli.store.files import RUNS
 
@@ -75,16 +75,15 @@ def bisect(
         UsageError: no such revision, `good` is no ancestor of `bad`, it does not run, or `bad` does not diverge from
             it.
     """
-    user = Repository(Repository(Path.cwd()).root)
+    user = Repository(Path.cwd())
     first, last = user.commit(good), user.commit(bad)
     if user.run("merge-base", "--is-ancestor", first, last).returncode:
         raise UsageError(f"{good} is not an ancestor of {bad}: name a good revision that bad comes from")
-    directory = (output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}").resolve()
-    keep_out_of_git(directory)
-    with signals_as_exits():
-        search = _Search(Captures.here(user, directory, command, tell), until_step)
-        culprit = search.run(first, last)
-        return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
+    directory = keep_out_of_git(output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}")
+    exit_on_signals()
+    search = _Search(Captures.here(user, directory, command, tell), until_step)
+    culprit = search.run(first, last)
+    return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
 
 
 @dataclass
@@ -96,16 +95,14 @@ class _Search:
         until_step: last step to look at; None to find it.
         reference: the run of the good commit, and the last step to look at; None while there is none.
         runs: the run of each commit captured.
-        results: what each commit diverges by from the good one.
-        tried: commits captured, with the verdict on each, in order.
+        results: verdict on each commit that was compared with the good one, and what it diverges by, in order.
     """
 
     captures: Captures
     until_step: int | None
     reference: Reference | None = None
     runs: dict[str, Path] = field(default_factory=dict)
-    results: dict[str, DiffResult | None] = field(default_factory=dict)
-    tried: list[tuple[str, Verdict]] = field(default_factory=list)
+    results: dict[str, tuple[Verdict, DiffResult | None]] = field(default_factory=dict)
 
     def run(self, good: str, bad: str) -> Culprit:
         """Capture both ends, set `reference`, then bisect.
@@ -116,7 +113,7 @@ class _Search:
             UsageError: the good commit records no step or exits with an error, or the bad one does not diverge from it.
         """
         made = self._capture(good)
-        if not made.usable or made.exit_code:
+        if not made.steps or made.exit_code:
             raise UsageError(
                 f"the good revision {good[:10]} does not run (exit code {made.exit_code}): {made.last_lines}"
             )
@@ -159,9 +156,8 @@ class _Search:
         Before there is a reference, the run ends after `until_step`, if that is given; then where the `stop_options` of
         the reference say.
         """
-        until = self.until_step
-        ends: tuple[str, ...] = () if until is None else ("--until-step", str(until))
-        ends = ends if self.reference is None else self.reference.stop_options
+        until = () if self.until_step is None else ("--until-step", str(self.until_step))
+        ends = until if self.reference is None else self.reference.stop_options
         done = self.captures.run_of(Revision.named(self.captures.user, commit), "", ends)
         self.runs[commit] = done.run
         return done
@@ -169,11 +165,9 @@ class _Search:
     def _judge(self, reference: Reference, commit: str) -> tuple[Verdict, DiffResult | None]:
         """Capture a commit, compare it with the reference, and tell the verdict (good, bad, skipped) in a line.
 
-        Fills `results` and `tried`. Returns the verdict and the comparison, which is None where no step was recorded.
+        Fills `results`. Returns the verdict and the comparison, which is None where no step was recorded.
         """
-        verdict, result = reference.judge(self._capture(commit))
-        self.results[commit] = result
-        self.tried.append((commit, verdict))
+        verdict, result = self.results[commit] = reference.judge(self._capture(commit))
         said = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "skipped"}[verdict]
         why = "it could not be captured" if result is None else first_sentence(result)
         self.captures.tell(f"{commit[:10]} is {said}" if verdict is Verdict.SAME else f"{commit[:10]} is {said}: {why}")
@@ -211,8 +205,8 @@ class _Search:
             commit=first or None,
             subject=subject,
             files=tuple(files.splitlines()),
-            result=self.results.get(first),
-            tried=tuple(self.tried),
+            result=self.results[first][1] if first else None,
+            tried=tuple((commit, verdict) for commit, (verdict, _) in self.results.items()),
             candidates=() if first else tuple(candidates),
             directory=self.captures.base,
         )

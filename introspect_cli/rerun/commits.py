@@ -29,26 +29,22 @@ from introspect_cli.rerun.place import (
     Place,
     Surroundings,
     build_place,
+    exit_on_signals,
     hold_lock,
-    scripts_of,
-    signals_as_exits,
     survey_of_git,
-    users_path,
 )
 from introspect_cli.rerun.variant import (
     Rerun,
     capture,
+    check_read,
     complete_run,
     log_of,
-    remove_on_error,
     run_logged,
     started_at,
-    stop_options,
 )
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import remove_run
-from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 from introspect_cli.version import __version__
 
@@ -58,7 +54,7 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 20
 """Captures of revisions that are kept; the least recently used go first."""
-_REFUSED = ("-o", "--output", "--against", "--stop", "--repeat", "--verify-neutral", "--force")
+_REFUSED = ("-o", "--output", "--against", "--stop", "--verify-neutral", "--force")
 _MAX_NAMED = 4
 
 
@@ -107,11 +103,14 @@ class Captures:
     def here(cls, user: Repository, base: Path, command: Command, tell: Callable[[str], None]) -> Captures:
         """Captures of a command that would run in the current directory, whose surroundings are surveyed now."""
         here = Path(os.path.realpath(Path.cwd()))
-        return cls(user, base, command, survey_of_git(user, here, scripts_of(command.words), base), tell)
+        scripts = [] if command.words[0] == "-m" else [Path(os.path.realpath(command.words[0]))]
+        return cls(user, base, command, survey_of_git(user, here, scripts, base), tell)
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
         """A context manager that builds the place in which a revision runs, and removes it after the block."""
-        return build_place(self.around, self.base / TREE, revision=revision, links=self.command.links)
+        paths, texts = os.environ.get("PYTHONPATH", ""), revision.texts()
+        at, links = self.base / TREE, self.command.links
+        return build_place(self.around, at, texts, revision=revision, links=links, paths=paths)
 
     def capture(self, revision: Revision, run: Path, more: Iterable[str] = ()) -> Rerun:
         """Capture the command at a revision into `run`, replacing a run there, and tell what is linked, not copied.
@@ -120,7 +119,7 @@ class Captures:
 
         Args:
             revision: what is captured.
-            run: directory of the run; removed where an error is raised.
+            run: directory of the run; removed where it is interrupted.
             more: further capture options.
 
         Returns:
@@ -129,7 +128,7 @@ class Captures:
         Raises:
             UsageError: a file was imported from the user's work tree.
         """
-        with remove_on_error(run), self.place(revision) as place:
+        with self.place(revision) as place:
             if place.large:
                 names = some([os.path.relpath(path, self.user.root) for path in place.large], _MAX_NAMED)
                 self.tell(f"linked, being too large to copy: {names}; what the script writes there is written to yours")
@@ -138,29 +137,8 @@ class Captures:
             words = map(place.rebuilt_word, self.command.words)
             environment = {} if "PYTHONHASHSEED" in os.environ else {"PYTHONHASHSEED": "0"}
             done = capture(run, place, (*self.command.seeded, *more, *words), environment)
-            if done.usable:
-                self._check_imports(done, revision, place)
-        return done
-
-    def _check_imports(self, done: Rerun, revision: Revision, place: Place) -> None:
-        """Check that the source files that a run recorded are the revision's.
-
-        A file that matches neither the revision's tree nor the user's work tree passes.
-
-        Raises:
-            UsageError: one is as in the user's work tree and not as in the revision.
-        """
-        with open_run(done.run) as run:
-            ran = run.settings.document("sources")
-        files = Repository(place.root).names("ls-files")
-        for name, digest in ran.items():
-            forms = (str(name), str(name).removesuffix(".py") + "/__init__.py")
-            named = [file for file in files if any(f"/{file}".endswith(f"/{form}") for form in forms)]
-            if digest not in _source_digests(place.root, named) and digest in _source_digests(self.user.root, named):
-                raise UsageError(
-                    f"{name} did not run as it is at {revision.words}: python imported the one of your work tree, by "
-                    "an absolute path or from where it is installed"
-                )
+            check_read(done, place)
+            return done
 
     def run_of(self, revision: Revision, side: str, more: tuple[str, ...] = (), *, fresh: bool = False) -> Rerun:
         """The kept run of a revision, if it is complete and nothing that went into it has changed; else capture it now.
@@ -181,11 +159,11 @@ class Captures:
         kept = None if fresh else complete_run(run)
         changed = "" if kept is None else self.changed_since(run)
         if kept is not None and not changed:
-            tell(f"{side} is {revision.words}: captured before, {_near(run)}")
+            tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
             os.utime(run)
             return kept
         why = f"{changed} has changed since it was captured; " if changed else ""
-        running = f"running {shlex.join(self.command.words)} (introspect watch {_near(run)})"
+        running = f"running {shlex.join(self.command.words)} (introspect watch {os.path.relpath(run)})"
         tell(f"{side} is {revision.words}: {why}{running}")
         began = time.monotonic()
         done = self.capture(revision, run, more)
@@ -223,7 +201,7 @@ class Captures:
         for name, about in files.items():
             path = self.user.root / Path(name).expanduser()
             if path.is_relative_to(place):
-                path = users_path(place, path, self.user.root)
+                path = Path(path.anchor, path.relative_to(place))
             elif path.is_relative_to(self.user.root) and not any(path.is_relative_to(link) for link in links):
                 continue  # the revision's, or one that was copied
             if about.get("many"):
@@ -245,40 +223,30 @@ class Captures:
                     log_of(run).unlink(missing_ok=True)
 
 
-def _source_digests(root: Path, names: Sequence[str]) -> set[str]:
-    """Source digests of the files `names` that exist below `root`."""
-    return {source_digest((root / name).read_bytes()) for name in names if (root / name).is_file()}
-
-
 # --- two revisions
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two revisions, or a revision and a run, to be compared.
-
-    Attributes:
-        words: a and b: a revision, `.` for the work tree as it is, or the name of a run.
-        runs: the runs that they stand for; None for a revision.
-        fresh: run again what was run before.
-        stop: whether b, if it is a revision, ends at its first divergence.
-        rtol: relative tolerance of the comparison that ends b.
-        noise: repeats of a, whose differences from it do not end b.
-    """
-
-    words: tuple[str, str]
-    runs: tuple[str | None, str | None]
-    fresh: bool = False
-    stop: bool = True
-    rtol: float = 0.0
-    noise: tuple[str, ...] = ()
-
-
-def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> tuple[str, str]:
-    """Capture whichever of a and b is a revision, and return the paths of both runs; `tell` is shown a line for each.
+def capture_pair(
+    words: tuple[str, str],
+    runs: tuple[str | None, str | None],
+    command: Command,
+    tell: Callable[[str], None],
+    ends_b: Callable[[str], tuple[str, ...]],
+    *,
+    fresh: bool = False,
+) -> tuple[str, str]:
+    """Capture whichever of a and b is a revision, and return the paths of both runs.
 
     A kept run is taken where it will do. Where a word is a run and a revision, the run is taken. Waits for another
     process that captures in this project; old captures are removed.
+
+    Args:
+        words: a and b: a revision, `.` for the work tree as it is, or the name of a run.
+        runs: the runs that they stand for; None for a revision.
+        command: what is captured.
+        tell: shown a line for each capture.
+        ends_b: gives the capture options that end b, if it is a revision, by the path of the run of a.
+        fresh: run again what was run before.
 
     Raises:
         UsageError: there is no repository or no such revision, the script records no step there, or an option is one
@@ -289,60 +257,45 @@ def capture_pair(pair: Pair, command: Command, tell: Callable[[str], None]) -> t
     if refused is not None:
         raise UsageError(f"leave {refused} out after `--`: where runs are written and compared is decided here")
     user = Repository.around(Path.cwd())
+    sides = [*zip("ab", words, runs, strict=True)]
     if user is None:
-        first = next(word for word, run in zip(pair.words, pair.runs, strict=True) if run is None)
+        first = next(word for _, word, run in sides if run is None)
         raise UsageError(f"{first} is no run, and {Path.cwd()} is in no git repository that has it as a revision")
-    for word, run in zip(pair.words, pair.runs, strict=True):
-        if run is not None and word != WORK_TREE and user.is_revision(word):
+    for _, word, run in sides:
+        if run is not None and word != WORK_TREE and user.find(word):
             tell(f"{word} is a run ({run}) and a revision: the run is taken (refs/heads/{word} is the branch)")
     base = Path.cwd() / RUNS / COMMITS
-    with signals_as_exits(), hold_lock(base, tell):
-        revisions = [
-            None if run else Revision.named(user, word) for word, run in zip(pair.words, pair.runs, strict=True)
-        ]
+    exit_on_signals()
+    with hold_lock(base, tell):
         captures = Captures.here(user, base, command, tell)
-        states = [revision.state() for revision in revisions if revision is not None]
+        revisions = {side: Revision.named(user, word) for side, word, run in sides if run is None}
+        states = [revision.state() for revision in revisions.values()]
         if len(states) > 1 and states[0] == states[1]:
             tell("a and b are the same code: where their runs differ, the script does not repeat itself")
         paths: list[str] = []
-        for side, revision, run in zip("ab", revisions, pair.runs, strict=True):
-            stops = stop_options(paths[0], pair.rtol, pair.noise) if paths and pair.stop else ()
-            paths.append(run or "" if revision is None else _capture_side(captures, side, revision, stops, pair))
+        for side, _, run in sides:
+            ends = ends_b(paths[0]) if paths else ()
+            paths.append(run or str(_capture_side(captures, side, revisions[side], ends, fresh=fresh)))
         captures.remove_old([*map(Path, paths)])
     return paths[0], paths[1]
 
 
-def _capture_side(captures: Captures, side: str, revision: Revision, stops: tuple[str, ...], pair: Pair) -> str:
-    """Path of the run of a revision, which is captured unless a kept run will do.
-
-    Args:
-        captures: captures the command.
-        side: `a` or `b`.
-        revision: what is captured.
-        stops: capture options that end it at its first divergence; () to run all of it.
-        pair: both sides as they were asked for.
+def _capture_side(captures: Captures, side: str, revision: Revision, ends: tuple[str, ...], *, fresh: bool) -> Path:
+    """The run of a revision, which is captured with the options `ends` unless a kept run will do.
 
     Raises:
         UsageError: it recorded no step; but a b that ended by an exception is compared all the same.
     """
-    done = captures.run_of(revision, side, stops, fresh=pair.fresh)
-    if done.usable:
-        return str(done.run)
+    done = captures.run_of(revision, side, ends, fresh=fresh)
     error = None
-    if complete_run(done.run) is not None:
+    if not done.steps and complete_run(done.run) is not None:
         with open_run(done.run) as opened:
             error = exception_of(opened, "")
-    if error is None or side == "a":
+    if not done.steps and (error is None or side == "a"):
         last = done.last_lines.rpartition(" / ")[2]
         why = f"exit code {done.exit_code} ({last})" if error is None else error.words
         raise UsageError(
             f"nothing to compare: {shlex.join(captures.command.words)} at {revision.words} ends by {why}, before its "
             "first step is complete"
         )
-    return str(done.run)
-
-
-def _near(path: Path) -> str:
-    """A path as text: relative to the current directory where it lies below that, else as it is."""
-    near = os.path.relpath(path)
-    return str(path) if near.startswith(os.pardir) else near
+    return done.run

@@ -7,19 +7,18 @@ of its own, which is removed afterwards.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import stat
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.errors import UsageError
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 WORK_TREE = "."
 """What names the work tree as it is among revisions."""
@@ -31,19 +30,19 @@ class Repository:
     """A git repository, asked through git itself."""
 
     def __init__(self, directory: Path) -> None:
-        """Ask git now for the root of the repository that holds the directory; commands run in `directory` itself.
+        """Ask git now for the root of the repository that holds the directory; commands run there.
 
         Raises:
             UsageError: there is none, or no git.
         """
-        self.directory = directory
+        self.root = directory
         self.root = Path(self.ask("rev-parse", "--show-toplevel"))
 
     @classmethod
     def around(cls, directory: Path) -> Repository | None:
-        """The repository that holds the directory, its commands run in its root; None without a repository or git."""
+        """The repository that holds the directory; None without a repository or git."""
         try:
-            return cls(cls(directory).root)
+            return cls(directory)
         except UsageError:
             return None
 
@@ -60,7 +59,7 @@ class Repository:
             return subprocess.run(  # noqa: S603 - no shell
                 # hooks of the user's may do anything
                 ["git", "-c", f"core.hooksPath={os.devnull}", *words],  # noqa: S607 - the user's own git
-                cwd=self.directory,
+                cwd=self.root,
                 env={**environment, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
                 capture_output=True,
                 encoding="utf-8",
@@ -99,13 +98,9 @@ class Repository:
         """
         return [name for name in self._output(*words, "-z").split("\0") if name]
 
-    def is_revision(self, word: str) -> bool:
-        """Whether a word names a commit."""
-        return self._resolve(word).returncode == 0
-
-    def _resolve(self, word: str) -> subprocess.CompletedProcess[str]:
-        """Git's answer to which commit a word names; a return code other than 0 where it names none."""
-        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{word}^{{commit}}")
+    def find(self, revision: str) -> str:
+        """The full hash of a revision's commit; "" where there is none of that name."""
+        return self.run("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").stdout.strip()
 
     def commit(self, revision: str) -> str:
         """The full hash of a revision's commit.
@@ -113,18 +108,16 @@ class Repository:
         Raises:
             UsageError: there is no such revision.
         """
-        answer = self._resolve(revision)
-        if answer.returncode:
+        found = self.find(revision)
+        if not found:
             raise UsageError(f"no revision {revision!r} in {self.root}: name a commit, tag or branch")
-        return answer.stdout.strip()
+        return found
 
 
 def tracked_files(root: Path) -> frozenset[Path]:
-    """Paths (`root / name`) of the files below `root` that git tracks; empty outside a repository or without git."""
-    try:
-        return frozenset(root / name for name in Repository(root).names("ls-files"))
-    except UsageError:
-        return frozenset()
+    """Paths of the files of the repository around `root` that git tracks; empty outside of one or without git."""
+    user = Repository.around(root)
+    return frozenset() if user is None else frozenset(user.root / name for name in user.names("ls-files"))
 
 
 @dataclass(frozen=True)
@@ -135,13 +128,13 @@ class Revision:
         name: as it was asked for.
         user: the user's repository.
         commit: what is checked out.
-        changed: by path, whether a file that differs from the commit's in the work tree exists there.
+        changed: names of files that differ from the commit's in the work tree.
     """
 
     name: str
     user: Repository
     commit: str
-    changed: Mapping[str, bool] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
 
     @classmethod
     def named(cls, user: Repository, name: str) -> Revision:
@@ -159,7 +152,7 @@ class Revision:
             asked = ("status", "--porcelain", "--no-renames", "--untracked-files=all", "--ignore-submodules=all")
             listed = user.names(*asked)
             names = [line[3:] for line in listed if line[:2] != "??" or line.endswith(CODE_ENDINGS)]
-            return cls(name, user, commit, {path: os.path.lexists(user.root / path) for path in sorted(names)})
+            return cls(name, user, commit, tuple(sorted(names)))
         for entry in user.names("ls-tree", "-r", "--full-tree", commit):
             about, _, path = entry.partition("\t")
             if about.startswith(_SUBMODULE) and (user.root / path / ".git").exists():
@@ -177,19 +170,29 @@ class Revision:
         shown = "the work tree" if self.name == WORK_TREE else self.name
         return f"{shown} ({self.commit[:10]}{changes})"
 
+    def files(self) -> list[Path]:
+        """The user's paths of its files, changed ones included."""
+        names = self.user.names("ls-tree", "-r", "--name-only", "--full-tree", self.commit)
+        return [self.user.root / name for name in {*names, *self.changed}]
+
+    def texts(self) -> dict[Path, bytes | None]:
+        """What changed files hold in the work tree now, by the user's path; None for one that was removed."""
+        paths = [self.user.root / name for name in self.changed]
+        return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
     def state(self) -> list[object]:
         """[commit, [[path, digest], ...] of changed files]; a digest is None where the file was removed.
 
         Files are read now. States are equal for equal trees.
         """
-        digests = [[path, _digest(self.user.root / path) if exists else None] for path, exists in self.changed.items()]
-        return [self.commit, digests]
+        texts = self.texts().items()
+        return [self.commit, [[str(path), None if data is None else source_digest(data)] for path, data in texts]]
 
     @contextlib.contextmanager
     def checked_out(self, root: Path) -> Iterator[None]:
-        """Check out its tree at `root` as a detached git worktree, changed files included, for the length of a block.
+        """Check out the tree of its commit at `root` as a detached git worktree, for the length of a block.
 
-        What was at `root` is removed before, the tree afterwards. Changed files are copied from the user's work tree.
+        What was at `root` is removed before, the tree afterwards.
 
         Raises:
             UsageError: git fails.
@@ -198,11 +201,6 @@ class Revision:
         root.parent.mkdir(parents=True, exist_ok=True)
         self.user.ask("worktree", "add", "--detach", "--force", str(root), self.commit)
         try:
-            for path, exists in self.changed.items():
-                with contextlib.suppress(OSError):
-                    (root / path).unlink()
-                if exists:
-                    copy_file(self.user.root / path, root / path)
             yield
         finally:
             self._remove(root)
@@ -211,28 +209,3 @@ class Revision:
         """Remove the work tree at `root` with git, then whatever is left of its directory."""
         self.user.run("worktree", "remove", "--force", "--force", str(root))
         shutil.rmtree(root, ignore_errors=True)
-
-
-def copy_file(path: Path, to: Path) -> None:
-    """Copy a file with its times and mode, or make a link to the same target; parents of `to` are made.
-
-    Does nothing where `to` exists, or `path` is gone or neither a file nor a link. A relative target is made absolute
-    unless the link is broken.
-    """
-    if os.path.lexists(to):
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            to.symlink_to(os.path.normpath(path.parent / path.readlink()) if path.exists() else path.readlink())
-        elif path.is_file():
-            shutil.copy2(path, to)
-
-
-def _digest(path: Path) -> str:
-    """A digest of a file's content and executable bit; `-> target` for a link, "" where there is no file."""
-    if path.is_symlink():
-        return f"-> {path.readlink()}"
-    if not path.is_file():
-        return ""
-    return f"{hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()} {path.stat().st_mode & stat.S_IXUSR}"

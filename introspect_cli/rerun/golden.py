@@ -7,7 +7,6 @@ compressed file. Beside it stand the command to run again and the tolerance, so 
 
 from __future__ import annotations
 
-import os
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from introspect_cli.compare.settings.settings import rounds_differently
 from introspect_cli.compare.table import ROUNDING
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place
-from introspect_cli.rerun.variant import LONG_SECONDS, capture, duration, log_of, stop_options
+from introspect_cli.rerun.variant import capture
 from introspect_cli.store import documents
 from introspect_cli.store.files import GOLDEN_RUN
 from introspect_cli.store.pack import pack
@@ -115,20 +114,10 @@ def read_golden(path: Path) -> Golden:
         raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
 
 
-def takes_long(path: Path) -> bool:
-    """Whether the golden run took `LONG_SECONDS` seconds or more: then comparing a new run while it goes on pays.
-
-    Raises:
-        StoreError: it cannot be read.
-    """
-    with open_run(path / STORE) as run:
-        return duration(run) >= LONG_SECONDS
-
-
 def check(path: Path, *, noise: bool = False) -> DiffResult:
     """Run the script of a golden run again, in the current directory, and compare.
 
-    The new runs are temporary. A script that takes long is stopped where it diverges, except with `noise`.
+    The new runs are temporary.
 
     Args:
         path: the golden run.
@@ -142,9 +131,7 @@ def check(path: Path, *, noise: bool = False) -> DiffResult:
     if not golden.words:
         raise UsageError(f"a test saved {path}: run that test to check it")
     with tempfile.TemporaryDirectory() as folder:
-        # with noise, what may pass is known after both runs
-        stop = stop_options(path) if not noise and takes_long(path) else ()
-        runs = [_capture_small(golden, Path(folder) / f"run{number}", stop) for number in range(1 + noise)]
+        runs = [_capture_small(golden, Path(folder) / f"run{number}") for number in range(1 + noise)]
         return compare_golden(path, golden, runs[0], runs[1:])
 
 
@@ -191,20 +178,15 @@ def _undecided_if_rounding(result: DiffResult) -> DiffResult:
     return replace(result.unexplained(), verdict=Verdict.UNDECIDED, sentence=sentence)
 
 
-def _capture_small(golden: Golden, run: Path, more: Sequence[str] = ()) -> Path:
+def _capture_small(golden: Golden, run: Path) -> Path:
     """Run the script in the current directory under a small capture, and return `run`, whatever its exit code.
-
-    Args:
-        golden: what to run.
-        run: directory of the run.
-        more: capture options beside those of `golden`.
 
     Raises:
         StoreError: it recorded no step.
     """
-    options = (*small_run_options(golden.steps), *golden.options, *more)
-    done = capture(run, Place(Path.cwd(), Path.cwd()), (*options, *golden.words))
-    if done.usable:
+    words = (*small_run_options(golden.steps), *golden.options, *golden.words)
+    done = capture(run, Place(Path.cwd(), Path.cwd()), words)
+    if done.steps:
         return run
-    said = log_of(run).read_text(errors="replace").strip().rpartition(os.linesep)[2]
-    raise StoreError(f"the script recorded nothing and ended with code {done.exit_code}{f': {said}' if said else ''}")
+    said = done.last_lines.rpartition(" / ")[2]
+    raise StoreError(f"the script recorded nothing and ended with code {done.exit_code}: {said}")

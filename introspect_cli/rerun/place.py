@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
 import shutil
 import signal
@@ -25,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from introspect_cli.errors import StoreError, UsageError
-from introspect_cli.rerun.git import CODE_ENDINGS, copy_file, tracked_files
+from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run_writer import add_gitignore
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +40,8 @@ TREE = "tree"
 """The directory in it in which revisions run, one after the other."""
 MAX_COPIED_BYTES = 512 << 20
 """Bytes of files that a script may write to and is therefore given copies of."""
+NEWER = "a file that is newer than the run has to be named: --link PATH"
+"""What helps where a script finds no file in a place."""
 _LEVELS_ABOVE = 2
 """Directories above a project whose other entries are linked beside where it is rebuilt."""
 _LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", RUNS})
@@ -57,25 +59,25 @@ class Place:
     Attributes:
         root: the project there.
         directory: the directory to run it in.
-        tops: where each directory of the user's is rebuilt; empty where it runs in these.
+        at: what directories of the user's are rebuilt below, by their full paths.
+        tops: these directories; none where it runs in the user's.
         paths: PYTHONPATH there; "" for what it is.
         large: files and directories that are linked, being too much to copy.
+        given: files that are there as another text or revision has them, by the user's paths: the digest of a text.
     """
 
     root: Path
     directory: Path
-    tops: Mapping[Path, Path] = field(default_factory=dict)
+    at: Path = Path()
+    tops: tuple[Path, ...] = ()
     paths: str = ""
     large: tuple[Path, ...] = ()
+    given: Mapping[Path, str] = field(default_factory=dict)
 
     def rebuilt(self, path: Path) -> Path:
         """The rebuilt path of a user's absolute path; `path` itself if it is below no top, or in the place already."""
-        if any(map(path.is_relative_to, self.tops.values())):  # the place may lie in the project
-            return path
-        for top, there in self.tops.items():
-            if path.is_relative_to(top):
-                return there / path.relative_to(top)
-        return path
+        is_rebuilt = any(map(path.is_relative_to, self.tops)) and not path.is_relative_to(self.at)
+        return self.at / path.relative_to(path.anchor) if is_rebuilt else path
 
     def rebuilt_word(self, word: str) -> str:
         """A command-line word with an absolute path in it, alone or after an option's `=`, replaced by the rebuilt one.
@@ -136,78 +138,56 @@ def survey(
     tops = tuple(top for top in both if not any(top.is_relative_to(other) for other in both if other != top))
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     tracked = frozenset() if before is None else tracked_files(root)
-    latest = math.inf if before is None else before
     files, empty = [], []
-    for top in tops:
-        for path, is_linked in _entries_below(top, needed, Path(os.path.realpath(skipped))):
-            if not is_linked:
-                empty.append(path)
-            elif path not in sources and (path in tracked or path.is_dir() or _modified_at(path) <= latest):
-                files.append(path)
+    for path, is_given in _entries_below(tops, needed, Path(os.path.realpath(skipped))):
+        if not is_given:
+            empty.append(path)
+        elif path not in sources and (
+            before is None or path in tracked or path.is_dir() or path.lstat().st_mtime <= before
+        ):
+            files.append(path)
     return Surroundings(root, directory, tops, tuple(files), tuple(empty))
 
 
 def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], skipped: Path) -> Surroundings:
     """As `survey` of the repository's root, without files that git tracks and untracked code other than `scripts`.
 
-    Ignored files are listed, code included; files of any age; no directories that hold tracked files.
+    Ignored files are listed, code included; files of any age.
     """
     tracked = {user.root / name for name in user.names("ls-files")}
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
     code = {path for path in others if path.suffix in CODE_ENDINGS} - {*scripts}
-    around = survey(user.root, directory, tracked | code, None, skipped)
-    of_tracked = {parent for path in tracked for parent in path.parents}
-    return replace(around, empty=tuple(path for path in around.empty if path not in of_tracked))
+    return survey(user.root, directory, tracked | code, None, skipped)
 
 
-def scripts_of(words: Sequence[str]) -> list[Path]:
-    """The script of a command line as a list of one path, its links resolved; empty for `-m MODULE`."""
-    return [Path(os.path.realpath(words[0]))] if words[0] != "-m" else []
-
-
-def _modified_at(path: Path) -> float:
-    """Modification time of a file, in seconds since 1970; 0 where it cannot be read."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
-    """(path, True) for what is copied or linked, (path, False) for directories that are made, `top` first.
+def _entries_below(tops: Sequence[Path], needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
+    """(path, True) for what is copied or linked, (path, False) for directories that are made.
 
     A directory is linked as a whole where it has more than `_MAX_ENTRIES` entries, more than `_MAX_ENTRIES_BELOW` were
     seen up to its end, or it holds installed packages; but never one in `needed`. Of a run of introspect only the
     directory is given; git's directory, caches and runs (`_LEFT_OUT`) are skipped; a link to a directory is one path.
 
     Args:
-        top: the directory to walk.
+        tops: the directories to walk.
         needed: the given files and all directories above them, which must be made and not linked.
         skipped: a directory that is left out.
     """
-    waiting, count = [top], 0
-    while waiting:
-        directory = waiting.pop()
-        try:
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-        except OSError:
-            entries = []
-        count += len(entries)
-        names = {entry.name for entry in entries}
-        has_packages = bool(names & {"pyvenv.cfg", "site-packages", "conda-meta"})
-        too_many = len(entries) > _MAX_ENTRIES or count > _MAX_ENTRIES_BELOW
-        is_whole = (too_many or has_packages) and directory not in needed
-        yield directory, is_whole
-        if is_whole or {"manifest.yaml", "settings"} <= names:  # a run of introspect
-            continue
-        for entry in entries:
-            path = directory / entry.name
-            if entry.name in _LEFT_OUT or path == skipped:
+    count = 0
+    for top in tops:
+        for name, folders, files in os.walk(top):
+            directory, subfolders = Path(name), {*folders}
+            entries = subfolders | {*files}
+            count += len(entries)
+            has_packages = bool(entries & {"pyvenv.cfg", "site-packages", "conda-meta"})
+            too_many = len(entries) > _MAX_ENTRIES or count > _MAX_ENTRIES_BELOW
+            is_whole = (too_many or has_packages) and directory not in needed
+            yield directory, is_whole
+            if is_whole or {"manifest.yaml", "settings"} <= entries:  # a run of introspect
+                folders.clear()
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(path)
-            elif entry.is_symlink() or entry.is_file():
-                yield path, True
+            paths = [directory / entry for entry in sorted(entries - _LEFT_OUT) if directory / entry != skipped]
+            folders[:] = [path.name for path in paths if path.name in subfolders]
+            yield from ((path, True) for path in paths if path.is_symlink() or path.is_file())
 
 
 # --- the place
@@ -217,11 +197,11 @@ def _entries_below(top: Path, needed: Collection[Path], skipped: Path) -> Iterat
 def build_place(
     around: Surroundings,
     at: Path,
-    texts: Mapping[Path, bytes] | None = None,
+    texts: Mapping[Path, bytes | None],
     *,
     revision: Revision | None = None,
     links: Sequence[str] = (),
-    paths: str | None = None,
+    paths: str = "",
 ) -> Iterator[Place]:
     """Build the place below `at` from a survey, for the length of a block, and remove it afterwards.
 
@@ -230,75 +210,60 @@ def build_place(
     Args:
         around: the survey.
         at: a directory that holds all of it; what was there is removed before.
-        texts: what files hold, by the user's path.
+        texts: what files hold, by the user's path; None for what is not there.
         revision: whose tree the project is; None where the project is as it lies.
         links: paths relative to the directory that are linked, and not copied, whatever they are.
-        paths: PYTHONPATH of the user's; None for that of this process.
+        paths: PYTHONPATH of the user's.
 
     Raises:
         UsageError: git fails, or there is no such path to link.
         StoreError: it cannot be written.
     """
-    texts = texts or {}
-    place = Place(at, at, {top: _rebuilt_below(at / str(number), top) for number, top in enumerate(around.tops)})
+    place = Place(at, at, at, around.tops)
     place = replace(place, root=place.rebuilt(around.root), directory=place.rebuilt(around.directory))
+    given = dict.fromkeys(revision.files() if revision is not None else (), "")
+    given |= {path: "" if data is None else source_digest(data) for path, data in texts.items()}
     with contextlib.ExitStack() as stack:
         try:
             shutil.rmtree(at, ignore_errors=True)
-            stack.callback(_remove, at)
+            stack.callback(shutil.rmtree, at, ignore_errors=True)
             at.parent.mkdir(parents=True, exist_ok=True)
             if revision is not None:
                 stack.enter_context(revision.checked_out(place.root))
-            for path in (*around.tops, around.directory, *(path.parent for path in texts)):
-                place.rebuilt(path).mkdir(parents=True, exist_ok=True)
             for name in links:
                 link(around.directory / name, place.directory / name)
-            for path in around.empty:
-                place.rebuilt(path).mkdir(parents=True, exist_ok=True)
+            for path in (around.directory, *around.empty, *(path.parent for path in texts)):
+                with contextlib.suppress(FileExistsError):  # a file at this revision
+                    place.rebuilt(path).mkdir(parents=True, exist_ok=True)
             large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
             for path, data in texts.items():
-                place.rebuilt(path).unlink(missing_ok=True)
-                place.rebuilt(path).write_bytes(data)
+                there = place.rebuilt(path)
+                if data is None or there.is_symlink():
+                    there.unlink(missing_ok=True)
+                if data is not None:
+                    there.write_bytes(data)
             if revision is None:  # by it, a capture finds the root of the project
                 (place.root / ".git").mkdir(exist_ok=True)
-            for top, there in place.tops.items():
-                _link_neighbours(top, there, at)
-            given = os.environ.get("PYTHONPATH", "") if paths is None else paths
-            search_path = _search_path(place, at / "modules", given)
+            for top in place.tops:
+                _link_neighbours(top, place)
+            search_path = _search_path(place, at / "modules", paths)
         except OSError as error:
             raise StoreError(f"cannot write {at}: {error.strerror or error}") from None
-        yield replace(place, paths=search_path, large=tuple(large))
+        yield replace(place, paths=search_path, large=tuple(large), given=given)
 
 
-def _remove(at: Path) -> None:
-    """Remove a directory, ignoring errors, and its parent where that is empty then."""
-    shutil.rmtree(at, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        at.parent.rmdir()  # where nothing else is kept
-
-
-def _rebuilt_below(place: Path, top: Path) -> Path:
-    """Where `top` is rebuilt below `place`: under the names of its nearest `_LEVELS_ABOVE` parents (all if fewer)."""
-    above = top.parents[: min(_LEVELS_ABOVE, len(top.parents) - 1)]
-    return place.joinpath(*(path.name for path in reversed(above)), top.name)
-
-
-def users_path(place: Path, path: Path, top: Path) -> Path:
-    """The user's path of `path`, which lies below the rebuilt first top in `place`; inverse of `_rebuilt_below`."""
-    above = min(_LEVELS_ABOVE, len(top.parents) - 1)
-    return Path(os.path.realpath(top.parents[above] / path.relative_to(place / "0")))
-
-
-def keep_out_of_git(directory: Path) -> None:
-    """Make `directory`, and put a `.gitignore` into the nearest parent that is a directory of runs.
+def keep_out_of_git(directory: Path) -> Path:
+    """Make `directory`, return it resolved, and put a `.gitignore` into the nearest parent that is a directory of runs.
 
     Where there is no such parent, it goes into `directory` itself if that is new, else nowhere.
     """
+    directory = directory.resolve()
     is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     runs = next((path for path in directory.parents if path.name == RUNS), directory if is_new else None)
     if runs is not None:
         add_gitignore(runs)
+    return directory
 
 
 def link(path: Path, to: Path) -> None:
@@ -330,36 +295,30 @@ def _copy(files: Mapping[Path, Path]) -> list[Path]:
     sizes = {path: path.stat().st_size if path.is_file() else MAX_COPIED_BYTES for path in real.values()}
     for to, path in sorted(real.items(), key=lambda item: sizes[item[1]]):
         total += sizes[path]
-        if total < MAX_COPIED_BYTES:
-            copy_file(path, to)
-        elif not os.path.lexists(to):
-            link(path, to)
-            large.append(path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            if total < MAX_COPIED_BYTES and not os.path.lexists(to):
+                shutil.copy2(path, to)
+            elif not os.path.lexists(to):
+                to.symlink_to(path)
+                large.append(path)
     return large
 
 
-def _link_neighbours(top: Path, rebuilt: Path, place: Path) -> None:
+def _link_neighbours(top: Path, place: Place) -> None:
     """Link the siblings of a directory and of its parent beside the rebuilt ones, so that `../data` exists.
 
     Stops at a directory with more than `_MAX_NEIGHBOURS` entries. Names in `_LEFT_OUT` and those that exist beside the
     rebuilt ones are skipped.
-
-    Args:
-        top: the user's directory.
-        rebuilt: where it is rebuilt.
-        place: directory of the place, outside of which nothing is linked.
     """
-    for _ in range(_LEVELS_ABOVE):
-        top, rebuilt, before = top.parent, rebuilt.parent, top
-        if top == top.parent or rebuilt.parent == place:
-            return
-        entries = list(os.scandir(top))
-        if len(entries) > _MAX_NEIGHBOURS:
+    for directory in top.parents[:_LEVELS_ABOVE]:
+        entries = list(os.scandir(directory))
+        if len(entries) > _MAX_NEIGHBOURS or directory == directory.parent:
             return
         for entry in entries:
-            to = rebuilt / entry.name
-            if entry.name not in _LEFT_OUT and entry.name != before.name and not to.exists():
-                to.symlink_to(top / entry.name)
+            to = place.at / Path(entry).relative_to(top.anchor)
+            if entry.name not in _LEFT_OUT and not os.path.lexists(to):
+                to.symlink_to(entry)
 
 
 def _search_path(place: Place, modules: Path, given: str) -> str:
@@ -395,22 +354,14 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 # --- one at a time
 
 
-@contextlib.contextmanager
-def signals_as_exits() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit(128 + number) for the length of a block, so that cleanup runs.
-
-    Works in the main thread only; the handlers from before are put back.
-    """
+def exit_on_signals() -> None:
+    """Make SIGTERM and SIGHUP exits with 128 + their number from here on, so that cleanup runs."""
 
     def end(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
 
 
 @contextlib.contextmanager
@@ -418,15 +369,9 @@ def hold_lock(base: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """Make the directory `base` and hold a lock on it for the length of a block; it is removed afterwards if empty.
 
     Waits without limit, and tells so in a line, while another process that captures revisions has the lock.
-
-    Raises:
-        StoreError: it cannot be made.
     """
-    try:
-        keep_out_of_git(base)
-        descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StoreError(f"cannot write {base}: {error.strerror or error}") from None
+    keep_out_of_git(base)
+    descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

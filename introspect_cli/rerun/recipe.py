@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.settings.settings import ENV_NOISE
-from introspect_cli.errors import UsageError
-from introspect_cli.rerun.git import Repository
-from introspect_cli.rerun.place import COMMITS, TREE, users_path
+from introspect_cli.rerun.place import COMMITS, TREE
 from introspect_cli.store.files import REDACTED, RUNS
 from introspect_cli.texts import clean, count
 
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.rerun.place import Place
     from introspect_cli.store.run import Run
-
-
-class UnrepeatableError(UsageError):
-    """A run that cannot be run again; the sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +38,7 @@ class Recipe:
         script: the script, as it was named; "" for a module.
         sources: hash of each source file by its name in the project; empty where none were recorded.
         notes: what is not as it was.
+        problem: why it cannot be run again; "" where it can.
     """
 
     options: tuple[str, ...]
@@ -55,57 +50,54 @@ class Recipe:
     script: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
         """Capture options, then the script and its arguments."""
         return (*self.options, *self.started, *self.arguments)
 
-    def words_at(self, place: Place) -> tuple[str, ...]:
-        """Script and arguments for a place, without capture options, with rebuilt paths in place of absolute ones.
+    @property
+    def search_path(self) -> str:
+        """PYTHONPATH as it is to be."""
+        return self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
 
-        A relative path to a .py file is replaced, too, where it would not lead to the rebuilt file from the place's
-        directory.
-        """
-        words = []
-        for word in map(place.rebuilt_word, (*self.started, *self.arguments)):
-            path = Path(os.path.realpath(self.directory / word))
-            moved = place.rebuilt(path)
-            leads = moved == path or Path(os.path.realpath(place.directory / word)) == moved
-            words.append(word if leads or not word.endswith(".py") else str(moved))
-        return tuple(words)
+    def words_at(self, place: Place) -> tuple[str, ...]:
+        """Script and arguments for a place, without capture options, with rebuilt paths in place of absolute ones."""
+        return tuple(map(place.rebuilt_word, (*self.started, *self.arguments)))
 
 
 def recipe_of(run: Run) -> Recipe:
     """The recipe to run a recorded command again; for a run of several processes, that of its launcher.
 
+    It cannot be run again where no command line was recorded (or of a launch, not the launcher's), it holds redacted
+    values, or its directory does not exist.
+
     Raises:
-        UnrepeatableError: no command line was recorded (or of a launch, not the launcher's), it holds redacted values,
-            or its directory does not exist.
         StoreError: its settings are damaged.
     """
     command = run.settings.document("command")
     script, module, words = command.get("script"), command.get("module"), command.get("arguments")
-    directory = command.get("directory")
+    started, directory = [str(script)] if script else ["-m", str(module)], command.get("directory")
+    problems = []
     if not (script or module) or script == "-c" or not isinstance(words, list) or not isinstance(directory, str):
-        raise UnrepeatableError("no command line was recorded that could be run again")
-    started = [str(script)] if script else ["-m", str(module)]
-    words = [str(word) for word in words]
+        problems.append("no command line was recorded that could be run again")
     if run.world_size > 1 or run.manifests:
         launcher = command.get("launcher")
-        if not isinstance(launcher, dict) or not isinstance(launcher.get("arguments"), list):
-            raise UnrepeatableError(
+        if isinstance(launcher, dict) and isinstance(launcher.get("arguments"), list):
+            started, words, directory = [], launcher["arguments"], launcher.get("directory")
+        else:
+            problems.append(
                 f"its {count(run.world_size, 'process', 'processes')} were started by a launcher, whose command line "
                 "was not recorded (`introspect capture torchrun ...` records it)"
             )
-        started, words = [], [str(word) for word in launcher["arguments"]]
-        directory = str(launcher.get("directory"))
+    words, directory = [str(word) for word in words or ()], str(directory or ".")
     if any(REDACTED in word for word in words):
-        raise UnrepeatableError("its command line holds values that were redacted")
+        problems.append("its command line holds values that were redacted")
     moved = _users_paths(directory)
     started, words, directory = [*map(moved, started)], [*map(moved, words)], moved(directory)
     if not Path(directory).is_dir():
-        raise UnrepeatableError(f"its directory {directory} does not exist")
+        problems.append(f"its directory {directory} does not exist")
     environment, notes = _variables(run, moved)
     python = str(command.get("python") or "")
     if python == sys.executable or not python:
@@ -124,6 +116,7 @@ def recipe_of(run: Run) -> Recipe:
         script=moved(str(script or "")),
         sources={name: text for name, text in sources.items() if isinstance(name, str) and isinstance(text, str)},
         notes=tuple(notes),
+        problem=next(iter(problems), ""),
     )
 
 
@@ -138,17 +131,14 @@ def _options(run: Run) -> list[str]:
 
 
 def _users_paths(directory: str) -> Callable[[str], str]:
-    """A function that replaces the path of the place in which a revision ran by that of the user's project in a text.
+    """A function that replaces paths in the place in which a revision ran by those of the user's project in a text.
 
-    It returns texts unchanged where `directory` (where the run ran) lies in no such place or still exists, or the place
-    lies in no git repository.
+    It returns texts unchanged where `directory` (where the run ran) lies in no such place or still exists.
     """
     place = next((path for path in Path(directory).parents if path.parts[-3:] == (RUNS, COMMITS, TREE)), None)
-    repository = None if place is None else Repository.around(place.parents[2])
-    if place is None or repository is None or Path(directory).is_dir():
+    if place is None or Path(directory).is_dir():
         return str
-    users = str(users_path(place, place / "0", repository.root)).rstrip(os.sep)
-    return lambda text: text.replace(str(place / "0"), users)
+    return lambda text: text.replace(str(place), "")
 
 
 def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | None], list[str]]:

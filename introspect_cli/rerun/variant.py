@@ -7,10 +7,8 @@ a question that was answered before is answered from disk.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -24,19 +22,16 @@ from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from introspect_cli.rerun.place import Place
     from introspect_cli.store.run import Run
 
-LONG_SECONDS = 20.0
-"""Seconds from which on it pays to compare a run while it goes on."""
-
 _LAST_LINES = 5
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -57,16 +52,8 @@ class Rerun:
     def last_lines(self) -> str:
         """The last `_LAST_LINES` lines of its output, joined by " / "; `see <log>` where there are none."""
         log = log_of(self.run)
-        try:
-            lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-        except OSError:
-            lines = []
+        lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:] if log.exists() else []
         return " / ".join(lines) if lines else f"see {log}"
-
-    @property
-    def usable(self) -> bool:
-        """Whether at least one step can be read."""
-        return self.steps > 0
 
 
 def exit_code_of(run: Run) -> int:
@@ -86,8 +73,6 @@ def capture(
     words: Iterable[str],
     environment: Mapping[str, str | None] | None = None,
     python: str = "",
-    *,
-    again: bool = True,
 ) -> Rerun:
     """Capture a script at a place, in a process of its own, and wait for its end, without limit.
 
@@ -95,12 +80,11 @@ def capture(
     rebuilt, `GIT_*` variables are removed.
 
     Args:
-        run: directory for its run; its output is kept beside it, as `NAME.log`.
+        run: directory for its run, replaced if it is there; its output is kept beside it, as `NAME.log`.
         place: where it runs.
         words: capture options, then the script and its arguments.
         environment: variables to set; None removes one.
         python: the interpreter; "" for the one that runs this.
-        again: True to run in any case and replace a run that is there; False to take a complete one as it is.
 
     Returns:
         the result, also of a script that fails; without steps where no readable run came out.
@@ -108,9 +92,6 @@ def capture(
     Raises:
         StoreError: the log cannot be written, or the interpreter not started.
     """
-    kept = None if again else complete_run(run)
-    if kept is not None:
-        return kept
     words = list(words)
     changed: dict[str, str | None] = {**os.environ, **(environment or {}), "PYTHONDONTWRITEBYTECODE": "1"}
     if place.tops:  # another repository than the one that git was told of
@@ -122,6 +103,10 @@ def capture(
         code = run_logged(command, log_of(run), place.directory, variables)
     except OSError as error:
         raise StoreError(f"cannot capture into {run}: {error.strerror or error}") from None
+    except BaseException:  # interrupted: nobody waits for it
+        shutil.rmtree(run, ignore_errors=True)
+        log_of(run).unlink(missing_ok=True)
+        raise
     state, made = _read_result(run, code)
     if "--stop" in words and state is RunState.COMPLETE:  # the status is then that of the comparison
         return made
@@ -134,50 +119,27 @@ def started_at(run: Run) -> float | None:
     return None if started is None else started.timestamp()
 
 
-def duration(run: Run) -> float:
-    """Seconds from start to end of a run; 0 where the manifest does not say."""
-    began, ended = run.time("started"), run.time("ended")
-    return 0.0 if began is None or ended is None else (ended - began).total_seconds()
-
-
 def run_logged(
     command: Sequence[str] | str, log: Path, directory: Path, environment: Mapping[str, str] | None = None
 ) -> int:
     """Run a command (a str: in a shell) in `directory`, without stdin, wait for it, and return its exit code.
 
     Its output, stderr included, replaces the file `log`, whose directory is made. `environment` holds all of its
-    variables; None for those of this process. On Linux it is killed when this process dies.
+    variables; None for those of this process. Where there is `setpriv`, it is killed when this process dies.
     """
     keep_out_of_git(log.parent)
+    words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    setpriv = shutil.which("setpriv")  # of util-linux
     with log.open("wb") as file:
         return subprocess.run(  # noqa: S603 - the user's own script, as the user asked
-            command,
-            shell=isinstance(command, str),
+            [*((setpriv, "--pdeathsig", "KILL") if setpriv else ()), *words],
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
-            preexec_fn=_end_with_parent(),
         ).returncode
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """A `preexec_fn` that has Linux kill the child when this process dies; None on other systems."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask() -> None:
-        """Ask for SIGKILL on the parent's death; exit where it is dead already."""
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
 
 
 def complete_run(run: Path) -> Rerun | None:
@@ -239,7 +201,7 @@ class Reference:
         Raises:
             StoreError: a store cannot be read.
         """
-        if not other.usable:
+        if not other.steps:
             return Verdict.UNDECIDED, None
         steps = None if self.until is None else Schedule.parse(f":{self.until + 1}")
         with open_run(self.run) as a, open_run(other.run) as b:
@@ -255,16 +217,41 @@ def first_sentence(result: DiffResult) -> str:
     return result.sentence if first is None else f"First divergence at step {first.step}: {what(first.site)}."
 
 
-@contextlib.contextmanager
-def remove_on_error(run: Path) -> Iterator[None]:
-    """A context manager: where its block raises, remove the run and its log, and raise on.
+def check_read(done: Rerun, place: Place) -> None:
+    """Check that a run in a place read the files that were laid there; one that read the user's is removed.
 
-    After a UsageError the log is kept, since it may show the reason.
+    Raises:
+        UsageError: one of its source files, or of the files that it opened, is as the user's is now and not as it is in
+            the place.
     """
+    if not done.steps:
+        return
+    with open_run(done.run) as run:
+        opened, sources = opened_files(run), run.settings.document("sources")
+    for name, digest in {**opened, **sources}.items():
+        forms = (f"/{name}", f"/{name.removesuffix('.py')}/__init__.py")
+        laid = {path: laid for path, laid in place.given.items() if str(path).endswith(forms)}
+        # a script may write what it opened, so of that the digest is needed of what it was before
+        here = {laid[path] or (digest_of(place.rebuilt(path)) if name in sources else digest) for path in laid}
+        users = {digest_of(path) for path in laid}
+        if digest in users - here:
+            shutil.rmtree(done.run, ignore_errors=True)
+            raise UsageError(
+                f"{name} was read as it is in your directory, and not as it was laid into {place.root}: python found "
+                "it by an absolute path, or where it is installed"
+            )
+
+
+def digest_of(path: Path) -> str:
+    """The source digest of a file; "" where it cannot be read."""
     try:
-        yield
-    except BaseException as error:
-        shutil.rmtree(run, ignore_errors=True)
-        if not isinstance(error, UsageError):
-            log_of(run).unlink(missing_ok=True)
-        raise
+        return source_digest(path.read_bytes())
+    except OSError:
+        return ""
+
+
+def opened_files(run: Run) -> dict[str, str]:
+    """Digest by name of the files that a script opened; those without a digest of all of it are left out."""
+    files = run.settings.document("files")
+    named = {str(name): about for name, about in files.items() if isinstance(about, dict) and not about.get("sampled")}
+    return {name: about["digest"] for name, about in named.items() if isinstance(about.get("digest"), str)}

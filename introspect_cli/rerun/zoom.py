@@ -9,25 +9,23 @@ capture is compared with its old store before anything is said of the two.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.closeup import Closeup, closeup, is_comparable, is_outermost, worth_a_look
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Divergence, Verdict
 from introspect_cli.compare.say import some, what
 from introspect_cli.records import Kind
-from introspect_cli.rerun.changes.sides import Texts, encode_text, opened_files, read_unchanged, source_texts
-from introspect_cli.rerun.place import Place, build_place, keep_out_of_git, survey
-from introspect_cli.rerun.recipe import Recipe, UnrepeatableError, recipe_of
+from introspect_cli.rerun.place import NEWER, Place, build_place, keep_out_of_git, survey
+from introspect_cli.rerun.recipe import Recipe, recipe_of
+from introspect_cli.rerun.recorded import recorded_files
 from introspect_cli.rerun.variant import capture, first_sentence, started_at
 from introspect_cli.schedule.rules import Schedule
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import Run, open_run
-from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +42,11 @@ class Side:
     """One run, run again.
 
     Attributes:
-        name: `a` or `b`.
         run: directory of the new capture; None where there is none.
         note: how it was run again, or why not, as a sentence.
         repeats: whether it recorded the numbers that it had recorded before.
     """
 
-    name: str
     run: Path | None
     note: str
     repeats: bool
@@ -107,23 +103,22 @@ def zoom(
         before = compare_runs(one, two, options, [stack.enter_context(open_run(path)) for path in noise])
         if before.first is None:
             return Zoomed(before)
-        directory = (output or Path(RUNS) / f"zoom-{a.name}-{b.name}").resolve()
-        keep_out_of_git(directory)
+        directory = keep_out_of_git(output or Path(RUNS) / f"zoom-{a.name}-{b.name}")
         everything = replace(options, steps=None, kinds=frozenset(), modules=(), limit=None, want_map=False)
-        asked = [_recipe_or_reason(name, run) for name, run in zip("ab", (one, two), strict=True)]
-        recipes = [recipe for recipe in asked if isinstance(recipe, Recipe)]
-        zoomed = Zoomed(before, tuple(side for side in asked if isinstance(side, Side)))
-        if not zoomed.sides:
+        recipes = [recipe_of(run) for run in (one, two)]
+        problems = [(name, recipe.problem) for name, recipe in zip("ab", recipes, strict=True) if recipe.problem]
+        why = (f"Run {name} cannot be run again: {problem}." for name, problem in problems)
+        zoomed = Zoomed(before, tuple(Side(None, sentence, repeats=False) for sentence in why))
+        if not problems:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
         if zoomed.closeups:
             return zoomed
         has_captures = any(side.run is not None for side in zoomed.sides)
-        stored = (closeup(one, two, before.first),)
-        return replace(zoomed, closeups=stored, directory=directory if has_captures else None)
+        stored = closeup(one, two, before.first)
+        return replace(zoomed, closeups=(stored,), directory=directory if has_captures else None)
 
 
-@dataclass(frozen=True)
-class _Rerun:
+class _Rerun(NamedTuple):
     """Both runs, to be captured again.
 
     Attributes:
@@ -147,10 +142,14 @@ class _Rerun:
     def look_at(self, first: Divergence) -> Zoomed:
         """Capture both again around `first`, the divergence of the stores, and look at where the new captures diverge.
 
+        That is from the last step before it that a has, but no more than `FURTHEST_BACK` before it; where a has none,
+        only its own step.
+
         Where they diverge at a comparable site of which no whole tensors were kept, both are captured once more with
         these. With more than `_MAX_WHOLE_STEPS` steps of a to record, the first time keeps no whole tensors.
         """
-        steps = steps_between(self.runs[0], first)
+        earlier = [int(step) for step in self.runs[0].rank(first.rank).entries["step"] if step < first.step]
+        steps = steps_around(first, max(*earlier[-1:], first.step - FURTHEST_BACK, 0) if earlier else first.step)
         globs = globs_around(self.runs[0], first) if len(steps[0]) <= _MAX_WHOLE_STEPS else ()
         zoomed = self._capture_both(steps, globs, first)
         without_tensors = (closeup.divergence for closeup in zoomed.closeups if closeup.difference is None)
@@ -158,7 +157,9 @@ class _Rerun:
         if nearer is None:
             return zoomed
         self.tell(f"first at step {nearer.step}, {what(nearer.site)}: once more, for whole tensors there")
-        return self._capture_both(steps_at(nearer), (*globs_around(self.runs[0], nearer), *globs), first)
+        return self._capture_both(
+            steps_around(nearer, max(nearer.step - 1, 0)), (*globs_around(self.runs[0], nearer), *globs), first
+        )
 
     def _capture_both(
         self, steps: tuple[tuple[int, ...], tuple[int, ...]], globs: Sequence[str], first: Divergence
@@ -206,24 +207,16 @@ class _Rerun:
             words = (*options, *(word for glob in globs for word in ("--save-tensors", glob)), *there)
             new = capture(path, place, words, recipe.environment, recipe.python)
         note = "; ".join([f"Run {name} was run again {where}", *recipe.notes])
-        if not new.usable:
+        if not new.steps:
             why = f"it ended with exit code {new.exit_code} and recorded no step: {new.last_lines}"
-            why += " (a file that is newer than the run has to be named: --link PATH)" if place.tops else ""
-            return Side(name, None, f"{note}, but {why}", repeats=False)
+            why += f" ({NEWER})" if place.tops else ""
+            return Side(None, f"{note}, but {why}", repeats=False)
         difference = _why_not_repeated(run, path, steps)
         if difference:
             ended = f" (it ended with exit code {new.exit_code})" if new.exit_code else ""
             note = f"{note}, but does not repeat what was recorded{ended}. {difference}"
-            return Side(name, path, note, repeats=False)
-        return Side(name, path, f"{note}, and repeats what was recorded.", repeats=True)
-
-
-def _recipe_or_reason(name: str, run: Run) -> Recipe | Side:
-    """The recipe of a run; a `Side` with the reason where it cannot be run again."""
-    try:
-        return recipe_of(run)
-    except UnrepeatableError as error:
-        return Side(name, None, f"Run {name} cannot be run again: {error}.", repeats=False)
+            return Side(path, note, repeats=False)
+        return Side(path, f"{note}, and repeats what was recorded.", repeats=True)
 
 
 @contextlib.contextmanager
@@ -242,35 +235,22 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
     Raises:
         UsageError: no such path to link, where the project is rebuilt.
     """
-    sources = source_texts(run, recipe)
-    places = {name: sources.places.get(name, sources.root / name) for name in recipe.sources}
-    changed = [name for name, digest in recipe.sources.items() if read_unchanged(places[name], digest) is None]
-    without = [name for name in changed if name in sources.missing or name in sources.redacted]
+    files = recorded_files(run, recipe)
+    held = files.held(files.digests)
+    changed = [name for name in files.sources if files.unchanged(name) is None]
+    without = [name for name in sorted(changed) if name not in held or files.is_redacted(name, held[name])]
     if not changed or without:
         clause = "its source files unchanged" if recipe.sources else "no source files were recorded"
         has = "has changed since and its" if len(without) == 1 else "have changed since and their"
         clause = f"although {some(without)} {has} text is not kept" if without else clause
-        yield Place(sources.root, recipe.directory), f"where it ran, {clause}"
+        yield Place(files.tops[0], recipe.directory), f"where it ran, {clause}"
         return
-    texts = _kept_texts(run, sources)
-    around = survey(sources.root, recipe.directory, texts.keys(), started_at(run), at.parent)
-    paths = recipe.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-    with build_place(around, at, texts, links=links, paths=paths) as place:
+    texts: dict[Path, bytes | None] = {
+        files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)
+    }
+    around = survey(files.tops[0], recipe.directory, texts.keys(), started_at(run), at.parent)
+    with build_place(around, at, texts, links=links, paths=recipe.search_path) as place:
         yield place, "from its recorded sources"
-
-
-def _kept_texts(run: Run, sources: Texts) -> dict[Path, bytes]:
-    """Bytes by path of the recorded sources, and of opened files in the project whose exact content the run keeps.
-
-    A source wins over an opened file of the same path.
-    """
-    texts = {sources.places[name]: encode_text(text) for name, text in sources.texts.items()}
-    for name, digest in opened_files(run).items():
-        path = Path(os.path.realpath(sources.root / name))
-        data = run.source(digest) if digest in run.kept_sources and path.is_relative_to(sources.root) else None
-        if data is not None and source_digest(data) == digest:
-            texts.setdefault(path, data)
-    return texts
 
 
 def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
@@ -291,25 +271,14 @@ def _why_not_repeated(run: Run, new: Path, steps: Sequence[int]) -> str:
     return "" if result.verdict is Verdict.SAME else first_sentence(result)
 
 
-def steps_between(a: Run, first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps of a and of b to record: 0, and all from the last one before the divergence that `a` has to the divergence.
+def steps_around(first: Divergence, since: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Steps of a and of b to record, each rising: 0, and all from a's step `since` to that of the divergence.
 
-    Both sorted. No more than `FURTHEST_BACK` steps before the divergence are among the latter; where `a` has no step
-    before it, only its own is. Steps of b are those of a, shifted to b's step of the divergence; negative ones are left
-    out.
+    Steps of b are those of a, shifted to b's step of the divergence; negative ones are left out.
     """
-    earlier = [int(step) for step in a.rank(first.rank).entries["step"] if step < first.step]
-    since = max(*earlier[-1:], first.step - FURTHEST_BACK, 0) if earlier else first.step
     shift = first.step - first.step_b
     steps = {0, *range(since, first.step + 1)}
     return tuple(sorted(steps)), tuple(sorted({0, *(step - shift for step in steps if step >= shift)}))
-
-
-def steps_at(first: Divergence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps of a and of b, each sorted: 0, the one before the divergence, and that of the divergence."""
-    pairs = ({0, max(step - 1, 0), step} for step in (first.step, first.step_b))
-    one, two = (tuple(sorted(steps)) for steps in pairs)
-    return one, two
 
 
 def globs_around(run: Run, first: Divergence) -> tuple[str, ...]:

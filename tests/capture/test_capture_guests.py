@@ -7,15 +7,22 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from neutrality import Seen, assert_neutral, trajectory, watched
 from torch import nn
 
-from introspect_cli.capture.frames import is_introspects
+import introspect_cli
 from introspect_cli.store.run import open_run
 from introspect_cli.store.verify import verify_run
+
+PACKAGE = str(Path(introspect_cli.__file__).parent)
+
+
+def is_introspects(frame):
+    return frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def records(path, kind):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from laid_out import ALL, ROWS, STATES, TWICE, WHOLE, write
 from logs import rewrite, without
+from verbs import verb
 
-from introspect_cli.engine import Engine, engine_of
-from introspect_cli.health.minority import minority_ranks
 from introspect_cli.store.log import TOTALS
 from introspect_cli.store.run import open_run
 
@@ -21,9 +22,8 @@ def other(*names, step=1, sites=(STATES[0],)):
     return changed
 
 
-def checked(path, total=None):
-    with open_run(path) as run:
-        return minority_ranks(run, total or Engine().total)
+def checked(path, *words):
+    return json.loads(verb("check", "--copies", "--format", "json", *words, path).stdout)
 
 
 def test_the_odd_rank_is_named_with_its_device_and_the_step(tmp_path, introspect):
@@ -33,40 +33,38 @@ def test_the_odd_rank_is_named_with_its_device_and_the_step(tmp_path, introspect
     assert "from step 1 on rank 5's parameter Net.a differs from that of 7 ranks with equal copies (cpu)" in done.stdout
     assert "also grad Net.b" in done.stdout
     two = checked(write(tmp_path / "two", 8, ALL, changed=other(2, 6, step=2)))
-    assert [(finding.rank, finding.step) for finding in two.findings] == [(2, 2), (6, 2)]
+    assert [(finding["rank"], finding["step"]) for finding in two["findings"]] == [(2, 2), (6, 2)]
 
 
 def test_what_no_majority_has_is_not_called_equal(tmp_path):
     halves = [TWICE] * 7 + [WHOLE]
     result = checked(write(tmp_path / "halves", 4, halves, changed=other(3)))
-    assert (result.findings, result.checked) == ((), ())
-    assert result.unseen == (("copies-differ", "a value that most ranks have of 1 share"),)
+    assert (result["findings"], result["checked"]) == ([], [])
+    assert result["not_observed"] == [{"rule": "copies-differ", "needs": "a value that most ranks have of 1 share"}]
     experts = checked(write(tmp_path / "experts", 4, ALL, changed=other(0, 1, 2, 3, step=0)))
-    assert "with no value that most of its ranks have, of which nothing is said: 1" in experts.notes[0]
+    assert "with no value that most of its ranks have, of which nothing is said: 1" in experts["notes"][0]
 
 
 def test_a_part_is_compared_with_copies_of_the_same_part(tmp_path):
     rows = checked(write(tmp_path / "rows", 4, [ROWS] * 7 + [WHOLE], changed=other(3)))
-    assert rows.findings == ()
+    assert rows["findings"] == []
     halves = checked(write(tmp_path / "halves", 8, [TWICE] * 7 + [WHOLE], changed=other(6)))
-    assert [finding.rank for finding in halves.findings] == [6]
-    assert "differs from that of 3 ranks" in halves.findings[0].evidence
+    assert [finding["rank"] for finding in halves["findings"]] == [6]
+    assert "differs from that of 3 ranks" in halves["findings"][0]["evidence"]
 
 
 def test_a_rank_that_ended_early_is_not_odd_and_one_without_totals_is_not_passed_over(tmp_path):
     path = write(tmp_path / "run", 4, ALL, changed=lambda step, rank, *_: step > 1 and rank == 3)
-    assert checked(path).findings == ()
+    assert checked(path)["findings"] == []
     rewrite(path / "rank1", without(TOTALS))
     result = checked(path)
-    assert (result.checked, result.findings) == ((), ())
-    assert "totals of each step" in result.unseen[0][1]
+    assert (result["checked"], result["findings"]) == ([], [])
+    assert "totals of each step" in result["not_observed"][0]["needs"]
 
 
-def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, monkeypatch, introspect):
-    monkeypatch.setattr("introspect_cli.health.minority._GROUP", 2)
+def test_it_runs_in_a_pool_and_only_as_asked(tmp_path, introspect):
     path = write(tmp_path / "run", 8, ALL, changed=other(5))
-    with engine_of("processes:2") as pool:
-        assert checked(path, pool.total) == checked(path)
+    assert checked(path, "--engine", "processes:2") == checked(path)
     with open_run(path, only=(1, 3)) as run:
         assert run.ranks == (1, 3)
     assert introspect("check", str(path), "--copies", "--rule", "lost-rank").returncode == 2

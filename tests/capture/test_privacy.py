@@ -11,17 +11,9 @@ import sys
 import time
 
 import pytest
+import yaml
+from opcapture import captured
 
-from introspect_cli.capture.environment import redact
-from introspect_cli.capture.environment.redact import (
-    arguments,
-    environment,
-    is_secret_name,
-    is_secret_path,
-    nested_without_secrets,
-    plain,
-    without_credentials,
-)
 from introspect_cli.store.files import REDACTED
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -125,9 +117,30 @@ def test_nothing_shown_or_made_holds_a_secret(runs, introspect, words):
     assert [secret for secret in HIDDEN for text in texts if secret.encode() in text] == []
 
 
-def test_a_directory_is_no_password():
-    shown = redact.environment({"PWD": "/home/me", "OLDPWD": "/tmp", "DB_PWD": "x"})
-    assert shown == {"PWD": "/home/me", "OLDPWD": "/tmp", "DB_PWD": REDACTED}
+@pytest.fixture
+def kept(tmp_path, forks):
+    """The arguments, variables and files of a run whose script has these; arguments become attributes of its model."""
+
+    def capture(words=(), variables=()):
+        (tmp_path / "train.py").write_text(
+            "import sys, torch\nnet = torch.nn.Linear(2, 1)\n"
+            "for at, text in enumerate(sys.argv[1:]):\n    setattr(net, f'note{at}', [text])\n"
+            "net(torch.ones(2)).sum().backward()\n"
+        )
+        done = forks("capture", "-q", "--force", "-o", "run", "train.py", *words, cwd=tmp_path, env=tuple(variables))
+        assert done.returncode == 0, done.stderr
+        documents = [
+            yaml.safe_load((tmp_path / f"run/settings/{name}.yaml").read_text()) for name in ("command", "environment")
+        ]
+        files = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+        return documents[0]["arguments"], documents[1], files
+
+    return capture
+
+
+def test_a_directory_is_no_password(kept):
+    _, variables, _ = kept(variables=[("OLDPWD", "/tmp"), ("DB_PWD", "x")])
+    assert (variables["OLDPWD"], variables["DB_PWD"]) == ("/tmp", REDACTED)
 
 
 # --- one rule says what is secret: two hundred real-looking secrets, and names and texts that only look alike
@@ -204,34 +217,21 @@ def two_hundred() -> list[tuple[str, str]]:
 TWO_HUNDRED = two_hundred()
 
 
-def test_each_of_two_hundred_secrets_is_redacted_wherever_it_stands():
+def test_each_of_two_hundred_secrets_is_redacted_wherever_it_stands(kept):
     assert len({text for text, _ in TWO_HUNDRED}) >= 200
-    for text, secret in TWO_HUNDRED:
-        assert secret not in without_credentials(text), text
-        assert REDACTED in without_credentials(text), text
-        assert without_credentials(without_credentials(text)) == without_credentials(text)
-        for found in (
-            plain(text, secret=False),
-            nested_without_secrets({"note": [text]}),
-            environment({"NOTE": text}),
-            arguments(["--note", text]),
-        ):
-            assert secret not in repr(found), text
+    texts = [text for text, _ in TWO_HUNDRED]
+    words, variables, files = kept(texts, [(f"NOTE_{at}", text) for at, text in enumerate(texts)])
+    assert [text for text, secret in TWO_HUNDRED if secret.encode() in files] == []
+    for at, (text, _) in enumerate(TWO_HUNDRED):
+        assert REDACTED in words[at], text
+        assert REDACTED in variables[f"NOTE_{at}"], text
 
 
-def test_a_value_is_secret_by_its_name():
-    for name in SECRET_NAMES:
-        word = "Ada" + made(6)
-        assert is_secret_name(name)
-        assert is_secret_path(f"[0]['{name}']")
-        assert is_secret_path(f"['{name}']['user']")
-        assert plain(word, secret=True) == plain(7, secret=True) == REDACTED
-        for found in (
-            environment({name: word}),
-            arguments([f"--{name}", word, f"--{name}={word}"]),
-            nested_without_secrets({name: {"a": [word]}}),
-        ):
-            assert word not in repr(found), name
+def test_a_value_is_secret_by_its_name(kept):
+    given = {name: "Ada" + made(6) for name in SECRET_NAMES}
+    told = [word for name, secret in given.items() for word in (f"--{name}", secret, f"--{name}={secret}")]
+    *_, files = kept(told, given.items())
+    assert [name for name, secret in given.items() if secret.encode() in files] == []
 
 
 HARMLESS = (
@@ -245,31 +245,37 @@ HARMLESS = (
 )  # fmt: skip
 
 
-def test_what_only_looks_like_a_secret_stays():
-    assert [without_credentials(text) for text in HARMLESS] == list(HARMLESS)
+def test_what_only_looks_like_a_secret_stays(kept):
     names = ["max_tokens", "tokenizer", "token_type_ids", "pad_token", "author", "num_special_tokens", "lr"]
-    assert not any(map(is_secret_name, names))
+    words, variables, _ = kept(HARMLESS, dict.fromkeys(names, "512").items())
+    assert words == list(HARMLESS)
+    assert [variables[name] for name in names] == ["512"] * len(names)
 
 
-def test_numbers_and_flags_are_kept_where_no_name_says_otherwise():
-    assert [plain(value, secret=False) for value in (1, 2.5, True, None)] == [1, 2.5, True, None]
-    assert plain(None, secret=True) is None
-    assert plain(True, secret=True) is True
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["x", "token", "--token", "token=", "eyJ-", "://", "-", "a.", 'secret="', "is ", "-----BEGIN A", "authorization: "],
-)
-def test_a_long_text_takes_no_longer_than_its_length(text):
+def test_a_long_text_takes_no_longer_than_its_length(tmp_path, monkeypatch):
     """A million characters without a blank, as a module may have in an attribute, took hours."""
-    long = (text * 100_000)[:100_000]
+    texts = (
+        "x",
+        "token",
+        "--token",
+        "token=",
+        "eyJ-",
+        "://",
+        "-",
+        "a.",
+        'secret="',
+        "is ",
+        "-----BEGIN A",
+        "authorization: ",
+    )
+    for at, text in enumerate(texts):
+        monkeypatch.setenv(f"NOTE_{at}", (text * 100_000)[:100_000])
     began = time.process_time()
-    without_credentials(repr(long))
-    assert time.process_time() - began < 10  # a third of a second; a minute if it looks through the rest each time
+    captured(tmp_path / "run", lambda: None, env=True)
+    assert time.process_time() - began < 60  # a third of a second each; a minute if it looks through the rest each time
 
 
-def test_the_word_may_stand_deep_in_a_name():
+def test_the_word_may_stand_deep_in_a_name(kept):
     name = "x" * 150 + "_token_" + "y" * 150
-    assert without_credentials(f"{name}=abc123") == f"{name}={REDACTED}"
-    assert without_credentials("run my-api-key abc123 --x") == f"run my-api-key {REDACTED} --x"
+    words, *_ = kept([f"{name}=abc123", "run my-api-key abc123 --x"])
+    assert words == [f"{name}={REDACTED}", f"run my-api-key {REDACTED} --x"]

@@ -8,12 +8,11 @@ import zlib
 
 import pytest
 import torch
-from mistakes import Mistake, broken, called_while, diff, seeded, train, train_compiled
+from mistakes import Mistake, broken, called_while, diff, reading, seeded, train, train_compiled
 from neutrality import Seen, assert_same, trajectory, watched
 from sweeps import sliced
 from torch import nn
 
-from introspect_cli.capture.environment import redact, settings, sources
 from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError
 from introspect_cli.store.rank_writer import RankWriter
@@ -108,17 +107,11 @@ def test_whole_command_with_a_broken_probe(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["runtime", "hardware", "packages", "environment"])
-def test_settings_that_cannot_be_read(tmp_path, monkeypatch, capsys, name):
+def test_settings_that_cannot_be_read(tmp_path, capsys, name):
     bare = trajectory(train)
-
-    def fails(*args, **kwargs):
-        raise Mistake(f"{name} is broken")
-
-    owner = {"environment": redact, "packages": sources}.get(name, settings)
-    monkeypatch.setattr(owner, name, fails)
-    with watched(tmp_path / "run", quiet=False, env=True, packages=True):
+    (function,) = {each.__code__: each for each in reading(name)}.values()
+    with broken(function), watched(tmp_path / "run", quiet=False, env=True, packages=True):
         seen = trajectory(train)
-    monkeypatch.undo()
     assert_same(bare, seen)
     said = [line for line in capsys.readouterr().err.splitlines() if f"{name} is broken" in line]
     assert len(said) == 1

@@ -9,10 +9,11 @@ import re
 import pytest
 import torch
 import yaml
+from opcapture import compared
+from synthetic import row, write_run
 from torch import nn
 
-from introspect_cli.capture.environment.redact import config as redacted
-from introspect_cli.compare.settings.settings import parsed
+from introspect_cli.store.run import open_run
 
 SCRIPT = """
 import configparser, json, pathlib, tomllib
@@ -315,28 +316,42 @@ def test_files_that_libraries_open_by_themselves_are_on_record(tmp_path, introsp
     assert found["data.h5"]["line"] == "train.py:14"
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("max_tokens: 3\ntokenizer: gpt2\nlr: 1\n", "max_tokens: 3\ntokenizer: gpt2\nlr: 1\n"),
-        ("api_key: |\n  abc\n  def\nlr: 1\n", 'api_key: "<redacted>"\n\n\nlr: 1\n'),
-        ("[a]\nsecret = x y\nlr=1\n", '[a]\nsecret = "<redacted>"\nlr=1\n'),
-        ('{"auth": {"a": ["b", 1]}, "lr": 1}', '{"auth": "<redacted>", "lr": 1}'),
-        ("hub: hf_abcdefghijklmnopqrstuvwxyz\n", "hub: <redacted>\n"),
-        ("password: {a: b", 'password: "<redacted>"'),
-        ("[credentials]\nname = x\n\n[a]\nlr = 1\n", "[credentials]\n\n\n[a]\nlr = 1\n"),
-        ("session:\n- a\n- b\nlr: 1", 'session: "<redacted>"\n\n\nlr: 1'),
-        ("w: {e: me, api_key: a1, b: 2}", 'w: {e: me, api_key: "<redacted>", b: 2}'),
-        ("password: a, b # c\n  d\nlr: 1", 'password: "<redacted>"\n\nlr: 1'),
-        ('{\n  "token": 12,\n  "lr": 1\n}', '{\n  "token": "<redacted>",\n  "lr": 1\n}'),
-        ("use_auth_token: true\nlr: 1\n", "use_auth_token: true\nlr: 1\n"),
-    ],
+CONFIGURATIONS = (
+    ("max_tokens: 3\ntokenizer: gpt2\nlr: 1\n", "max_tokens: 3\ntokenizer: gpt2\nlr: 1\n"),
+    ("api_key: |\n  abc\n  def\nlr: 1\n", 'api_key: "<redacted>"\n\n\nlr: 1\n'),
+    ("[a]\nsecret = x y\nlr=1\n", '[a]\nsecret = "<redacted>"\nlr=1\n'),
+    ('{"auth": {"a": ["b", 1]}, "lr": 1}', '{"auth": "<redacted>", "lr": 1}'),
+    ("hub: hf_abcdefghijklmnopqrstuvwxyz\n", "hub: <redacted>\n"),
+    ("password: {a: b", 'password: "<redacted>"'),
+    ("[credentials]\nname = x\n\n[a]\nlr = 1\n", "[credentials]\n\n\n[a]\nlr = 1\n"),
+    ("session:\n- a\n- b\nlr: 1", 'session: "<redacted>"\n\n\nlr: 1'),
+    ("w: {e: me, api_key: a1, b: 2}", 'w: {e: me, api_key: "<redacted>", b: 2}'),
+    ("password: a, b # c\n  d\nlr: 1", 'password: "<redacted>"\n\nlr: 1'),
+    ('{\n  "token": 12,\n  "lr": 1\n}', '{\n  "token": "<redacted>",\n  "lr": 1\n}'),
+    ("use_auth_token: true\nlr: 1\n", "use_auth_token: true\nlr: 1\n"),
 )
-def test_secrets_are_taken_out_of_a_configuration_that_still_parses(text, kept):
-    assert redacted(text) == kept
 
 
-def test_anchors_of_a_yaml_file_are_followed_and_no_tag_makes_an_object():
-    assert parsed("b: &x [1]\nc: *x\n", ".yaml") == {"b": [1], "c": [1]}
-    assert parsed("a: !!python/name:os.system\n", ".yaml") is None
-    assert parsed("d: !env ${HOME}\n", ".yaml") is None
+def test_secrets_are_taken_out_of_a_configuration_that_still_parses(tmp_path, introspect):
+    for at, (text, _) in enumerate(CONFIGURATIONS):
+        (tmp_path / f"{at}.yaml").write_text(text)
+    reads = f"for at in range({len(CONFIGURATIONS)}):\n    open(f'{{at}}.yaml').read()\n"
+    (tmp_path / "train.py").write_text(f"import torch\n{reads}torch.nn.Linear(1, 1)(torch.ones(1))\n")
+    assert introspect("capture", "-q", "-o", "run", "train.py").returncode == 0
+    with open_run(tmp_path / "run") as run:
+        files = run.settings["files"]
+        for at, (_, kept) in enumerate(CONFIGURATIONS):
+            assert run.source(files[f"{at}.yaml"]["digest"]).decode() == kept
+
+
+def test_anchors_of_a_yaml_file_are_followed_and_no_tag_makes_an_object(tmp_path):
+    texts = "b: &x [1]\nc: *x\n", "b: &x [2]\nc: *x\n"
+    tagged = [f"a: !!python/name:os.{name}\n" for name in ("system", "popen")]
+    for run, plain, tag in zip("ab", texts, tagged, strict=True):
+        files = {"plain.yaml": plain, "tagged.yaml": tag}
+        write_run(tmp_path / run, [[row("loss", "loss", "loss", 1.0)]], files=files)
+    found = [(change.name, change.a, change.b) for change in compared(tmp_path / "a", tmp_path / "b").settings]
+    assert found == [
+        ("plain.yaml: b[0]", "1", "2"), ("plain.yaml: c[0]", "1", "2"),
+        ("tagged.yaml:1", *(tag.strip() for tag in tagged)),
+    ]  # fmt: skip

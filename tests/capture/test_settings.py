@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from opcapture import captured, compared
+from small_runs import MODULES, train
+from synthetic import write_run
 from torch import nn
 
 import introspect_cli
-from introspect_cli.capture.environment import settings
-from introspect_cli.compare.settings.beginning import events_of
 
 
-def test_nothing_wakes_a_device():
-    settings.runtime()
-    assert "gpus" not in settings.hardware()
+def test_nothing_wakes_a_device(tmp_path):
+    captured(tmp_path / "run", lambda: None)
+    assert "gpus" not in yaml.safe_load((tmp_path / "run/settings/hardware.yaml").read_text())
     assert not torch.cuda.is_initialized()
 
 
@@ -39,14 +39,16 @@ def test_of_what_a_deep_model_draws_before_the_first_step_the_first_draws_are_ke
     assert re.fullmatch(r"draw torch \w+ kaiming_uniform_\(.*\) \S+ \S+", document["events"][-1])
 
 
-def begun(events):
-    """A run whose document of what drew before the first step has these events."""
-    return SimpleNamespace(settings_of=lambda _rank: SimpleNamespace(document={"beginning": {"events": events}}.get))
-
-
 @pytest.mark.parametrize("lines", [["seed"], [None], [["draw", 1]], "draw", {"draw": 1}, ["draw torch 0 x"], []])
-def test_lines_that_are_no_events_are_passed_over(lines):
-    assert not events_of(begun(lines), 0)
+def test_lines_that_are_no_events_are_passed_over(tmp_path, lines):
+    said = []
+    for events in (lines, []):
+        for name, faults in (("a", ()), ("b", ("init",))):
+            about = {"settings": {"beginning": {"events": events if name == "a" else []}}, "force": True}
+            write_run(tmp_path / name, train(*faults), modules=MODULES, **about)
+        said.append(compared(tmp_path / "a", tmp_path / "b").sentence)
+    assert said[0] == said[1]
+    assert said[0].startswith("First divergence at step 0: the parameter Net.b.weight")
 
 
 @pytest.mark.parametrize("drawn", ["torch.randn(())", "random.random()"])

@@ -9,14 +9,12 @@ import types
 import zipfile
 
 import pytest
+from opcapture import captured
 from projects import MODEL, TRAIN
 
-from introspect_cli.capture.environment import redact, sources
-from introspect_cli.capture.environment.sources import SourceFiles
 from introspect_cli.errors import StoreError
 from introspect_cli.store.run import Sources, open_run
 from introspect_cli.store.verify import verify_run
-from introspect_cli.sums import source_digest
 
 
 def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
@@ -66,9 +64,14 @@ def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-c", "x = 1"])
-    assert list(sources._main_without_file()) == [("-c", "x = 1")]
+
+    def kept():
+        with open_run(captured(tmp_path / "run", lambda: None, source=True)) as run:
+            return Sources(run)["-c" if main.__dict__.get("In") is None else "<notebook>"].text
+
+    assert kept() == "x = 1"
     main.In, main.get_ipython = ["", "a = 1\n", "b = 2"], print
-    assert list(sources._main_without_file()) == [("<notebook>", "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n")]
+    assert kept() == "# cell 1\na = 1\n\n# cell 2\nb = 2\n\n"
 
 
 def test_a_module_that_was_written_over_since_is_reported(project):
@@ -164,15 +167,16 @@ def prepared_again(home):
     return home
 
 
-def test_a_run_keeps_no_more_than_its_limit(monkeypatch):
-    monkeypatch.setattr(sources, "LIMIT_RUN", 100)
-    kept = {}
-    files = SourceFiles(kept.__setitem__, (), 0.0)
-    files.add("first.py", b"a = 1\n" * 10)
-    files.add("second.py", b"b = 1\n" * 10)
-    files.add("third.py", b"a = 1\n" * 10)  # equal to the first: kept once
-    assert set(kept) == {source_digest(b"a = 1\n" * 10)}
-    assert any(said.startswith("the text of second.py is not kept") for said in files.notes())
+def test_a_run_keeps_no_more_of_a_file_than_its_limit_and_equal_ones_once(project):
+    path = project(
+        "run",
+        train="import large, one, two\n" + TRAIN,
+        more={"large.py": "# x\n" * 270_000, "one.py": "", "two.py": ""},
+    )
+    with open_run(path) as run:
+        assert set(Sources(run)) == {"model.py", "train.py", "one.py", "two.py"}
+        assert any(said.startswith("the text of large.py is not kept") for said in run.manifest["not_observed"])
+    assert len(list((path / "sources").iterdir())) == 3
 
 
 @pytest.mark.parametrize("damage", ["bomb", "cut", "other"])
@@ -188,20 +192,25 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
         dict(Sources(run))
 
 
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ('password = "hunter2"', 'password = "<redacted>"'),
-        ('x = {"api_key": "abc"}', 'x = {"api_key": "<redacted>"}'),
-        ('os.environ["HF_TOKEN"] = "abcd1234efgh5678ij"', 'os.environ["HF_TOKEN"] = "<redacted>"'),
-        ('p.add_argument("--password", default="hunter2")', 'p.add_argument("--password", default="<redacted>")'),
-        ('db = "host=x;password=hunter2;user=y"', 'db = "host=x;password=<redacted>;user=y"'),
-        ("secret_key = (\n  'abc'\n)", "secret_key = (\n  '<redacted>'\n)"),
-        ('u = "postgres://me:hunter2@host/db"', 'u = "postgres://<redacted>@host/db"'),
-        ("t = 'ghp_" + "a1" * 18 + "'", "t = '<redacted>'"),
-        ('wandb.login("' + "a1" * 20 + '")', 'wandb.login("<redacted>")'),
-    ],
+SECRETS = (
+    ('password = "hunter2"', 'password = "<redacted>"'),
+    ('x = {"api_key": "abc"}', 'x = {"api_key": "<redacted>"}'),
+    ('os.environ["HF_TOKEN"] = "abcd1234efgh5678ij"', 'os.environ["HF_TOKEN"] = "<redacted>"'),
+    ('p.add_argument("--password", default="hunter2")', 'p.add_argument("--password", default="<redacted>")'),
+    ('db = "host=x;password=hunter2;user=y"', 'db = "host=x;password=<redacted>;user=y"'),
+    ("secret_key = (\n  'abc'\n)", "secret_key = (\n  '<redacted>'\n)"),
+    ('u = "postgres://me:hunter2@host/db"', 'u = "postgres://<redacted>@host/db"'),
+    ("t = 'ghp_" + "a1" * 18 + "'", "t = '<redacted>'"),
+    ('wandb.login("' + "a1" * 20 + '")', 'wandb.login("<redacted>")'),
 )
-def test_secrets_are_taken_out_of_code(text, clean):
-    assert redact.source(text) == clean
-    ast.parse(clean)
+
+
+def test_secrets_are_taken_out_of_code(project):
+    lines = [text.replace("\n", " ") for text, _ in SECRETS]
+    more = {f"part{at}.py": f"def never():\n    {line}\n" for at, line in enumerate(lines)}
+    path = project("run", train="import " + ", ".join(name[:-3] for name in more) + "\n" + TRAIN, more=more)
+    with open_run(path) as run:
+        for at, (_, clean) in enumerate(SECRETS):
+            kept = Sources(run)[f"part{at}.py"].text
+            assert clean.replace("\n", " ") in kept
+            ast.parse(kept)

@@ -9,23 +9,24 @@ import click
 import pytest
 
 from introspect_cli.capture.options import DEFAULT_KINDS, DEFAULT_STATS, KINDS, STATS, CaptureOptions
-from introspect_cli.commands.capture import capture
+from introspect_cli.cli import introspect
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.script.target import Target
 
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
     """The target and options that `capture ARGS...` would run with."""
+    command = introspect.get_command(click.Context(introspect), "capture")
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print('never run')")
     Path("package").mkdir()
 
     def parse(*args):
-        with capture.make_context("capture", list(args)) as ctx:
-            return capture.invoke(ctx).args
+        with command.make_context("capture", list(args)) as ctx:
+            target, options = command.invoke(ctx).args
+        return {name: value for name, value in vars(target).items() if value}, options
 
     return parse
 
@@ -39,11 +40,11 @@ def asked(tmp_path, monkeypatch):
     ],
 )
 def test_options_before_the_target_are_ours_and_all_after_it_are_the_scripts(asked, before, target, rest):
-    assert asked(*before, *rest) == (Target(**target, args=rest), CaptureOptions(seed=3))
+    assert asked(*before, *rest) == ({**target, "args": rest}, CaptureOptions(seed=3))
 
 
 def test_without_options_everything_ordinary_is_recorded(asked):
-    assert asked("train.py") == (Target(script="train.py"), CaptureOptions())
+    assert asked("train.py") == ({"script": "train.py"}, CaptureOptions())
     assert CaptureOptions().record == {Kind(name) for name in DEFAULT_KINDS}
     assert set(KINDS) - set(DEFAULT_KINDS) == {"collective"}
     assert CaptureOptions().stats == DEFAULT_STATS

@@ -10,14 +10,6 @@ from artefacts import ROOT
 from kept_runs import key_of
 from projects import MODEL, TRAIN
 
-from introspect_cli.compare.changes.near import ranked
-from introspect_cli.compare.changes.project import changed
-from introspect_cli.compare.changes.statements import Clues
-
-
-def changes_of(file, one, two):
-    return changed({file: one}, {file: two})
-
 
 @pytest.fixture
 def said(project, introspect, tmp_path):
@@ -177,74 +169,64 @@ def test_the_line_that_raised_comes_first_where_an_exception_cuts_off_the_first_
 
 
 CHOSEN = """
+import torch
+from torch import nn
+
 class Large(nn.Module):
-    def __init__(self):
-        self.table = nn.Embedding(4, 4)
+    def __init__(self, width):
+        super().__init__()
+        self.table = nn.Linear(width, 4)
 
+    def forward(self, x):
+        return self.table(x)
+
+class Small(Large):
+    def __init__(self, width):
+        nn.Linear(2, 2)
+        super().__init__(width)
+{other}
 def sample(net):
-    return torch.multinomial(net(batch), {})
+    return torch.multinomial(net(torch.ones(4)).softmax(0), {draws})
 
-{}def render(query, rays):
-    return query(rays * {})
+def render(query, rays):
+    return query(rays * {scale})
 
-net = {}()
+def report(net):
+    return [{scale} * part.table.weight for part in [net]]
+
+torch.manual_seed(0)
+net = {model}(width=4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {warm})
+later = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda lr: {later})
 for step in range(3):
-    rays = render(net, batch)
-    loss(rays, batch).backward()
+    render(net, torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
 sample(net)
 """
+PLAIN = {"other": "", "draws": 1, "scale": 1, "model": "Large", "warm": 1, "later": 1}
 
 
 @pytest.mark.parametrize(
-    ("change", "clues", "first"),
+    ("change", "first"),
     [
-        (
-            (2, "class Other(nn.Module):\n    table = 0\n\n", 1, "Small"),
-            Clues(
-                "rng",
-                lines=((("t.py", 4),), ()),
-                roots=("Large", "Small"),
-                words=frozenset({"table"}),
-                ran=frozenset({"Large", "Small", "Embedding"}),
-            ),
-            "net = Small()",
-        ),
-        ((1, "", 2, "Large"), Clues("script", roots=("Large",)), "return query(rays * 2)"),
+        ({"other": "class Other(nn.Module):\n    table = 0\n", "draws": 2, "model": "Small"}, "net = Small(width=4)"),
+        ({"scale": 2}, "return query(rays * 2)"),
     ],
     ids=["of a draw on record, not what draws later, and no class that never ran", "of an input, what a step calls"],
 )
-def test_the_line_that_is_named_first_is_one_that_ran(change, clues, first):
-    texts = CHOSEN.format(1, "", 1, "Large"), CHOSEN.format(*change)
-    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
-    assert found[0].likely
-    assert found[0].change.b.text == first
+def test_the_line_that_is_named_first_is_one_that_ran(said, change, first):
+    document, _ = said(train=CHOSEN.format(**PLAIN | change), base_train=CHOSEN.format(**PLAIN))
+    found = document["code"]["changes"]
+    assert [(one["b"]["text"], one["likely"]) for one in found][:1] == [(first, True)]
+    assert not any(one["likely"] for one in found if one["scope"] == "report" or "Other" in one["b"]["text"])
 
 
-EXPORTED = """
-def pack(layers):
-    return [layer.table.weight for layer in layers]
-
-net = Net(table={})
-sampler = Sampler(table={})
-if __name__ == "__main__":
-    pack(net)
-"""
-
-
-def test_what_gives_the_model_a_value_comes_before_what_gives_it_to_something_else():
-    model = "class Net(nn.Module):\n    def __init__(self, table):\n        self.table = nn.Embedding(table, 4)\n"
-    texts = (
-        EXPORTED.format(4, 4),
-        EXPORTED.format(5, 5).replace("[layer.table.weight for", "[1 * layer.table.weight for"),
-    )
-    clues = Clues(
-        "rng",
-        lines=((("m.py", 3),), ()),
-        roots=("Net",),
-        words=frozenset({"table", "weight"}),
-    )
-    found = ranked(changes_of("t.py", *texts), tuple({"t.py": text, "m.py": model} for text in texts), clues)
-    assert found[0].change.place == "t.py:5"
+def test_of_two_changes_as_near_as_each_other_the_one_in_which_more_of_what_differs_is_named_comes_first(said):
+    document, _ = said(train=CHOSEN.format(**PLAIN | {"warm": 2, "later": 2}), base_train=CHOSEN.format(**PLAIN))
+    found = document["code"]["changes"]
+    assert [one["place"] for one in found] == ["train.py:31", "train.py:30"]
+    assert {one["nearness"] for one in found} == {"computes"}
 
 
 ONLY = """
@@ -272,18 +254,6 @@ def test_the_only_statement_that_changed_is_likely_where_nothing_else_differs_th
     assert "Likely cause" not in document["sentence"]
     document, _ = said(train=train.replace("manual_seed(0)", "initial_seed()"), base_train=ONLY)
     assert all(change["nearness"] != "alone" for change in document["code"]["changes"])
-
-
-def both(text):
-    return text.format(1), text.format(2)
-
-
-def test_of_two_changes_as_near_as_each_other_the_one_in_which_more_of_what_differs_is_named_comes_first():
-    texts = both("warm = WarmupLR({0})\nschedule = Decay(lr={0})\n")
-    clues = Clues("optimizer", words=frozenset({"lr"}))
-    found = ranked(changes_of("t.py", *texts), ({"t.py": texts[0]}, {"t.py": texts[1]}), clues)
-    assert found[0].nearness is found[1].nearness
-    assert [one.change.place for one in found] == ["t.py:2", "t.py:1"]
 
 
 @pytest.mark.longest

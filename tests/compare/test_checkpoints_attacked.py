@@ -17,7 +17,6 @@ from checkpoint_runs import said
 
 from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.checkpoints import open_any
-from introspect_cli.exchange.distributed_files import parse_pickle
 
 torch = pytest.importorskip("torch")
 
@@ -81,8 +80,6 @@ def test_the_metadata_of_a_distributed_checkpoint_runs_nothing(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
     assert "is no metadata of torch.distributed.checkpoint" in refused(tmp_path / "c")
-    made = parse_pickle(pickle.dumps({"a": [1, (2, 3)], "b": Runs(tmp_path / "ran")}))
-    assert (made["a"], made["b"].name, made["b"].given) == ([1, (2, 3)], "posix.mkdir", (str(tmp_path / "ran"),))
     assert not (tmp_path / "ran").exists()
 
 
@@ -177,7 +174,7 @@ def test_pipes_and_devices_are_not_opened(tmp_path):
     assert "is not a regular file" in refused(tmp_path / "zero.npz")
     (tmp_path / "c").mkdir()
     os.mkfifo(tmp_path / "c" / ".metadata")
-    assert "is no metadata" in refused(tmp_path / "c")
+    assert "is not a regular file" in refused(tmp_path / "c")
     (tmp_path / "gone.pt").symlink_to("nowhere")
     assert "cannot read" in refused(tmp_path / "gone.pt")
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from opcapture import compared
 from small_runs import train
 from synthetic import row, write_run
+from verbs import verb
 
 from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.names import parse_rename
 from introspect_cli.compare.result import DiffOptions, Restored, Verdict
-from introspect_cli.errors import UsageError
 from introspect_cli.records import Kind, ModuleInfo
 from introspect_cli.store.run import open_run
 
@@ -51,21 +52,24 @@ def modules(names, module="Linear"):
 
 
 class TestNames:
-    def test_a_rename_is_read_from_the_command_line(self):
-        assert parse_rename(r"^Net\.h=Net.blocks") == (r"^Net\.h", "Net.blocks")
-        assert parse_rename(r"a\=b=c") == ("a=b", "c")
+    @pytest.mark.parametrize(("name", "words"), [("Net.h", r"^Net\.h=Net.blocks"), ("Net.a=b", r"a\=b=blocks")])
+    def test_a_rename_is_read_from_the_command_line(self, tmp_path, name, words):
+        for run, module in (("a", name), ("b", "Net.blocks")):
+            write_run(tmp_path / run, [[row("start", "param", f"{module}.weight", X)]])
+        for options, told in (((), ["renamed"]), (("--rename", words), [])):
+            done = verb("diff", *options, "--format", "json", tmp_path / "a", tmp_path / "b")
+            assert [change["change"] for change in json.loads(done.stdout)["structure"]] == told
 
     @pytest.mark.parametrize("text", ["abc", "=x", "(=x", r"a=\3"])
-    def test_rename_that_cannot_be_meant(self, text):
-        with pytest.raises(UsageError):
-            parse_rename(text)
+    def test_rename_that_cannot_be_meant(self, tmp_path, text):
+        assert "rename" in verb("diff", "--rename", text, tmp_path, tmp_path).stderr
 
 
 class TestAlignment:
     def test_a_subtree_is_compared_under_the_name_that_is_asked_for(self, diff):
         a, b = ["Net.h", "Net.h.0", "Net.h.1"], ["Net.blocks", "Net.blocks.0", "Net.blocks.1"]
         about = {"about_a": {"modules": modules(a)}, "about_b": {"modules": modules(b)}}
-        renamed = DiffOptions(rename=(parse_rename(r"^Net\.h\b=Net.blocks"),))
+        renamed = DiffOptions(rename=((r"^Net\.h\b", "Net.blocks"),))
         assert diff(chain(a), chain(b), renamed, **about).verdict is Verdict.SAME
 
 

@@ -10,7 +10,7 @@ from synthetic import row, summary, write_run
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import ModuleInfo
-from introspect_cli.render.json import plain
+from introspect_cli.render.json import diff_document
 from introspect_cli.store.run import open_run
 
 F32 = np.float32
@@ -84,8 +84,7 @@ class TestNumbers:
     def test_no_distance_of_zero_for_values_that_differ(self, compare):
         one = summary(X)
         two = replace(one, checksum=one.checksum ^ 1)
-        found = compare(outputs(one), outputs(two), modules=ACT).first
-        document = plain(found)
+        document = diff_document(compare(outputs(one), outputs(two), modules=ACT))["first"]
         assert (document["rel_l2"], document["rel_l2_below"]) == (None, 1e-7)
 
 

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted import calls_of
+from opcapture import compared
 from small_runs import F32, MODULES, train
 from synthetic import row, write_run
+from verbs import verb
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
-from introspect_cli.compare.table import Alignment
 from introspect_cli.records import Kind
-from introspect_cli.render.diff_text import findings_blocks
 from introspect_cli.store.run import open_run
 
 
@@ -106,31 +107,31 @@ def test_of_two_names_for_one_place_that_of_a_comes_first(compare):
     assert compare(steps("Net.classifier"), steps("Net.head")).first.site.fqn == "Net.classifier"
 
 
-def test_a_module_that_is_called_often_is_looked_through_once(tmp_path, monkeypatch):
+def test_a_module_that_is_called_often_is_looked_through_once(tmp_path):
     """A recurrent cell is called thousands of times in a step; of each call that differs it is asked where it began."""
-    calls = 300
 
-    def step(shift):
-        inside = [
-            ("input", "Net.cell"),
-            ("input", "Net.cell.gate"),
-            ("output", "Net.cell.gate"),
-            ("output", "Net.cell"),
-        ]
-        values = [call + (shift if call else 0.0) for call in range(calls)]
-        return [row("forward", "input", "Net", 1.0)] + [
-            row("forward", kind, name, np.full(4, value, F32), call=call)
-            for call, value in enumerate(values)
-            for kind, name in inside
-        ]
+    def work(calls):
+        def step(shift):
+            inside = (
+                ("input", "Net.cell"),
+                ("input", "Net.cell.gate"),
+                ("output", "Net.cell.gate"),
+                ("output", "Net.cell"),
+            )
+            values = [call + (shift if call else 0.0) for call in range(calls)]
+            return [row("forward", "input", "Net", 1.0)] + [
+                row("forward", kind, name, np.full(4, value, F32), call=call)
+                for call, value in enumerate(values)
+                for kind, name in inside
+            ]
 
-    a, b = (write_run(tmp_path / name, [step(shift)]) for name, shift in (("a", 0.0), ("b", 0.5)))
-    made, site = [], Alignment.site
-    monkeypatch.setattr(Alignment, "site", lambda self, union: made.append(union) or site(self, union))
-    with open_run(a) as one, open_run(b) as two:
-        result = compare_runs(one, two, DiffOptions(whole_step=True))
-    assert (result.first.site.fqn, result.first.site.call) == ("Net.cell", 1)
-    assert len(made) < 20 * 4 * calls
+        for name, shift in (("a", 0.0), ("b", 0.5)):
+            write_run(tmp_path / name, [step(shift)], force=True)
+        made, result = calls_of(lambda: compared(tmp_path / "a", tmp_path / "b", whole_step=True))
+        assert (result.first.site.fqn, result.first.site.call) == ("Net.cell", 1)
+        return made
+
+    assert work(300) < 7 * work(60)
 
 
 def test_equal_records_that_are_nan_throughout_are_counted_beside_the_verdict(compare):
@@ -171,8 +172,7 @@ def test_what_an_exception_cut_off_is_no_divergence_by_itself(tmp_path):
     ended = {"how": "exception", "exception": "ValueError: late", "remainder": True}
     write_run(tmp_path / "a", [begins, [batch, weights[0], out]])
     write_run(tmp_path / "b", [begins, [weights[1]]], manifest=ended)
-    with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
-        result = compare_runs(one, two, DiffOptions())
+    result = compared(tmp_path / "a", tmp_path / "b")
     assert result.sentence.startswith("Run b ended by an exception in step 1 where run a goes on: ValueError: late.")
     assert [origin.divergence.site.fqn for origin in result.origins] == ["Net.a.weight"]
-    assert "Independent divergences" in str(findings_blocks(result, everything=False))
+    assert "Independent divergences" in verb("diff", tmp_path / "a", tmp_path / "b").stdout

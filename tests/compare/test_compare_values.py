@@ -6,24 +6,45 @@ import sys
 from pathlib import Path
 
 import pytest
+from synthetic import row, write_run
 
-from introspect_cli.compare.changes.project import changed, changed_between
+from introspect_cli.compare.diff import compare_runs
+from introspect_cli.compare.result import DiffOptions
 from introspect_cli.rerun.changes.edits import edits_of, join_edits
+from introspect_cli.store.run import open_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import lines
 
 
-def told(a, b):
-    """The statements that differ and do more than print or assert, each by its line and both texts."""
-    rows = changed({"f.py": a}, {"f.py": b})
-    return [(one.line, one.a and one.a.text, one.b and one.b.text) for one in rows]
+@pytest.fixture
+def code(tmp_path):
+    """What is said of the code of two runs with equal records, given their files."""
+
+    def compare(a, b):
+        for name, files in (("a", a), ("b", b)):
+            write_run(tmp_path / name, [[row("forward", "output", "Net", 1.0)]], sources=files, force=True)
+        with open_run(tmp_path / "a") as one, open_run(tmp_path / "b") as two:
+            return compare_runs(one, two, DiffOptions()).code
+
+    return compare
 
 
-def test_a_rewrite_alone_computes_nothing_else():
+@pytest.fixture
+def told(code):
+    """The statements of a file that differ, each by its line and both texts."""
+
+    def changed(a, b):
+        rows = [one.change for one in code({"f.py": a}, {"f.py": b}).ranked]
+        return [(one.line, one.a and one.a.text, one.b and one.b.text) for one in rows]
+
+    return changed
+
+
+def test_a_rewrite_alone_computes_nothing_else(code):
     pairs = [pair for pair in lines.same() if "added-things" not in pair.name]
     assert len(pairs) > 5
-    assert {pair.name: told for pair in pairs if (told := changed_between(pair.a, pair.b)[0])} == {}
+    assert {pair.name: found for pair in pairs if (found := code(pair.a, pair.b).ranked)} == {}
 
 
 @pytest.mark.parametrize(
@@ -49,11 +70,13 @@ def test_a_rewrite_alone_computes_nothing_else():
          "def f(x):\n    try:\n        z = g(x)\n    except E as error:\n        z = h(error)\n    return z"),
         ("def f(xs):\n    t = 0\n    for x in xs:\n        t = t + x\n    return t",
          "def f(many):\n    total = 0\n    for each in many:\n        total = total + each\n    return total"),
+        ("def f(x, *, b=1):\n    return x * b", "def f(y, *, a=0, b=1, c=2):\n    return y * b"),
+        ("def f(x, b=1):\n    return x * b", "def f(y, b=1, c=2):\n    return y * b"),
         ("if main:\n    log = g()\n    f(log).backward()\ndef h(y):\n    rate = 1\n    return y + rate",
          "if main:\n    rate = g()\n    loss = f(rate)\n    loss.backward()\ndef h(y):\n    return y + 1"),
     ],
 )  # fmt: skip
-def test_another_way_to_write_it_is_no_change(a, b):
+def test_another_way_to_write_it_is_no_change(told, a, b):
     assert told(a, b) == []
     assert told(b, a) == []
 
@@ -76,23 +99,32 @@ def test_another_way_to_write_it_is_no_change(a, b):
         ("def f(x, y):\n    a = g(x)\n    b = h(y)\n    return a @ b",
          "def f(x, y):\n    p = g(x)\n    q = h(y)\n    return p @ p", 4),
         ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),
+        ("def f(x, b=1):\n    return x * b", "def f(x, a=0, b=1):\n    return x * b", 1),
         ("def f(x):\n    return max(x)", "max = min\ndef f(x):\n    return max(x)", 1),
     ],
 )  # fmt: skip
-def test_what_differs_has_the_line_of_the_smallest_part(a, b, line):
+def test_what_differs_has_the_line_of_the_smallest_part(told, a, b, line):
     assert [row[0] for row in told(a, b)][:1] == [line]
 
 
-def test_a_file_that_python_cannot_read_is_one_change_and_the_others_are_read():
-    rows, comments, names = changed_between(
+def test_a_new_function_of_a_name_that_others_have_is_not_what_they_call(code):
+    a = "def given(x):\n    return x\n\ndef f(x):\n    if given(x):\n        g(x)\n    h(x)\n"
+    b = {"f.py": a.replace("h(x)", "h(x, 1)"), "new.py": "def given(y):\n    return y is not None\n"}
+    changes = [one.change for one in code({"f.py": a}, b).ranked]
+    assert [(one.file, one.line) for one in changes] == [("f.py", 7)]
+
+
+def test_a_file_that_python_cannot_read_is_one_change_and_the_others_are_read(code):
+    found = code(
         {"bad.py": "x = (", "m.py": "y = 1", "c.py": "z = 1", "n.py": "def f():\n    a = 1\n    g(a)"},
         {"bad.py": "x = 1", "m.py": "y = 2", "c.py": "z = 1  # one", "n.py": "def f():\n    b = 1\n    g(b)"},
     )
-    assert [(row.file, row.unit) for row in rows] == [("bad.py", "file"), ("m.py", "statement")]
-    assert (comments, names) == (["c.py"], ["n.py"])
+    changes = [one.change for one in found.ranked]
+    assert [(one.file, one.unit) for one in changes] == [("bad.py", "file"), ("m.py", "statement")]
+    assert (found.in_comments, found.in_names) == (("c.py",), ("n.py",))
 
 
-def test_what_is_made_in_hundreds_of_steps_is_compared_in_no_time():
+def test_what_is_made_in_hundreds_of_steps_is_compared_in_no_time(told):
     a = "def f(x):\n" + "".join(f"    x = g(x, x, {n})\n" for n in range(400)) + "    return x\n"
     assert told(a, a.replace("x", "y").replace("399", "400"))[0][0] == 401
 
@@ -112,11 +144,12 @@ def f(x):
 """
 
 
-def test_the_pieces_of_a_rename_and_of_a_move_are_one_unit():
+def test_the_pieces_of_a_rename_and_of_a_move_are_one_unit(code):
     b = MOVED.replace("y", "renamed").replace("import torch\n\n\nclass Part:\n    w = 1\n", "from part import Part\n")
     b = b.replace("k(x)", "k(x) + 1").replace("print", "tell")
     edits = edits_of("f.py", MOVED, b)
-    made = join_edits(edits, {"f.py": MOVED}, {"f.py": b}, changed({"f.py": MOVED}, {"f.py": b}))
+    changes = [one.change for one in code({"f.py": MOVED}, {"f.py": b}).ranked]
+    made = join_edits(edits, {"f.py": MOVED}, {"f.py": b}, changes)
     by_text = {frozenset((piece.b or piece.a).text for piece in one.pieces or (one,)) for one in made}
     assert frozenset({"renamed = g(x)", "z = h(renamed)"}) in by_text
     assert frozenset({"return k(x) + 1"}) in by_text

@@ -5,11 +5,7 @@ import json
 import pytest
 from small_runs import MODULES, train
 from synthetic import write_run
-
-from introspect_cli.compare.groups import group_runs
-from introspect_cli.compare.result import DiffOptions, Verdict
-from introspect_cli.errors import UsageError
-from introspect_cli.store.run import open_run
+from verbs import verb
 
 FAULTS = {"module": ("module",), "again": ("module",), "loss": ("loss",), "inserted": ("inserted",)}
 RUNS = {"a": (), "b": (), "c": (), **FAULTS}
@@ -25,56 +21,50 @@ def runs(tmp_path_factory):
 
 
 def grouped(runs, *names):
-    opened = [open_run(runs / name) for name in names]
-    try:
-        return group_runs(opened, DiffOptions())
-    finally:
-        for run in opened:
-            run.close()
+    return json.loads(verb("diff", "--format", "json", *(runs / name for name in names)).stdout)
 
 
 def test_the_odd_one_out_is_named_with_its_step(runs):
     found = grouped(runs, "module", "a", "b", "c")
-    assert [len(group) for group in found.groups] == [3, 1]
-    assert found.sentence == f"{runs / 'module'} is the odd one out: it diverges at step 1; the other 3 runs agree."
-    assert found.differences[0].sentence.startswith("First divergence at step 1: the output of Net.a")
-    assert found.verdict is Verdict.DIVERGED
+    assert [len(group) for group in found["groups"]] == [3, 1]
+    assert found["sentence"] == f"{runs / 'module'} is the odd one out: it diverges at step 1; the other 3 runs agree."
+    assert found["differences"][0]["sentence"].startswith("First divergence at step 1: the output of Net.a")
+    assert found["verdict"] == "diverged"
 
 
 def test_runs_that_diverge_alike_are_one_group(runs):
     found = grouped(runs, "a", "module", "loss", "again", "b")
-    assert [[path.rpartition("/")[2] for path in group] for group in found.groups] == [
+    assert [[path.rpartition("/")[2] for path in group] for group in found["groups"]] == [
         ["a", "b"],
         ["module", "again"],
         ["loss"],
     ]
-    assert found.sentence == "The 5 runs form 3 groups with the same numbers: 2 runs, 2 runs and 1 run."
+    assert found["sentence"] == "The 5 runs form 3 groups with the same numbers: 2 runs, 2 runs and 1 run."
 
 
 def test_runs_of_which_none_agrees_with_another_differ_from_each_other(runs):
-    assert grouped(runs, "a", "module", "loss").sentence == "All 3 runs differ from each other."
-    assert grouped(runs, "a", "b", "module", "loss").sentence == (
+    assert grouped(runs, "a", "module", "loss")["sentence"] == "All 3 runs differ from each other."
+    assert grouped(runs, "a", "b", "module", "loss")["sentence"] == (
         "The 4 runs form 3 groups with the same numbers: 2 runs, 1 run and 1 run."
     )
-    assert grouped(runs, "a", "module", "short").sentence == "None of the 3 runs is known to agree with another."
+    assert grouped(runs, "a", "module", "short")["sentence"] == "None of the 3 runs is known to agree with another."
 
 
 def test_another_structure_with_the_same_numbers_is_in_the_group(runs):
     found = grouped(runs, "a", "inserted", "b")
-    assert (found.verdict, len(found.groups)) == (Verdict.SAME, 1)
-    assert found.sentence == "All 3 runs have the same numbers."
+    assert (found["verdict"], len(found["groups"])) == ("same", 1)
+    assert found["sentence"] == "All 3 runs have the same numbers."
 
 
 def test_a_run_that_ends_early_is_in_no_group_and_said_to_be_undecided(runs):
     found = grouped(runs, "a", "b", "short")
-    assert found.verdict is Verdict.UNDECIDED
+    assert found["verdict"] == "undecided"
     said = f"2 of 3 runs have the same numbers; whether {runs / 'short'} has them could not be told."
-    assert found.sentence == said
+    assert found["sentence"] == said
 
 
 def test_a_run_named_twice_is_refused(runs):
-    with pytest.raises(UsageError, match="named twice"):
-        grouped(runs, "a", "b", "a")
+    assert "named twice" in verb("diff", runs / "a", runs / "b", runs / "a").stderr
 
 
 def test_the_command_groups_more_than_two_runs(introspect, runs):

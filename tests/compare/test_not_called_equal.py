@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
-
-from introspect_cli.compare.reasons.rows import reason_named
-from introspect_cli.compare.settings.differences import Difference
-from introspect_cli.compare.settings.settings import Blame, setting_changes
+from opcapture import compared
+from small_runs import MODULES, train
+from synthetic import write_run
 
 
 def test_a_run_that_was_copied_in_part_says_so(tmp_path, project, introspect):
@@ -23,15 +21,18 @@ def test_a_run_that_was_copied_in_part_says_so(tmp_path, project, introspect):
     assert re.search(r"Run b holds \d of the 3 steps that its manifest names", " ".join(answer.stdout.split()))
 
 
-@pytest.mark.parametrize("stepped", [False, True])
-def test_a_rate_weighs_the_same_on_the_command_line_and_in_a_file(stepped):
-    given = Difference("command", "--optim.lr", 1, 2), Difference("files", "conf.yaml: optim.lr", 1, 2, "optim.lr")
-    for reason in ("optimizer", "module", "initial", "outside"):
-        weights = {
-            Blame(reason_named(reason).weights, reason_named(reason).names, stepped=stepped).weight(change)
-            for change in given
-        }
-        assert len(weights) == 1
+@pytest.mark.parametrize("fault", ["module", "init", "script", "missed"])
+def test_a_rate_explains_as_much_on_the_command_line_and_in_a_file(tmp_path, fault):
+    said = []
+    for of_file, of_command in ((2, 1), (1, 2)):
+        for name, command, file in (("a", 1, 1), ("b", of_command, of_file)):
+            settings = {"command": {"argv": ["train.py", "--optim.lr", str(command), "--tag", str(command + file)]}}
+            files = {"conf.yaml": f"optim:\n  lr: {file}\n"}
+            about = {"modules": MODULES, "settings": settings, "files": files, "force": True}
+            write_run(tmp_path / name, train(*[fault] * (name == "b")), **about)
+        changed = compared(tmp_path / "a", tmp_path / "b").settings
+        said.append([(change.name != "--tag", change.explains) for change in changed])
+    assert said[0] == said[1] == [(True, True), (False, False)]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,9 @@ def test_a_rate_weighs_the_same_on_the_command_line_and_in_a_file(stepped):
         (("/projects/one/train.py", "/projects/two/other.py"), {"sources": {}}, ["argument 0"]),
     ],
 )
-def test_the_same_script_in_another_folder_explains_nothing(paths, more, said):
+def test_the_same_script_in_another_folder_explains_nothing(tmp_path, paths, more, said):
     """A pair of worktrees: the path of the script differs, and what it holds is told by its hash."""
-    a, b = (
-        SimpleNamespace(settings={"command": {"argv": [path, "--lr", "1e-3"]}, **more}, manifest={}) for path in paths
-    )
-    assert [change.name for change in setting_changes(a, b)] == said
+    for name, path in zip("ab", paths, strict=True):
+        settings = {"command": {"argv": [path, "--lr", "1e-3"]}, **more}
+        write_run(tmp_path / name, train(*["module"] * (name == "b")), modules=MODULES, settings=settings)
+    assert [change.name for change in compared(tmp_path / "a", tmp_path / "b").settings] == said

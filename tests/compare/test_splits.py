@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from artefacts import run_of
+from laid_out import write_step
+from opcapture import compared
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
-from introspect_cli.compare.wholes import _in_tf32
-from introspect_cli.records import Kind, Layout, ModuleInfo
+from introspect_cli.records import Kind, Layout, ModuleInfo, Phase, Site
 from introspect_cli.store.run import open_run
 
 SCRIPTS = Path(__file__).parents[2] / "fixtures" / "splits"
@@ -54,16 +54,23 @@ def test_what_was_not_compared_is_not_counted_as_equal(split):
     assert any(note.startswith("Nothing recorded rests on") for note in padded.notes)
 
 
-def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it():
-    def computes(device, module="Linear", **switches):
-        run = SimpleNamespace(settings=SimpleNamespace(document={"runtime": switches}.get))
-        layouts, modules = [Layout((2,), "float32", device)], [ModuleInfo("Net.a", module)]
-        return _in_tf32(run, SimpleNamespace(layouts=layouts, modules=modules))
+def test_tf32_gets_the_tolerance_of_half_precision_where_a_gpu_computes_in_it(tmp_path):
+    param = Site(Phase.OPTIMIZER, Kind.PARAM, "Net.a.weight")
 
-    assert computes("cuda:0", matmul_allow_tf32=True)
-    assert computes("cuda:0", "Conv2d", cudnn_allow_tf32=True, matmul_allow_tf32=False)
-    assert not computes("cuda:0", cudnn_allow_tf32=True, matmul_allow_tf32=False)
-    assert not computes("cpu", matmul_allow_tf32=True)
+    def computes(device, module="Linear", **switches):
+        about = {"settings": {"runtime": switches}, "modules": [ModuleInfo("Net.a", module)]}
+        number = len(list(tmp_path.iterdir()))
+        runs = []
+        for ranks in (1, 2):
+            record = (param, Layout((2,), "float32", device, "contiguous"), 5 + ranks, 1.0 + 1e-4 * ranks)
+            runs.append(write_step(tmp_path / f"{number} {ranks}", *[[record]] * ranks, **about))
+        result = compared(*runs)
+        return result.verdict is Verdict.SAME, any("TF32" in note for note in result.notes)
+
+    assert computes("cuda:0", matmul_allow_tf32=True) == (True, True)
+    assert computes("cuda:0", "Conv2d", cudnn_allow_tf32=True, matmul_allow_tf32=False) == (True, True)
+    assert computes("cuda:0", cudnn_allow_tf32=True, matmul_allow_tf32=False) == (False, False)
+    assert computes("cpu", matmul_allow_tf32=True) == (False, False)
 
 
 # --- with a fault

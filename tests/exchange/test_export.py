@@ -14,10 +14,7 @@ import yaml
 from synthetic import row, write_run
 
 from introspect_cli.exchange.formats import FORMATS, Format, export, wanted_steps
-from introspect_cli.exchange.incoming import checksum_of
-from introspect_cli.exchange.symbols import SYMBOLS, read_tensor, write_tensor
-from introspect_cli.inspect.module_tree import keys, nested
-from introspect_cli.records import Layout
+from introspect_cli.records import Kind, Layout
 from introspect_cli.selection import read_selection
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
@@ -292,26 +289,32 @@ def test_a_directory_that_holds_something_is_left_alone(introspect, run):
     assert introspect("import", run, "-o", "x").returncode == 2
 
 
-def test_a_line_says_what_it_was_made_of():
-    stats = {name: 2 if name in ("posinfs", "neginfs", "nans", "zeros") else 0.5 for name in SYMBOLS}
-    line = write_tensor(Layout((2, 3), "float32"), stats, "0" * 16)
-    assert line == (
-        "2×3|fp32|2∞̟|2∞̠|2⚠|2⌀|0.5m̃|0.5μ|0.5μ⁺|0.5σ|0.5σ²|0.5s²|0.5γ₁|0.5γ₂|0.5Mo|0.5↤|0.5↦|0000000000000000"
-    )
-    layout, back, digest = read_tensor(line)
-    assert (layout.shape, layout.dtype, digest) == ((2, 3), "float32", "0" * 16)
-    assert back == stats
-    assert write_tensor(Layout((), "int64"), {"mean": 7.0}, "x") == "7"
+SYMBOLS = ["∞̟", "∞̠", "⚠", "⌀", "m̃", "μ", "μ⁺", "σ", "σ²", "s²", "γ₁", "γ₂", "Mo", "↤", "↦"]
 
 
-def test_paths_are_read_and_nested():
-    assert keys("[0]['a b'].logits[\"it's\"]") == [0, "a b", "logits", "it's"]
-    assert keys("@1") == ["@1"]
-    assert len(keys("[0]" * 5000)) == 33
-    assert nested([("", 5)]) == 5
-    assert nested([("[0]", 1), ("[1]['x']", 2), ("[1]['y'][0]", 3)]) == [1, {"x": 2, "y": [3]}]
-    assert nested([("[1]", 1)]) == {1: 1}
-    assert checksum_of("00000000000000ff") == 255
+def test_a_line_says_what_it_was_made_of_and_is_read_again(introspect, tmp_path):
+    line = "2×3|fp32|" + "|".join(f"{2 if at < 4 else 0.5}{symbol}" for at, symbol in enumerate(SYMBOLS))
+    report = {"parameters": {"w": {"data": f"{line}|00000000000000ff", "grad": None}}, "batch": {"__batch_idx__": 0}}
+    done = introspect("import", reports(tmp_path, "a", yaml.safe_dump(report)), "-o", "run")
+    assert done.returncode == 0, done.stderr
+    with open_run(tmp_path / "run") as run:
+        (record,) = [r.summary for r in run.rank(0).records(7) if r.site.kind is Kind.PARAM]
+    assert (record.layout.shape, record.layout.dtype, record.checksum) == ((2, 3), "float32", 255)
+    out = introspect("export", "run", "--format", "yaml", "-o", "out")
+    assert out.returncode == 0, out.stderr
+    (again,) = (tmp_path / "out").rglob("rank0.yaml")
+    derived = line.replace("0.5σ|", "0.707106781σ|").replace("|0.5s²", "")
+    assert derived in again.read_text()
+
+
+def test_paths_are_read_and_nested(introspect, tmp_path):
+    paths = ["[0]", "[1]['x']", "[1]['y'][0]", "[2]['a b'].logits[\"it's\"]"]
+    rows = [row("data", "batch", "DataLoader", number, path=path) for number, path in enumerate(paths)]
+    write_run(tmp_path / "run", [[*rows, row("data", "batch", "Other", 7, path="[1]")]])
+    (made,) = exported(introspect, tmp_path / "run", "yaml").rglob("rank0.yaml")
+    batch = yaml.safe_load(made.read_text())["batch"]["__batch__"]
+    assert batch[1] == {1: 7}
+    assert batch[0] == [0, {"x": 1, "y": [2]}, {"a b": {"logits": {"it's": 3}}}]
 
 
 def write_names(run, directory, selection):

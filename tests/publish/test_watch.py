@@ -9,17 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
-from rendered import text_of
-from synthetic import row, write_run
+from synthetic import batch, row, write_run
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
-from introspect_cli.health.check import summarise
-from introspect_cli.render.check_text import watch_blocks, watch_line
-from introspect_cli.store.run import RunState, open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 
 
@@ -64,22 +60,18 @@ def test_the_reference_is_compared_as_diff_would(runs, introspect):
     assert "name a run with --against" in alone.stderr
 
 
-def test_a_run_that_goes_on_is_not_said_to_end(runs, tmp_path):
-    part = write_run(tmp_path / "part", steps(6.0, 5.0))
-    with open_run(runs / "a") as one, open_run(part) as two:
-        seen = replace(summarise(two), state=RunState.RUNNING)
-        text = text_of(watch_blocks(seen, ("a", compare_runs(one, two, DiffOptions()))))
-    assert "against a: no divergence so far: 4 records of 2 steps agree" in text
-    assert "ends" not in text
-
-
-def test_nothing_is_called_healthy_before_there_is_a_step(tmp_path):
-    with StoreWriter.create(tmp_path / "run") as store:
+def test_a_run_that_goes_on_is_not_said_to_end_nor_to_be_healthy_before_there_is_a_step(runs, introspect):
+    with StoreWriter.create(runs / "part") as store:
         store.write_manifest({"status": "running"})
-        with open_run(tmp_path / "run") as run:
-            seen = summarise(run)
-    assert watch_line(seen) == "running, no step yet"
-    assert watch_blocks(seen)[-1].text == "check: no rule has the data it needs yet"
+        said = introspect("watch", runs / "part", "--once").stdout
+        assert "running, no step yet\n" in said
+        assert "check: no rule has the data it needs yet" in said
+        writer = store.rank(0)
+        for number, rows in enumerate(steps(6.0, 5.0)):
+            writer.append(number, batch(writer, rows))
+        said = introspect("watch", runs / "part", "--against", runs / "a", "--once").stdout
+    assert f"against {runs / 'a'}: no divergence so far: 4 records of 2 steps agree" in said
+    assert "ends" not in said
 
 
 def test_runs_marks_those_that_go_on(tmp_path, introspect):

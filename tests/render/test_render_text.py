@@ -1,25 +1,13 @@
-"""Blocks, tables and texts without a terminal, and the terminal with a fake one."""
+"""How an answer stands on a terminal, in a pipe and in colour, and texts that are shown."""
 
-import io
-import math
+import os
+import re
 
+import numpy as np
 import pytest
-from rich.style import Style
+from synthetic import row, write_run
 
-from introspect_cli.render.blocks import (
-    Column,
-    Line,
-    Table,
-    cut,
-    distance,
-    fit,
-    line,
-    number,
-    shape,
-    table_lines,
-    two_numbers,
-)
-from introspect_cli.render.console import STYLES, Screen
+from introspect_cli.records import ModuleInfo
 from introspect_cli.texts import clean, count, human_size
 
 
@@ -45,128 +33,67 @@ def test_strangers_texts_are_made_harmless(text, shown):
     assert clean(text).encode("utf-8")
 
 
-def test_long_texts_are_cut():
+def test_long_texts_are_cut_and_numbers_written_short():
     assert clean("x" * 100, 10) == "xxxxxxx..."
-    assert cut("GPT.blocks.0.attn.qkv.weight", 20, front=True) == "…s.0.attn.qkv.weight"
-    assert cut("GPT", 20) == "GPT"
-    assert all(len(cut("GPT.blocks.0.attn.qkv.weight", width, front=True)) <= width for width in range(1, 40))
-
-
-@pytest.mark.parametrize(
-    ("words", "values", "shown"),
-    [
-        (number, (0.0, 12.0, 1e-8, 123456.7, None, math.nan, math.inf), "0 12 1e-08 1.235e+05 - nan inf"),
-        (distance, (None, 0.0, 5e-8, 3.2e-5, 0.0123, 1.5, 2e5), "- <1e-07 <1e-07 3.2e-05 0.0123 1.5 2.0e+05"),
-        (shape, ((), (2, 3)), "scalar 2x3"),
-        (human_size, (12, 1500, 2.5e6, 4e9, 3e13), "12 B 1.5 kB 2.5 MB 4.0 GB 30.0 TB"),
-    ],
-)
-def test_numbers_are_written_short(words, values, shown):
-    assert " ".join(map(words, values)) == shown
-
-
-def test_two_numbers_are_told_apart_and_counted():
-    assert two_numbers(1.000001, 1.000002) == ("1.000001", "1.000002")
-    assert two_numbers(0.5, 0.25) == ("0.5", "0.25")
+    assert " ".join(map(human_size, (12, 1500, 2.5e6, 4e9, 3e13))) == "12 B 1.5 kB 2.5 MB 4.0 GB 30.0 TB"
     counted = count(1, "step"), count(1200, "step"), count(2, "branch", "branches")
     assert counted == ("1 step", "1,200 steps", "2 branches")
 
 
-NAMES = ("GPT.blocks.0.attn.qkv.weight (Linear)", "GPT.head (Linear)")
+NAME = "GPT.blocks.0.attn.qkv"
+ODD = "GPT.[bold]x[/bold] :smile: λ"
 
 
-def table():
-    return Table(
-        (
-            Column("step", right=True),
-            Column("phase", drop_at=2),
-            Column("module", least=10),
-            Column("role"),
-        ),
-        tuple(("1", "optimizer", name, "propagated") for name in NAMES),
-    )
+@pytest.fixture
+def said(tmp_path, introspect):
+    """What `diff` prints of two runs, with these variables."""
+    for run, shift in (("a", 0.0), ("b", 1e-4)):
+        names = [(NAME, "Linear"), (ODD, "Linear")]
+        rows = [row("forward", "output", name, np.ones(4) + shift, module_class=kind) for name, kind in names]
+        write_run(tmp_path / run, [rows], modules=[ModuleInfo(name, kind) for name, kind in names])
+
+    def run(*options, **variables):
+        base = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}}
+        done = introspect("diff", *options, "a", "b", env={**base, "TERM": "xterm-256color", **variables})
+        assert done.returncode == 1, done.stderr
+        return done.stdout
+
+    return run
 
 
-def test_a_table_gives_up_what_is_said_twice_first():
-    wide, _ = fit(table(), 100)
-    assert [column.title for column in wide.columns] == ["step", "phase", "module", "role"]
-    assert wide.rows[0][2] == NAMES[0]
-    narrow, _ = fit(table(), 56)
-    assert narrow.rows[0] == ("1", "optimizer", "…ks.0.attn.qkv.weight (Linear)", "propagated")
-    tight, _ = fit(table(), 32)
-    assert tight.rows[0] == ("1", "…weight (Linear)", "propagated")
+def test_a_table_gives_up_what_is_said_twice_first_and_no_line_is_wider_than_the_terminal(said):
+    for columns, shown in (
+        (200, f"forward  {NAME} (Linear)"),
+        (80, "forward …blocks.0.attn.qkv (Linear)"),
+        (64, "   0 …"),
+    ):
+        lines = said(COLUMNS=str(columns)).splitlines()
+        assert max(map(len, lines)) <= columns
+        (row,) = [line for line in lines if line.endswith(" propagated")]
+        assert shown in row
 
 
-@pytest.mark.parametrize("width", [30, 46, 80, 100, 200])
-def test_no_line_is_wider_than_the_terminal_and_roles_stay_whole(width):
-    lines = [row.text for row in table_lines(table(), width)]
-    assert max(map(len, lines)) <= width
-    assert all(row.endswith("propagated") for row in lines[1:])
+def test_a_pipe_has_no_edge_and_no_colour(said):
+    text = said()
+    assert text.startswith(f"First divergence at step 0: the output of {NAME} (Linear)")
+    assert "\x1b" not in text
+    assert ODD in text, "markup and emoji are text"
 
 
-class Terminal(io.StringIO):
-    def __init__(self, encoding="utf-8", tty=True):
-        super().__init__()
-        self._encoding, self._tty = encoding, tty
-
-    @property
-    def encoding(self):
-        return self._encoding
-
-    def isatty(self):
-        return self._tty
+def test_what_the_encoding_lacks_is_replaced(said):
+    assert "GPT.[bold]x[/bold] :smile: \\u03bb" in said("--all", PYTHONIOENCODING="latin-1")
 
 
-def drawn(blocks, monkeypatch, width=60, *, env=None, **how):
-    monkeypatch.setenv("TERM", "xterm")
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in (env or {}).items():
-        monkeypatch.setenv(name, value)
-    stream = Terminal(**how)
-    Screen(stream, width=width).draw(blocks)
-    return stream.getvalue()
-
-
-def test_colour_on_a_terminal_only_and_never_with_no_color(monkeypatch):
-    blocks = [line("bad", "bad")]
-    assert "\x1b[" in drawn(blocks, monkeypatch)
-    assert "31m" not in drawn(blocks, monkeypatch, env={"NO_COLOR": "1"})
-    assert drawn(blocks, monkeypatch, tty=False) == "bad\n"
-
-
-def test_markup_and_emoji_are_text(monkeypatch):
-    assert drawn([line("[bold]x[/bold] :smile: 12")], monkeypatch, tty=False) == "[bold]x[/bold] :smile: 12\n"
-
-
-def test_paragraphs_are_wrapped_and_long_words_stay_whole(monkeypatch):
-    text = "word " * 30 + "a.very.long.name" * 8
-    out = drawn([line(text, indent=2)], monkeypatch, width=40, tty=False).splitlines()
-    assert all(len(row) <= 40 for row in out if "very" not in row)
-    assert "".join("".join(out).split()) == "".join(text.split())
-
-
-def test_a_pipe_has_no_edge(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    stream = Terminal(tty=False)
-    screen = Screen(stream)
-    screen.draw([line("word " * 100), Line((("x" * 500, ""),), wrap=False)])
-    assert len(stream.getvalue().splitlines()) == 2
-
-
-def test_what_the_encoding_lacks_is_replaced(monkeypatch):
-    out = drawn([line("a … █ λ ·", wrap=False)], monkeypatch, tty=False, encoding="latin-1")
-    assert out == "a ~ # \\u03bb .\n"
-
-
-@pytest.mark.parametrize("back", [0.0, 1.0])
-def test_colours_are_read_on_black_and_on_white(back):
-    for name, style in STYLES.items():
-        colour = Style.parse(style).color
-        if colour is None:
-            continue
-        parts = [value / 255 for value in colour.get_truecolor()]
+def test_colours_are_read_on_black_and_on_white(said, tmp_path, introspect):
+    colours = set()
+    for names in (("a", "b"), ("a", "a")):
+        env = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+        colours |= set(re.findall(r"38;5;(\d+)", introspect("diff", *names, env=env).stdout))
+    assert len(colours) > 1
+    for colour in colours:
+        parts = [(0, 95, 135, 175, 215, 255)[(int(colour) - 16) // power % 6] / 255 for power in (36, 6, 1)]
         linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
         light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]  # relative luminance, WCAG 2
-        contrast = (max(light, back) + 0.05) / (min(light, back) + 0.05)
-        assert contrast > 3.5, (name, contrast)
+        for back in (0.0, 1.0):
+            assert (max(light, back) + 0.05) / (min(light, back) + 0.05) > 3.5, colour
+    assert "38;" not in said(FORCE_COLOR="1", NO_COLOR="1")

@@ -19,14 +19,8 @@ from pages import pair, step_rows
 from synthetic import COUNTS, NUMBERS, row, site, write_run
 from torch import nn
 
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.result import DiffOptions
-from introspect_cli.health.history import pack
-from introspect_cli.health.table import read_table
 from introspect_cli.records import Layout, ModuleInfo, SiteInfo
-from introspect_cli.render.markup import first_screen
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 
 HOSTILE = "Net.</script><script>window.owned=1</script><img src=x onerror=window.owned=1>\x1b[31m\u202e"
@@ -313,13 +307,13 @@ def test_five_hundred_steps_of_as_many_sites_open_at_once(page, tmp_path, browse
     assert "step" in text(browser, "#map-cell")
 
 
-def test_ten_thousand_sites_stay_small_and_say_what_was_left_out(tmp_path):
-    wide_run(tmp_path / "a", 10_000, 5, offset=9)
-    with open_run(tmp_path / "a") as run:
-        packed = pack([read_table(run.rank(0))] * 2, budget=100_000)
-    assert packed.total == 10_000
-    assert len(packed.sites) < 10_000
-    assert packed.values.nbytes <= 100_000
+def test_ten_thousand_sites_stay_small_and_say_what_was_left_out(introspect, tmp_path):
+    wide_run(tmp_path / "a", 10_000, 60, offset=99)
+    made(introspect, "a")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    kept, left = re.search(r"In this page: ([\d,]+) sites with .* ([\d,]+) sites found no room", page).groups()
+    assert int(kept.replace(",", "")) + int(left.replace(",", "")) == 10_000
+    assert len(page) < 8_000_000
 
 
 def test_the_map_does_not_call_equal_what_the_answer_says_diverges(introspect, page, tmp_path, browser):
@@ -350,18 +344,17 @@ def test_a_run_that_went_wrong_says_so_before_its_curves(page, tmp_path, browser
     assert "error" in text(browser, "#findings")
 
 
-def compared(tmp_path, **options):
-    with open_run(tmp_path / "a") as a, open_run(tmp_path / "b") as b:
-        return compare_runs(a, b, DiffOptions(want_map=True, **options))
+def first_screen(introspect, tmp_path):
+    made(introspect, "a", "b")
+    return (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_the_first_screen_says_where_how_much_and_why(tmp_path):
+def test_the_first_screen_says_where_how_much_and_why(introspect, tmp_path):
     tree = [ModuleInfo("Net", "Net", "train.py:3"), ModuleInfo("Net.layer", "Linear", "model.py:41")]
     for name, at in (("a", 99), ("b", 5)):
         steps = [step_rows(number, shift=0.01 * (number >= at)) for number in range(12)]
         write_run(tmp_path / name, steps, modules=tree, settings={"command": {"argv": ["--lr", name]}})
-    result = compared(tmp_path)
-    screen = first_screen(result)
+    screen = first_screen(introspect, tmp_path)
     assert screen.index("<h3>Where</h3>") < screen.index("<h3>How much</h3>") < screen.index("<h3>Why</h3>")
     assert "First divergence at step 5: the output of Net.layer" in screen
     assert "model.py:41" in screen
@@ -372,9 +365,9 @@ def test_the_first_screen_says_where_how_much_and_why(tmp_path):
     assert "--lr a -&gt; b" in screen
 
 
-def test_runs_that_agree_have_a_verdict_and_no_cards(tmp_path):
+def test_runs_that_agree_have_a_verdict_and_no_cards(introspect, tmp_path):
     pair(tmp_path, at=99)
-    screen = first_screen(compared(tmp_path))
+    screen = first_screen(introspect, tmp_path)
     assert "The runs are the same" in screen
     assert 'class="card"' not in screen
 

@@ -65,7 +65,7 @@ HOMES = {
     "rich": {"render"},
     "deepdiff": {"compare"},
     "click": {"cli", "commands"},
-    "pickle": set(),
+    "pickle": {"exchange"},  # its unpickler with nothing to call, for the metadata of torch.distributed.checkpoint
     "marshal": set(),
     "shelve": set(),
     "dill": set(),

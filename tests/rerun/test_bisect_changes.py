@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from answer_schema import schema
 from repositories import introspect
 
-from introspect_cli.compare.changes.statements import Change, Side
-from introspect_cli.compare.result import DiffResult, Verdict
-from introspect_cli.compare.settings.settings import parsed
+from introspect_cli.compare.result import Verdict
 from introspect_cli.rerun.changes.edits import apply_edits, edits_of
-from introspect_cli.rerun.changes.search import Attempt, Attempts, OutOfRunsError, Search
-from introspect_cli.rerun.changes.sides import Sides
-from introspect_cli.rerun.commits import Command
-from introspect_cli.rerun.place import Surroundings, build_place, survey
-from introspect_cli.rerun.recipe import Recipe
-from introspect_cli.rerun.variant import Reference, Rerun
+from introspect_cli.rerun.changes.search import Attempt, OutOfRunsError, Search
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
 # The search, with a question in place of runs.
 
 
-class Asked(Attempts):
+class Asked(Search):
     """Answers of a rule instead of runs."""
 
     rule = None
@@ -36,31 +32,29 @@ class Asked(Attempts):
         if self.runs >= self.most:
             raise OutOfRunsError
         self.runs += 1
-        said = self.rule({self.elements[place].file for place in chosen})
+        said = self.rule({self.elements[place].file[:-3] for place in chosen})
         verdict = {"": Verdict.SAME, "x": Verdict.DIVERGED, "?": Verdict.UNDECIDED}[said]
-        return Attempt(verdict, done=Rerun(Path(), 0, 1))
+        return Attempt(verdict, done=SimpleNamespace())
 
     def why_undecided(self, chosen):
         return "it ends with 1"
 
 
 def search(names, rule, most=100, likely=1):
-    elements = [Change(name, "", Side(1, 1, "a"), Side(1, 1, "b")) for name in names]
-    recipe = Recipe((), (), (), Path())
-    sides = Sides(recipe, Surroundings(Path(), Path(), (), (), ()), {}, {}, {}, tuple(elements), ())
-    answered = []
-    asked = Asked(sides, elements, Reference(Path(), 3), Command((), ()), Path("runs"), most, answered.append)
+    elements = [change for name in names for change in edits_of(f"{name}.py", "a\n", "b\n")]
+    sides, reference = SimpleNamespace(unknown=()), SimpleNamespace(until=3)
+    asked = Asked(sides, elements, likely, reference, None, Path("runs"), most, [].append)
     asked.rule = rule
-    proof = Search(asked, DiffResult("a", "b", Verdict.DIVERGED, "they diverge"), likely).run()
-    return {element.file for element in proof.elements}, proof
+    proof = asked.run()
+    return {element.file[:-3] for element in proof.elements}, proof
 
 
 def test_the_likeliest_change_is_proven_by_two_runs():
     found, proof = search("kabcdefgh", lambda chosen: "x" if "k" in chosen else "")
     assert (found, proof.proven, proof.runs) == ({"k"}, True, 2)
     assert proof.sentence == (
-        "of 9 changes in 9 files, one makes them diverge: k:1; proven by 2 runs: without it the runs are the same up "
-        "to step 3, with it alone they diverge"
+        "of 9 changes in 9 files, one makes them diverge: k.py:1; proven by 2 runs: without it the runs are the same "
+        "up to step 3, with it alone they diverge"
     )
 
 
@@ -140,6 +134,7 @@ class Net(torch.nn.Module):
 
 TRAIN = """\
 import argparse
+import configparser
 import json
 import sys
 
@@ -234,7 +229,7 @@ def test_two_scratch_directories_without_git(first, tmp_path):
     )
     assert "    - h = torch.relu(h)\n    + hidden = torch.tanh(hidden)\n" in answer.stdout
     assert (state(first / "exp1"), state(b)) == before
-    assert not list((tmp_path / "introspect-runs").rglob("variants/*"))
+    assert not list((tmp_path / "introspect-runs").rglob("*-tree"))
 
     answer = introspect(tmp_path, "bisect", "--format", "json", "--changes", first / "a", "b", code=1)
     document = json.loads(answer.stdout)
@@ -288,6 +283,21 @@ def test_a_value_of_a_configuration_file_that_was_edited_between_the_runs_is_the
     assert state(place) == held
 
 
+def ini(text):
+    read = configparser.ConfigParser()
+    read.read_string(text)
+    return {name: dict(section) for name, section in read.items()}
+
+
+def toml(text):
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+READERS = {".json": json.loads, ".yaml": yaml.safe_load, ".toml": toml, ".ini": ini}
+
+
 @pytest.mark.parametrize(
     ("name", "a", "b", "places"),
     [
@@ -312,12 +322,13 @@ def test_the_lines_of_a_configuration_file_that_differ(name, a, b, places):
     assert [change.place for change in changes] == [f"{name}:{place}" for place in places]
     ending = Path(name).suffix
     assert apply_edits([], a, b) == a
-    assert parsed(apply_edits(changes, a, b), ending) == parsed(b, ending)
+    parsed = READERS[ending]
+    assert parsed(apply_edits(changes, a, b)) == parsed(b)
     for change in changes:
         others = [other for other in changes if other is not change]
-        between = parsed(apply_edits(others, a, b), ending)
-        assert between != parsed(a, ending) or not others
-        assert parsed(apply_edits([change], a, b), ending) != parsed(a, ending)
+        between = parsed(apply_edits(others, a, b))
+        assert between != parsed(a) or not others
+        assert parsed(apply_edits([change], a, b)) != parsed(a)
 
 
 def test_a_run_that_fails_before_it_diverges_is_not_bisected(first, tmp_path):
@@ -332,28 +343,3 @@ def test_what_cannot_be_bisected_is_said_in_a_sentence(first):
     assert "nothing to bisect" in introspect(first, "bisect", "--changes", "a", "a", code=2).stderr
     assert "leave 'train.py' out" in introspect(first, "bisect", "--changes", "a", "a", "train.py", code=2).stderr
     assert "say what to bisect" in introspect(first, "bisect", "--changes", "a", "a", "--good", "x", code=2).stderr
-
-
-# The directory of a variant.
-
-
-def test_a_variant_finds_data_and_writes_to_none_of_the_users_files(tmp_path, monkeypatch):
-    root, out = tmp_path / "above" / "project", tmp_path / "out"
-    for folder in (root / "configs", root / ".git", root / "lib", root.parent / "data"):
-        folder.mkdir(parents=True)
-    old, source = root / "configs" / "c.yaml", root / "lib" / "__init__.py"
-    for file in (old, root / "net.pt", source):
-        file.write_text("x")
-    os.utime(old, (1e9, 1e9))
-    around = survey(root, root / "configs", {source}, 1e9 + 5, out)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(root)])
-    with build_place(around, out, {source: b"changed"}, paths="") as place:
-        copied = place.directory / "c.yaml"
-        assert copied.read_text() == "x"
-        copied.write_text("overwritten by the variant")
-        assert (place.directory / "../../data").resolve() == tmp_path / "above" / "data"
-        assert not (place.directory / "../net.pt").exists()
-        assert (Path(place.paths) / "lib" / "__init__.py").read_bytes() == b"changed"
-        assert place.rebuilt_word(f"--out={root}/new") == f"--out={place.rebuilt(root)}/new"
-        assert place.rebuilt_word("--out=new") == "--out=new"
-    assert old.read_text() == source.read_text() == "x"

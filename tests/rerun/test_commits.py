@@ -14,9 +14,6 @@ import pytest
 from interpreter import PYTHON
 from repositories import git, introspect
 
-from introspect_cli.rerun import commits, place
-from introspect_cli.rerun.git import Repository, Revision
-
 pytestmark = pytest.mark.usefixtures("quick_python")
 
 TRAIN = """\
@@ -274,15 +271,15 @@ def test_a_run_of_that_name_wins_over_a_branch_and_that_is_said(repository: Path
 
 
 @pytest.mark.sweep
-def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path, monkeypatch):
-    monkeypatch.setattr(place, "MAX_COPIED_BYTES", 5)
-    at, first = repository.parent / "at", Revision.named(Repository(repository), "first")
-    around = place.survey_of_git(first.user, repository, [], at)
-    for links, large in (((), ["log.txt"]), (["data"], [])):
-        with place.build_place(around, at, revision=first, links=links) as made:
-            assert [path.name for path in made.large] == large
-            assert (made.directory / "data").is_symlink() == bool(links)
-    introspect(repository, "diff", "first", "refactored", "--link", "data", "--", "train.py", "1", code=0)
+def test_large_data_is_not_copied_but_named_and_linked_on_request(repository: Path):
+    with (repository / "data" / "large.bin").open("wb") as file:
+        file.truncate(600 << 20)
+    words = ("diff", "first", "refactored", "--", "train.py", "1")
+    said = introspect(repository, *words, code=0).stderr
+    assert "data/large.bin" in said
+    assert (repository / "data" / "log.txt").read_text() == "the user's"
+    said = introspect(repository, *words[:3], "--link", "data", *words[3:], code=0).stderr
+    assert "large.bin" not in said
     assert (repository / "data" / "log.txt").read_text() == "written by the script"  # the link was asked for
 
 
@@ -306,7 +303,7 @@ def test_submodules_run_as_they_lie_and_another_commit_of_one_is_refused(reposit
 
 
 @pytest.mark.sweep
-def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_editable(repository: Path, monkeypatch):
+def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_editable(repository: Path):
     (repository / "src").mkdir()
     git(repository, "mv", "model.py", "src/model.py")
     commit(repository, "src")
@@ -322,33 +319,17 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
     assert "model.py did not run as it is at absolute" in answer.stderr
     assert not left(repository)
 
-    # as setuptools installs packages of another layout
-    class Finder:
-        __module__ = "__editable___project_finder"
-
-    monkeypatch.setitem(sys.modules, Finder.__module__, type(sys)(Finder.__module__))
-    sys.modules[Finder.__module__].MAPPING = {"model": str(repository / "src" / "model"), "other": "/elsewhere/other"}
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    monkeypatch.chdir(repository)
-    revision, base = Revision.named(Repository(repository), "src"), repository.parent / "base"
-    around = place.survey_of_git(revision.user, repository, [], base)
-    with place.build_place(around, base, revision=revision) as tree:
-        modules = Path(tree.paths.split(os.pathsep)[0])
-        assert [path.name for path in modules.iterdir()] == ["model.py"]
-        assert (modules / "model.py").resolve() == tree.root / "src" / "model.py"
-
 
 @pytest.mark.sweep
-def test_captures_that_were_not_used_for_longest_go(tmp_path: Path, monkeypatch, repository: Path):
+def test_captures_that_were_not_used_for_longest_go(repository: Path):
     introspect(repository, "diff", "first", "refactored", "--", "train.py", "1", code=0)
     base = repository / "introspect-runs" / "commits"
     runs = sorted(path.parent for path in base.glob("*/manifest.yaml"))
-    os.utime(runs[0], (1, 1))
-    monkeypatch.setattr(commits, "MAX_KEPT", 1)
-    monkeypatch.chdir(repository)
-    captures = commits.Captures.here(Repository(repository), base, commits.Command((), ("train.py",)), print)
-    captures.remove_old(runs)
-    assert sorted(path.parent for path in base.glob("*/manifest.yaml")) == runs
-    captures.remove_old(())
-    assert [path.parent for path in base.glob("*/manifest.yaml")] == runs[1:]
-    assert not runs[0].with_name(f"{runs[0].name}.log").exists()
+    for number in range(20):
+        copy = Path(shutil.copytree(runs[0], base / f"old-{number}"))
+        os.utime(copy, (1 + number, 1 + number))
+    introspect(repository, "diff", "first", "faulty", "--", "train.py", "1", code=1)
+    left = {path.parent.name for path in base.glob("*/manifest.yaml")}
+    assert {run.name for run in runs} <= left
+    assert len(left) == 20
+    assert "old-0" not in left

@@ -11,11 +11,9 @@ import pytest
 import torch
 from opcapture import captured
 
-from introspect_cli.compare.result import Verdict
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun import golden
 from introspect_cli.rerun.golden import Golden, compare_golden, pack_golden
-from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -178,46 +176,6 @@ def test_the_pytest_plugin_saves_checks_and_says_what_diverged(pytester):
     assert "pytest_plugin.py" not in said, "the failure is the test's"
 
 
-LONG_TESTS = """\
-import time
-import pytest, torch
-from introspect_cli.rerun import golden
-
-seen = []
-
-def train(scales={}, pause=0.0):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(90):
-        seen.append(step)
-        model(torch.ones(3, 4) * scales.get(step, 1)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        time.sleep(pause * 1.1**step)  # it is ended meanwhile, on a busy machine too
-
-def test_training(introspect, request, monkeypatch):
-    monkeypatch.setattr(golden, "LONG_SECONDS", 0.0)
-    if request.config.getoption("introspect_update"):
-        introspect.assert_same_training("gold", train)
-        return
-    with pytest.raises(AssertionError, match="First divergence at step 3"):  # what is within tolerance ends nothing
-        introspect.assert_same_training("gold", lambda: train({2: 1.001, 3: 2}, 0.1), rtol=0.01)
-    assert 3 <= seen[-1] < 89
-    monkeypatch.undo()
-    with pytest.raises(SystemExit):
-        introspect.assert_same_training("gold", lambda: (train(), exit()))
-"""
-
-
-@pytest.mark.usefixtures("loaded")
-def test_a_long_training_of_a_test_ends_soon_after_its_first_divergence(pytester):
-    pytester.makepyfile(test_it=LONG_TESTS)
-    assert pytester.runpytest_inprocess("-q", *PLUGIN, "--introspect-update").ret == 0
-    done = pytester.runpytest_inprocess("-q", *PLUGIN)
-    assert done.ret == 0, done.stdout.str()
-
-
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "golden"
 
 
@@ -232,30 +190,3 @@ def test_the_golden_run_in_fixtures_is_small_and_still_the_same(tmp_path, intros
     done = introspect("golden", "check", "gpt", cwd=place)
     assert done.returncode == 1, done.stdout
     assert "step 0: the output of GPT.blocks.0.act (GELU)" in " ".join(done.stdout.split())
-
-
-SLOW = TRAIN.replace("for _ in range(50)", "for step in range(60)").replace(
-    "    optimizer.step()", "    __import__('time').sleep(PAUSE * 4**step)\n    optimizer.step()"
-)
-
-
-@pytest.mark.parametrize("long", [True, False])
-def test_a_long_golden_check_ends_soon_after_the_first_divergence(tmp_path, introspect, monkeypatch, long):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SLOW.replace("PAUSE", "0"))
-    golden.save(Golden(("train.py", "0.1"), steps=60), tmp_path / "gold")
-    slow = SLOW.replace("PAUSE", "0.1" if long else "0")  # it is ended long before its end
-    (tmp_path / "train.py").write_text(slow.replace("lr=float(sys.argv[1])", "lr=0.2"))
-    monkeypatch.setattr(golden, "LONG_SECONDS", 0.0 if long else 1000.0)
-    steps = []
-
-    def compare_golden(path, about, new, noise):
-        with open_run(new) as run:
-            steps.append(len(run.rank(0)))
-        return whole(path, about, new, noise)
-
-    whole = golden.compare_golden
-    monkeypatch.setattr(golden, "compare_golden", compare_golden)
-    result = golden.check(tmp_path / "gold")
-    assert (result.verdict, result.first.step) == (Verdict.DIVERGED, 0)
-    assert (steps[0] < 6) is long

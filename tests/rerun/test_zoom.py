@@ -13,11 +13,7 @@ import yaml
 from repositories import git
 from synthetic import row, write_run
 
-from introspect_cli.rerun.recipe import UnrepeatableError, recipe_of
-from introspect_cli.rerun.variant import capture
-from introspect_cli.rerun.zoom import place_for
 from introspect_cli.store import documents
-from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -203,21 +199,11 @@ def test_a_file_that_was_edited_outside_git_runs_as_it_was_recorded_with_linked_
 def test_variables_are_to_be_as_they_were(pair, monkeypatch):
     place = pair(env=(("NET_SCALE", "3"),))
     monkeypatch.setenv("NET_SCALE", "5")
-    monkeypatch.setenv("SOME_SWITCH", "1")
-    found = []
+    said = introspect(place, "zoom", "a", "b", code=1)
     for name in "ab":
-        with open_run(place / name) as run:
-            found.append(recipe_of(run))
-    assert [each.environment["NET_SCALE"] for each in found] == [None, "3"]
-    assert found[1].environment["SOME_SWITCH"] is None
-    assert found[1].words == ("train.py",)
-    with open_run(place / "b") as run:
-        with place_for(run, found[1], place / "tree") as (_, note):
-            assert note == "where it ran, its source files unchanged"
-        (place / "model.py").write_text(FAULTY)
-        with place_for(run, found[1], place / "tree") as (here, note):
-            assert note == "from its recorded sources"
-            assert (here.directory / "model.py").read_text() == SOUND
+        assert (
+            f"Run {name} was run again where it ran, its source files unchanged, and repeats what was recorded." in said
+        )
 
 
 @pytest.mark.parametrize(
@@ -254,20 +240,12 @@ def another_python(tmp_path) -> Path:
 
 
 def test_a_run_is_repeated_with_the_interpreter_that_it_had_if_it_is_there(project, another_python):
-    changed(project / "runs/b", python=str(another_python))
-    with open_run(project / "runs/b") as run:
-        recipe = recipe_of(run)
-        assert (recipe.python, recipe.notes) == (str(another_python), ())
-        with place_for(run, recipe, project / "tree") as (here, _):
-            words, variables = recipe.words_at(here), recipe.environment
-            assert capture(project / "again", here, words, variables, recipe.python).steps == 6
-    command = yaml.safe_load((project / "again/settings/command.yaml").read_text())
-    assert command["python"] == str(another_python)
+    changed(project / "runs/a", python=str(another_python))
     changed(project / "runs/b", python="/no/such/python")
-    with open_run(project / "runs/b") as run:
-        recipe = recipe_of(run)
-    gone = "its interpreter /no/such/python does not exist: this one is used"
-    assert (recipe.python, recipe.notes) == ("", (gone,))
+    said = " ".join(introspect(project, "zoom", "runs/a", "runs/b", code=1).split())
+    assert "its interpreter /no/such/python does not exist: this one is used" in said
+    command = yaml.safe_load((project / "introspect-runs/zoom-a-b/a/settings/command.yaml").read_text())
+    assert command["python"] == str(another_python)
 
 
 WORDS = ("torchrun", "--nproc_per_node", "2", "train.py")
@@ -276,20 +254,15 @@ WORDS = ("torchrun", "--nproc_per_node", "2", "train.py")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (WORDS, None),
         ((*WORDS, "--token", "<redacted>"), "redacted"),
         ((), "its 2 processes were started by a launcher, whose command line was not recorded"),
     ],
 )
 def test_ranks_are_repeated_by_the_launcher_that_was_captured(tmp_path, words, said):
     launcher = {"launcher": {"arguments": [*words], "directory": str(tmp_path)}} if words else {}
-    command = {"script": "train.py", "module": None, "arguments": [], "directory": "/elsewhere", "python": ""}
-    rows = [[row("loss", "loss", "loss", 1.0)]]
+    command = {"script": "train.py", "module": None, "arguments": [], "directory": str(tmp_path), "python": ""}
     about = {"manifest": {"world_size": 2}, "settings": {"command": command | launcher}}
-    with open_run(write_run(tmp_path / "run", rows, ranks=2, **about)) as run:
-        if said is None:
-            recipe = recipe_of(run)
-            assert (recipe.words, recipe.directory) == (words, tmp_path)
-            return
-        with pytest.raises(UnrepeatableError, match=said):
-            recipe_of(run)
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        write_run(tmp_path / name, [[row("loss", "loss", "loss", value)]], ranks=2, **about)
+    answer = introspect(tmp_path, "zoom", "a", "b", code=1)
+    assert said in " ".join(answer.partition("Run b cannot be run again: ")[2].split())

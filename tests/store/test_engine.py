@@ -13,7 +13,6 @@ from laid_out import ALL, FLOWS, SHARED, STATES, copy, exchanged, write
 from logs import frames_of
 
 from introspect_cli import engine
-from introspect_cli.compare.answer import by_rank
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.errors import StoreError, UsageError
@@ -21,7 +20,6 @@ from introspect_cli.health import check as health
 from introspect_cli.render.json import check_document, diff_document
 from introspect_cli.store import merge
 from introspect_cli.store.run import open_run
-from introspect_cli.store.tasks import forget
 
 CHANGED = {
     "nothing": None,
@@ -33,11 +31,8 @@ CHANGED = {
 
 def afar(work, tasks):
     """An engine that sends tasks and results away."""
-    try:
-        for task in tasks:
-            yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
-    finally:
-        forget()
+    for task in tasks:
+        yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(task)))))
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +53,25 @@ def compared(a, b, work=None, **options):
 @pytest.mark.parametrize(
     ("layout", "change"), [("whole", "nothing"), ("whole", "all"), ("shared", "copies"), ("shared", "a sample")]
 )
-def test_ranks_compared_elsewhere_give_the_same_answer(runs, layout, change, monkeypatch):
+def test_ranks_compared_elsewhere_give_the_same_answer(runs, layout, change):
     a, b = runs / "whole nothing", runs / f"{layout} {change}"
     for options in ({"limit": 12}, {"want_map": True, "whole_step": True}):
         here = diff_document(compared(a, b, **options))
         assert diff_document(compared(a, b, afar, **options)) == here
-    monkeypatch.setattr(by_rank, "MANY", 2)
-    assert diff_document(compared(a, b, limit=12)) == diff_document(compared(a, b, afar, limit=12))
 
 
-def test_of_very_many_ranks_the_first_step_is_listed_of_the_rank_that_diverges_first(runs, monkeypatch, introspect):
-    a, b = runs / "whole nothing", runs / "whole all"
-    every = compared(a, b, whole_step=True)
-    assert {divergence.rank for divergence in every.divergences} == {0, 1, 2, 3}
-    monkeypatch.setattr(by_rank, "MANY", 2)
-    result = compared(a, b, afar, whole_step=True)
+def test_of_very_many_ranks_the_first_step_is_listed_of_the_rank_that_diverges_first(runs, tmp_path):
+    few = compared(runs / "whole nothing", runs / "whole all", whole_step=True)
+    assert {divergence.rank for divergence in few.divergences} == {0, 1, 2, 3}
+    a, b = (
+        write(tmp_path / change, 66, ALL, steps=2, lean=True, changed=CHANGED[change]) for change in ("nothing", "all")
+    )
+    for options in ({"limit": 12}, {"whole_step": True}):
+        result = compared(a, b, afar, **options)
+        assert diff_document(result) == diff_document(compared(a, b, **options))
     assert {divergence.rank for divergence in result.divergences} == {0}
-    assert (result.counts, result.sentence, result.first) == (every.counts, every.sentence, every.first)
-    assert result.candidates == every.candidates
+    assert (result.first.site, result.first.step, result.first.rank) == (few.first.site, few.first.step, 0)
+    assert result.counts.diverged == 66 * 2
 
 
 @pytest.mark.parametrize("change", CHANGED)

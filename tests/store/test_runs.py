@@ -1,43 +1,44 @@
 """`introspect runs`: what lies below a directory, and what may be removed."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from synthetic import row, write_run
+from verbs import verb
 
-from introspect_cli.inspect import runs as listing
-from introspect_cli.inspect.runs import RunRow, find_runs, prunable
-from introspect_cli.render.show_text import unseen_sentences
-
-
-def listed(name, ended="complete"):
-    return RunRow(Path(name), "train.py", None, 1, 10, ended)
+from introspect_cli.store.run_writer import StoreWriter
 
 
-def test_the_latest_stay_and_what_may_be_under_way_or_is_packed_never_goes():
-    rows = [listed("a"), listed("b"), listed("c", "running"), listed("d", "unreadable"), listed("e", "damaged")]
-    rows.append(listed("f.introspect.zip"))
-    assert [str(found.path) for found in prunable(rows, keep=1)] == ["b", "e"]
-    assert [str(found.path) for found in prunable(rows, keep=0)] == ["a", "b", "e"]
+def test_the_latest_stay_and_what_may_be_under_way_or_is_packed_never_goes(runs):
+    def removed(*words):
+        done = verb("runs", "prune", *words, runs, "--dry-run")
+        return {Path(line.split()[2]).name for line in done.stdout.splitlines() if line.startswith("would remove ")}
+
+    latest = {"started": "2026-06-15T12:00:00+00:00"}
+    write_run(runs / "latest", [[row("forward", "output", "Net", 1.0)]], manifest=latest)
+
+    for name in ("first", "second"):
+        assert verb("pack", runs / name, "-o", runs / f"{name}.introspect.zip").returncode == 0
+    with StoreWriter.create(runs / "now") as store:
+        store.write_manifest({"status": "running"})
+        old = {"first", "second", "broken"}
+        assert removed("--keep", "1") == old
+        assert removed("--keep", "0") == old | {"latest"}
 
 
-def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
-    for name in ("closed", "a/b/c/d/e/f", "gone"):
+def test_a_search_says_where_it_did_not_look(runs, monkeypatch):
+    for name in ("closed/inside", "a/b/c/d/e/f", "gone"):
         (runs / name).mkdir(parents=True)
-    (runs / "closed" / "inside").mkdir()
     write_run(runs / "far" / "run", [[row("forward", "output", "Net", 1.0)]])
-    whole = find_runs([runs])
-    assert {found.path.name for found in whole.runs} == {"first", "second", "broken", "run"}
-    assert whole.not_searched == [runs / "a/b/c/d/e"]
-    assert unseen_sentences(whole)[0].startswith(
-        f"Not searched: {runs / 'a/b/c/d/e'} (not readable, more than 4 levels"
-    )
-    assert "more than 4 levels down" in introspect("runs", str(runs)).stdout
-    document = json.loads(introspect("runs", str(runs), "--format", "json").stdout)
-    assert document["not_searched"] == [str(runs / "a/b/c/d/e")]
+    listed = json.loads(verb("runs", "--format", "json", runs).stdout)
+    assert {Path(found["path"]).name for found in listed["runs"]} == {"first", "second", "broken", "run"}
+    assert listed["not_searched"] == [str(runs / "a/b/c/d/e")]
+    said = f"Not searched: {runs / 'a/b/c/d/e'} (not readable, more than 4 levels"
+    assert said in verb("runs", runs).stdout
 
-    scandir = listing.os.scandir
+    scandir = os.scandir
 
     def refused(path):
         if Path(path).name == "closed":
@@ -46,14 +47,10 @@ def test_a_search_says_where_it_did_not_look(runs, monkeypatch, introspect):
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(listing.os, "scandir", refused)
-    found = find_runs([runs])
-    assert found.not_searched == [runs / "closed", *whole.not_searched]
-    assert {each.path for each in found.runs} == {each.path for each in whole.runs}
-
-    near = find_runs([runs], most=8)  # the root and what is in it: a, closed, far, first, gone, nested, second
-    assert {each.path.name for each in near.runs} == {"first", "second"}
-    assert len(near.not_searched) == 4
+    monkeypatch.setattr(os, "scandir", refused)
+    found = json.loads(verb("runs", "--format", "json", runs).stdout)
+    assert found["not_searched"] == [str(runs / "closed"), *listed["not_searched"]]
+    assert found["runs"] == listed["runs"]
 
 
 def test_nothing_is_said_to_be_absent_where_nobody_looked(tmp_path, introspect):

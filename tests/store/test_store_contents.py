@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
@@ -11,7 +12,6 @@ import pytest
 from store_contents import attack, build, control, problem, written
 from synthetic import row, write_run
 
-from introspect_cli.exchange.frames import frames
 from introspect_cli.records import Layout, ModuleInfo, Status, Summary
 from introspect_cli.store.run import open_run
 from introspect_cli.store.verify import verify_run
@@ -39,11 +39,12 @@ def test_a_table_has_the_rows_of_the_run_and_nothing_beside_them(tmp_path):
     with (tmp_path / "out" / "records.csv").open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     with open_run(tmp_path / "a") as run:
-        rows = [row for table in frames(run) for row in table.to_pylist()]
-    assert [(row["step"], row["fqn"], row["text"]) for row in found] == [
-        (str(row["step"]), row["fqn"], row["text"]) for row in rows
-    ]
-    assert [row["mean"] for row in found] == ["" if row["mean"] is None else repr(row["mean"]) for row in rows]
+        readers = [run.rank(rank) for rank in run.ranks]
+        records = [each for reader in readers for entry in reader.steps for each in reader.records(entry.step)]
+    rows = [(str(each.step), each.site.fqn, each.summary.text) for each in records]
+    assert sorted((row["step"], row["fqn"], row["text"]) for row in found) == sorted(rows)
+    means = [each.summary.stats.get("mean", math.nan) for each in records]
+    assert sorted(row["mean"] for row in found) == sorted("" if math.isnan(mean) else repr(mean) for mean in means)
 
 
 def test_a_learning_rate_that_is_no_number_is_not_published(tmp_path):

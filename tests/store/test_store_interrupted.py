@@ -11,13 +11,13 @@ import pytest
 from sweeps import sliced
 from synthetic import batch, row
 
-from introspect_cli import store as package
+import introspect_cli
 from introspect_cli.store.rank_writer import LogWriter
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
 
-HERE = str(Path(package.__file__).parent)
+HERE = str(Path(introspect_cli.__file__).parent / "store")
 ROWS = [row("forward", "output", name, np.full(n + 1, 1.5, np.float32)) for n, name in enumerate("abcd")]
 STRIDE = 20
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from click.testing import CliRunner
 from store_attacks import TENSOR, build
 from synthetic import row, write_run
+from verbs import verb
 
-from introspect_cli.commands.stores import verify
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Site
 from introspect_cli.store import rank_writer
@@ -81,7 +80,7 @@ def test_many_findings_are_counted(tmp_path):
     report = verify_run(path)
     assert len(report.findings) == 100
     assert report.omitted == 50
-    assert "50 more findings" in CliRunner().invoke(verify, [str(path)], standalone_mode=False).output
+    assert "50 more findings" in verb("verify", path).stdout
 
 
 def test_the_command_says_what_is_sound_and_what_is_not(tmp_path, introspect):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from introspect_cli.compare.checkpoints import as_moments
-from introspect_cli.compare.diff import compare_runs
-from introspect_cli.compare.result import DiffOptions
-from introspect_cli.exchange.checkpoints import open_any, written
+from introspect_cli.api import diff
 
 torch = pytest.importorskip("torch")
 
 
 def answer(a, b, **options):
     """What `diff` finds."""
-    with open_any(a) as opened, open_any(b) as other:
-        return compare_runs(*as_moments(opened, other, written), DiffOptions(**options))
+    return diff(a, b, **options).result
 
 
 def said(a, b, **options):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from introspect_cli.tensors import checksum, sketch
+from introspect_cli.tensors import checksum
 from introspect_cli.tensors import rows as r
 
 U = np.uint64
@@ -43,11 +43,11 @@ def checksum_terms(words, places):
 def sketch_keys(indices):
     """Bucket (0 to 15) and sign (1.0 or -1.0) of each element index, as the sketch's docstring has them."""
     with np.errstate(over="ignore"):
-        value = (indices // U(sketch.BLOCK) + U(1)) * U(sketch.HASH_1)
-        first = (value ^ (value >> U(sketch.SHIFT))) * U(sketch.HASH_2)
-        second = (first ^ (first >> U(sketch.SHIFT))) * U(sketch.HASH_3)
-    signs = (second ^ (second >> U(sketch.SHIFT))) >> (indices % U(sketch.BLOCK)) & U(1)
-    buckets = (indices % U(16)) ^ (first >> U(sketch.ROTATION_SHIFT))
+        value = (indices // U(64) + U(1)) * U(0x9FB21C651E98DF25)
+        first = (value ^ (value >> U(32))) * U(0xC4CEB9FE1A85EC53)
+        second = (first ^ (first >> U(32))) * U(0xD6E8FEB86659FD93)
+    signs = (second ^ (second >> U(32))) >> (indices % U(64)) & U(1)
+    buckets = (indices % U(16)) ^ (first >> U(60))
     return buckets.astype(np.int64), 1.0 - 2.0 * signs.astype(np.float64)
 
 

@@ -185,7 +185,7 @@ def small_rows(first, number):
     return replace(SMALL, part=Part((((first, number),) if number else (), ((0, 3),))))
 
 
-def write_step(path, *ranks, world=None, left_out=()):
+def write_step(path, *ranks, world=None, left_out=(), settings=None, modules=()):
     """Write a run of one step of several ranks.
 
     Args:
@@ -193,13 +193,18 @@ def write_step(path, *ranks, world=None, left_out=()):
         ranks: of each rank its records: site, layout, checksum, and where they are others mean, status and text.
         world: how many ranks there were; as many as are given if None.
         left_out: ranks that the capture left out.
+        settings: documents of settings, by name.
+        modules: of each rank.
     """
     world = world or len(ranks)
     for rank, given in enumerate(ranks):
         store = StoreWriter.create(path, launch=Launch("0" * 32, "0" * 32, rank, world) if world > 1 else None)
         said = {"status": "complete", "rank": rank, "world_size": world, "steps": 1}
         store.write_manifest(said | ({"left_out": True} if rank in left_out else {}))
+        for name, document in (settings or {}).items():
+            store.write_settings(name, document)
         writer = store.rank(rank, stats=True, sketch=True, sorted_stats=())
+        writer.modules(modules)
         records = [] if rank in left_out else [(*each, *(1.0, None, "")[len(each) - 3 :]) for each in given]
         if records:
             sites, layouts, checksums, means, statuses, texts = zip(*records, strict=True)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from introspect_cli.capture.options import CaptureOptions
 from introspect_cli.capture.session import Session
 from introspect_cli.records import Record, Status
 from introspect_cli.script.ending import Ending
 from introspect_cli.store.run import Run, open_run
-from introspect_cli.tensors.flatten import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,9 +93,9 @@ class Log:
         elif isinstance(thing, torch.Tensor):
             self.entries.append((where, bits(thing)))
         else:
-            for path, leaf in flatten(thing):
+            for path, leaf in tree_leaves_with_path(thing):
                 value = bits(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)
-                self.entries.append((where + path, value))
+                self.entries.append((where + keystr(path), value))
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import ModuleInfo
-from introspect_cli.store import tensorfile
-from introspect_cli.store.columns import FIRST_CHAIN, padded
 from introspect_cli.store.files import HEADS, LOG, Folder
 from introspect_cli.store.log import BACK, CACHE, HEAD, START, STEP, Frames, chained
 from introspect_cli.store.run import RunState, open_run
@@ -236,18 +234,18 @@ def _forged_log(data):
     out = bytearray(data)
     crc = zlib.crc32(out[: START.size - 4])
     out[START.size - 4 : START.size] = struct.pack("<I", crc)
-    at, chain = START.size, FIRST_CHAIN
+    at, chain = START.size, bytes(16)
     while at + HEAD.size <= len(out):
         kind, rows, length, step, digest, _, body_crc, _ = HEAD.unpack_from(out, at)
         end = at + HEAD.size + length
         if end > len(out):
             break
-        chain = chained(chain, step, digest) if kind == STEP else FIRST_CHAIN if kind == BACK else chain
+        chain = chained(chain, step, digest) if kind == STEP else bytes(16) if kind == BACK else chain
         body_crc = zlib.crc32(out[at + HEAD.size : end])
         HEAD.pack_into(out, at, kind, rows, length, step, digest, chain, body_crc, 0)
         crc = zlib.crc32(out[at : at + HEAD.size - 4], crc)
         struct.pack_into("<I", out, at + HEAD.size - 4, crc)
-        at += HEAD.size + padded(length)
+        at += HEAD.size + -(-length // 8) * 8
     return bytes(out)
 
 
@@ -257,7 +255,8 @@ def _forged_tensor(data):
     length = struct.unpack("<Q", data[:8])[0]
     try:
         about = json.loads(data[8 : 8 + length])["__metadata__"]
-        crc = tensorfile._crc(int(about["checksum"], 16), about["dtype"], json.loads(about["shape"]))
+        begins = f"{int(about['checksum'], 16):016x} {about['dtype']} {json.loads(about['shape'])} "
+        crc = zlib.crc32(begins.encode())
         written = about["crc32"].encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return data  # too broken for the reader to get as far as the CRC

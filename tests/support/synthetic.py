@@ -17,6 +17,7 @@ from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.rank_writer import RankWriter
 from introspect_cli.store.run_writer import StoreWriter
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -136,15 +137,29 @@ def write_run(
     sorted_stats: tuple[str, ...] = (),
     complete: bool = True,
     force: bool = False,
+    sources: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
+    whole: bool = False,
 ) -> Path:
     """Write a run whose i-th step (number `first_step + i`, or `numbers[i]`) holds the rows of `steps[i]`.
 
-    Every rank gets the same rows. With `complete=False` the run ends as one that was killed.
+    Every rank gets the same rows. With `complete=False` the run ends as one that was killed. With `whole=True` arrays
+    are stored whole. `sources` are the texts of source files by their names, `files` those of files that it read.
     """
     store = StoreWriter.create(path, force=force)
     about = {"tool": {"name": "introspect", "version": "0.1.0"}, "script": "train.py", "argv": [], "exit_code": 0}
-    for name, value in (settings or {}).items():
+    kept = {name: source_digest(text.encode()) for name, text in {**(sources or {}), **(files or {})}.items()}
+    for name, digest in kept.items():
+        store.save_source(digest, {**(sources or {}), **(files or {})}[name].encode())
+    documents = dict(settings or {})
+    if sources is not None:
+        documents["sources"] = {name: kept[name] for name in sources}
+    if files is not None:
+        documents["files"] = {name: {"digest": kept[name], "size": len(text)} for name, text in files.items()}
+    for name, value in documents.items():
         store.write_settings(name, value)
+    for array in {id(value): value for rows in steps for *_, value in rows if whole}.values():
+        store.save_tensor(summary(array).checksum, memoryview(array), str(array.dtype), array.shape)
     for number in range(ranks):
         writer = store.rank(number, stats=stats, sketch=sketch, sorted_stats=sorted_stats)
         writer.modules(modules)

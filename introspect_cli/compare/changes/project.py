@@ -8,7 +8,7 @@ difference is given as the statement, and the line of it, that wrote it.
 from __future__ import annotations
 
 import ast
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import zip_longest
@@ -26,12 +26,12 @@ from introspect_cli.compare.changes.statements import (
     statements_of,
     tree_of,
 )
-from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences
+from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.changes.statements import Definition, Statement
+    from introspect_cli.compare.changes.statements import Definition
     from introspect_cli.compare.changes.values import Interned
 
 _ALIKE = 0.5
@@ -87,10 +87,13 @@ class Version:
 
     def __post_init__(self) -> None:
         """Parse all files at once and fill `nodes`, `words` and `bound`; SyntaxError for one that cannot be parsed."""
-        self.statements: dict[str, list[Statement]] = {}
+        self.lines: dict[str, list[str]] = {}
+        self.statements: dict[str, list[WrittenStatement]] = {}
         for file, text in self.texts.items():
             self.nodes[file, ""] = tree = ast.parse(text)
-            self.statements[file] = list(statements_of(file, tree.body))
+            self.lines[file] = text.replace("\r\n", "\n").split("\n")
+            found = statements_of(file, tree.body)
+            self.statements[file] = [self.statement_at(file, *each.lines, each.scope) for each in found]
             for node, name in _definitions(tree.body, ""):
                 self.nodes[file, name] = node
                 used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
@@ -117,7 +120,7 @@ class Version:
             for place, node in self.nodes.items():
                 if place[0] == file:
                     reader = Reader(interned, self.names, file)
-                    reader.read_definition(node, dict(env))
+                    reader.read_definition(node, dict(env), self.names.numbers.get(place))
                     self.effects[place] = reader.all_effects()
                     self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
@@ -127,21 +130,20 @@ class Version:
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
-        around = [each for each in self.statements.get(value.file, ()) if each.lines[0] <= number <= each.lines[1]]
-        if not around:
-            return None
-        inner = min(around, key=lambda each: (each.lines[1] - each.lines[0], -len(each.scope)))
-        return self.statement_at(*inner.place, *inner.lines, number)
+        around = [each for each in self.statements.get(value.file, ()) if each.first <= number <= each.last]
+        inner = min(around, key=lambda each: (each.last - each.first, -len(each.scope)), default=None)
+        return None if inner is None else inner._replace(line=number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
         node = self.nodes[place]
-        return self.statement_at(*place, first_line(node), node.end_lineno or node.lineno, node.lineno)
+        whole = self.statement_at(place[0], first_line(node), node.end_lineno or node.lineno, place[1])
+        return whole._replace(line=node.lineno)
 
-    def statement_at(self, file: str, scope: str, first: int, last: int, number: int) -> WrittenStatement:
-        """Lines `first` to `last` of a file as one statement, dedented; `number` is the line that is meant."""
-        lines = self.texts[file].replace("\r\n", "\n").split("\n")[first - 1 : last]
-        return WrittenStatement(file, scope, first, last, dedent("\n".join(lines)), number)
+    def statement_at(self, file: str, first: int, last: int, scope: str) -> WrittenStatement:
+        """Lines `first` to `last` of a file as one statement, dedented; the first line is the one that is meant."""
+        text = dedent("\n".join(self.lines[file][first - 1 : last]))
+        return WrittenStatement(file, scope, first, last, text, first)
 
     def statements_beside(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
         """This version's statements of the file and scope of `line`, `line` itself included if it is there.
@@ -149,8 +151,7 @@ class Version:
         Those of `file_b` where it has no such file; [] where it has neither.
         """
         file = line.file if line.file in self.texts else file_b
-        found = (each for each in self.statements.get(file, ()) if each.scope == line.scope)
-        return [self.statement_at(*each.place, *each.lines, each.lines[0]) for each in found]
+        return [each for each in self.statements.get(file, ()) if each.scope == line.scope]
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
@@ -386,7 +387,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]
     for place, other in sorted(pairs.items()):
-        sides = a.effects[other], b.effects[place]
+        sides, ends = (a.effects[other], b.effects[place]), _defaults_at_the_end(a.nodes[other], b.nodes[place])
         if not place[1]:
             moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
             both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
@@ -399,7 +400,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one))
+            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one, ends))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -415,9 +416,23 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
                         yield Difference(effect, None) if version is a else Difference(None, effect)
 
 
-def _is_added_default(one: Difference) -> bool:
-    """Whether the difference is a parameter's default that one version alone has."""
-    return "default" in {part.kind for part in (one.a, one.b) if part is not None} and None in (one.a, one.b)
+def _is_added_default(one: Difference, ends: set[ast.AST]) -> bool:
+    """Whether the difference is a default among `ends` that one version alone has."""
+    part = one.a or one.b
+    return part is not None and None in (one.a, one.b) and part.kind == "default" and part.node in ends
+
+
+def _defaults_at_the_end(one: ast.AST, two: ast.AST) -> set[ast.AST]:
+    """Defaults of parameters of one function alone behind all that both have: calls of it mean what they meant."""
+    ends: set[ast.AST] = set()
+    if isinstance(one, FUNCTIONS) and isinstance(two, FUNCTIONS):
+        names = [{argument.arg for argument in parameters_of(node)} for node in (one, two)]
+        for given, others in ((one.args, names[1]), (two.args, names[0])):
+            positional = [*given.posonlyargs, *given.args][::-1]
+            alone = next((place for place, each in enumerate(positional) if each.arg in others), len(positional))
+            ends |= {*given.defaults[len(given.defaults) - min(alone, len(given.defaults)) :]}
+            ends.update(filter(None, given.kw_defaults))
+    return ends
 
 
 def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
@@ -438,8 +453,8 @@ def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value])
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:
     """Set both versions' `names` by what was found so far, and return whether they changed.
 
-    Learned are renamings, of paired definitions and of names that differ one to one, and functions to inline: those of
-    one version alone.
+    Learned are renamings, of paired definitions and of names that differ one to one, functions to inline (those of one
+    version alone), and which parameter of b is which of a.
 
     Args:
         a: one version.
@@ -463,8 +478,24 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
     renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
     before = a.names, b.names
     a.names = Names(a.modules, {}, _unpaired_functions(a, {*pairs.values()}))
-    b.names = Names(b.modules, renamed, _unpaired_functions(b, {*pairs}))
+    numbers = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
+    numbers = {place: held for place, held in numbers.items() if held}
+    b.names = Names(b.modules, renamed, _unpaired_functions(b, {*pairs}), numbers)
     return before != (a.names, b.names)
+
+
+def _numbers_in_a(one: ast.AST, two: ast.AST) -> dict[str, int]:
+    """Numbers that the parameters of b's function `two` have in a's `one`, by name; {} where they have the same there.
+
+    A parameter keeps its number where another came or went before it. One of b alone has a number that none of a has.
+    """
+    if not (isinstance(one, FUNCTIONS) and isinstance(two, FUNCTIONS)):
+        return {}
+    old, new = ([argument.arg for argument in parameters_of(node)] for node in (one, two))
+    numbers = {name: len(old) + place for place, name in enumerate(new)}
+    for _, low, high, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        numbers |= zip(new[start:stop], range(low, high), strict=False)  # the same, or renamed
+    return {} if len(old) == len(new) and [*numbers.values()] == [*range(len(old))] else numbers
 
 
 def _unpaired_functions(
@@ -472,11 +503,13 @@ def _unpaired_functions(
 ) -> dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Functions of one version alone by their last name: (file, node), to be inlined.
 
-    Left out are names that several have, `forward`, `step`, dunders, and functions with decorators.
+    Left out are names that several definitions of the version have, of which a call may mean another, `forward`,
+    `step`, dunders, and functions with decorators.
     """
-    found = defaultdict(list)
-    for place in version.nodes.keys() - matched:
-        node = version.nodes[place]
+    times = Counter(name.rpartition(".")[2] for _, name in version.nodes)
+    found = {}
+    for file, name in version.nodes.keys() - matched:
+        node = version.nodes[file, name]
         if isinstance(node, FUNCTIONS) and not node.decorator_list and not node.name.startswith("__"):
-            found[node.name].append((place[0], node))
-    return {name: each[0] for name, each in found.items() if len(each) == 1 and name not in {"forward", "step"}}
+            found[node.name] = file, node
+    return {name: each for name, each in found.items() if times[name] == 1 and name not in {"forward", "step"}}

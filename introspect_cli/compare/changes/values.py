@@ -20,6 +20,8 @@ from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.changes.statements import Definition
+
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
@@ -81,15 +83,24 @@ class Names(NamedTuple):
         modules: names of the version's own files, as they are imported.
         renamed: functions, classes, variables of files and attributes that have another name in the other version.
         inlined: functions that the other version lacks, whose calls stand for what they do.
+        numbers: of b's functions, by place, the numbers that their parameters have in a, where these are others.
     """
 
     modules: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = {}
     inlined: Mapping[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+    numbers: Mapping[Definition, Mapping[str, int]] = {}
 
 
 Interned: TypeAlias = "dict[object, int]"
 """The keys of the values of both versions."""
+
+
+def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
+    """The parameters of a function, in the order of their numbers: those with `*` and `**` last."""
+    given = node.args
+    rest = filter(None, (given.vararg, given.kwarg))
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]
 
 
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
@@ -113,30 +124,28 @@ class Reader:
         described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
-    def read_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> None:
+    def read_function(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+        env: Environment,
+        numbers: Mapping[str, int] | None = None,
+    ) -> None:
         """Add the effects of a function: decorators, defaults, then its body; of a lambda, a `return`.
 
-        `env` is not changed.
+        `env` is not changed. A parameter is known by its place, or by its number in `numbers`, not by its name.
         """
         if isinstance(node, FUNCTIONS):
             for decorator in node.decorator_list:
                 self._add_effect("decorator", decorator, self.value(decorator, dict(env)))
-        arguments = node.args
-        places = [*arguments.posonlyargs, *arguments.args]
-        defaults: list[tuple[int | str, ast.expr | None]] = [
-            (place + len(places) - len(arguments.defaults), default) for place, default in enumerate(arguments.defaults)
-        ]
-        defaults += [
-            (argument.arg, default)
-            for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        ]
-        for place, default in defaults:
-            if default is not None:
-                self._add_effect("default", default, place, self.value(default, dict(env)))
-        inner = dict(env)
-        rest = [*arguments.kwonlyargs, *filter(None, (arguments.vararg, arguments.kwarg))]
-        for number, argument in enumerate([*places, *rest]):
+        inner, arguments = dict(env), node.args
+        for place, argument in enumerate(parameters_of(node)):
+            number = (numbers or {}).get(argument.arg, place)
             inner[argument.arg] = self.make("argument", argument, self._depth, number)
+        places = [*arguments.posonlyargs, *arguments.args]
+        defaults = [*zip(reversed(places), reversed(arguments.defaults), strict=False)][::-1]
+        for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
+            if default is not None:
+                self._add_effect("default", default, inner[argument.arg].parts[1], self.value(default, dict(env)))
         if isinstance(node, ast.Lambda):
             self._add_effect("return", node.body, self.value(node.body, inner))
         else:
@@ -644,10 +653,13 @@ class Reader:
         reader.read_class_body(node, env, methods=True)
         env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))
 
-    def read_definition(self, node: ast.AST, env: Environment) -> None:
-        """Add the effects of a function, class or file; functions and classes inside a class or file are left out."""
+    def read_definition(self, node: ast.AST, env: Environment, numbers: Mapping[str, int] | None = None) -> None:
+        """Add the effects of a function, class or file; functions and classes inside a class or file are left out.
+
+        `numbers` is that of `read_function`.
+        """
         if isinstance(node, FUNCTIONS):
-            self.read_function(node, env)
+            self.read_function(node, env, numbers)
         elif isinstance(node, ast.ClassDef):
             self.read_class_body(node, env)
         elif isinstance(node, ast.Module):

@@ -12,10 +12,10 @@ import ast
 import difflib
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import PurePath
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     DEFINITIONS,
@@ -36,40 +36,31 @@ _MOST_LINES = 20_000
 _MOST_CHANGES = 400
 
 
-class Edit(NamedTuple):
-    """Replacement of lines `low` to before `high` of a (from 0) by lines `start` to before `stop` of b."""
-
-    low: int
-    high: int
-    start: int
-    stop: int
+Edit: TypeAlias = tuple[int, int, int, int]
+"""First line and end (the line behind the last, from 0) of lines of a, and of those of b that replace them."""
 
 
-def edits_of(file: str, text_a: str | None, text_b: str | None) -> list[Change]:
+def edits_of(file: str, text_a: str, text_b: str) -> list[Change]:
     """The changes that make `text_b` of `text_a`, in the file's order; [] where both parse to the same.
 
-    One change of the whole file where it is missing on a side, cannot be parsed, or is too large (`_edits_by_change`).
+    One change of the whole file where it cannot be parsed, or is too large (`_edits_by_change`).
 
     Args:
         file: name of the file, whose ending says how it is parsed.
-        text_a: what it holds in a; None where it is missing there.
+        text_a: what it holds in a.
         text_b: the same of b.
     """
-    if text_a == text_b:
-        return []
-    if text_a is None or text_b is None:
-        return [changed_file(file, text_a, text_b)]
     return [change for change, _ in _edits_by_change(file, text_a, text_b)]
 
 
-def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: str | None) -> str | None:
-    """A's text with the changes `chosen` applied; `text_a` itself without any. None where the file is not to exist.
+def apply_edits(chosen: Iterable[Change | Piece], text_a: str, text_b: str) -> str:
+    """A's text with the changes `chosen` applied; `text_a` itself without any.
 
     Unlike a whole-file change, the result may have other line ends.
 
     Args:
         chosen: changes of one file that `edits_of` gave; a change of the whole file gives the text of b.
-        text_a: what the file holds in a; None where it is missing there.
+        text_a: what the file holds in a.
         text_b: the same of b.
 
     Raises:
@@ -79,12 +70,11 @@ def apply_edits(chosen: Iterable[Change | Piece], text_a: str | None, text_b: st
     if not chosen:
         return text_a
     file = chosen[0].file
-    if text_a is None or text_b is None or any(isinstance(one, Change) and one.unit == "file" for one in chosen):
+    if any(isinstance(one, Change) and one.unit == "file" for one in chosen):
         return text_b
     sides = {(one.a, one.b) for one in chosen}
-    edits = [
-        edit for change, of in _edits_by_change(file, text_a, text_b) if (change.a, change.b) in sides for edit in of
-    ]
+    by_change = _edits_by_change(file, text_a, text_b)
+    edits = [edit for change, of in by_change if (change.a, change.b) in sides for edit in of]
     text = _replace_lines(_lines(text_a), _lines(text_b), edits)
     if _parse(file, text) is None:
         raise ValueError(f"{file}: the chosen changes make no text that can be read")
@@ -100,6 +90,8 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
     The whole file is one change, without edits, where a text cannot be parsed, there are more than `_MOST_LINES` lines
     or `_MOST_CHANGES` changes, or all changes together do not give b.
     """
+    if text_a == text_b:
+        return []
     a, b = _parse(file, text_a), _parse(file, text_b)
     whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
     if a is None or b is None:
@@ -110,7 +102,7 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
     edited: list[tuple[Change, tuple[Edit, ...]]] = []
     together: tuple[Edit, ...] = ()
     opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
-    for hunk in [Edit(*places) for tag, *places in opcodes if tag != "equal"]:
+    for hunk in [(low, high, start, stop) for tag, low, high, start, stop in opcodes if tag != "equal"]:
         together = (*together, hunk)
         for edits in ([(edit,) for edit in _split_by_line(hunk)] if together == (hunk,) else [], [together]):
             values = [_parse(file, _replace_lines(one, two, edit)) for edit in edits]
@@ -147,9 +139,9 @@ def _lines(text: str) -> list[str]:
 def _replace_lines(one: Sequence[str], two: Sequence[str], edits: Iterable[Edit]) -> str:
     """The text of lines `one` with `edits` from lines `two` applied."""
     lines, done = [], 0
-    for edit in sorted(edits):
-        lines += [*one[done : edit.low], *two[edit.start : edit.stop]]
-        done = edit.high
+    for low, high, start, stop in sorted(edits):
+        lines += [*one[done:low], *two[start:stop]]
+        done = high
     return "\n".join([*lines, *one[done:]])
 
 
@@ -158,7 +150,7 @@ def _split_by_line(hunk: Edit) -> list[Edit]:
     low, high, start, stop = hunk
     if high - low != stop - start:
         return [hunk]
-    return [Edit(low + place, low + place + 1, start + place, start + place + 1) for place in range(high - low)]
+    return [(low + place, low + place + 1, start + place, start + place + 1) for place in range(high - low)]
 
 
 def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[Edit]) -> Change:
@@ -172,7 +164,7 @@ def _change(file: str, one: Sequence[str], two: Sequence[str], edits: Sequence[E
         two: all lines of b.
         edits: the edits, in order.
     """
-    sides = _side_of(one, edits[0].low, edits[-1].high), _side_of(two, edits[0].start, edits[-1].stop)
+    sides = _side_of(one, edits[0][0], edits[-1][1]), _side_of(two, edits[0][2], edits[-1][3])
     side, lines = (sides[1], two) if sides[1] is not None else (sides[0], one)
     tree = tree_of("\n".join(lines)) if file.endswith(".py") else None
     return Change(file, "" if side is None or tree is None else _scope(tree, side), *sides)
@@ -201,11 +193,12 @@ def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt
 
 def _scope(tree: ast.AST, side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    around = ""
-    for name, node in definitions(tree):
-        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0):
-            around = name
-    return around
+    around = [
+        name
+        for name, node in definitions(tree)
+        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0)
+    ]
+    return around[-1] if around else ""
 
 
 _DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
@@ -217,7 +210,7 @@ def join_edits(
 ) -> list[Change]:
     """Join edits with a key in common (see `_keys`) to one change with `pieces`, in the order of the first of each.
 
-    An edit alone is a change without `pieces`; a whole-file edit is never joined.
+    An edit alone is a change without `pieces`; only edits of Python are joined.
 
     Args:
         edits: the edits of all differing files.
@@ -225,11 +218,11 @@ def join_edits(
         texts_b: these files in b.
         computes: statements that compute something else; a change is named by the first of its edits that is one.
     """
-    versions = _Names.of(texts_a), _Names.of(texts_b)
+    versions = _names_of(texts_a), _names_of(texts_b)
     group = list(range(len(edits)))
     first: dict[Hashable, int] = {}
     for place, edit in enumerate(edits):
-        for key in _keys(edit, versions) if edit.unit != "file" else ():
+        for key in _keys(edit, versions) if edit.unit != "file" and edit.file.endswith(".py") else ():
             one, two = group[first.setdefault(key, place)], group[place]
             group = [one if each == two else each for each in group]
     together: dict[int, list[Change]] = defaultdict(list)
@@ -261,42 +254,38 @@ def overlaps(edit: Change, other: Change) -> bool:
     return False
 
 
-@dataclass
-class _Names:
-    """Identifiers of one version's files.
+Words: TypeAlias = "dict[tuple[str, str], set[str]]"
+"""Identifiers by (file, qualified name of a function or class): those that it, or what is inside, gives a value.
 
-    Attributes:
-        words: by (file, qualified name of a function or class) those that it, or what is inside, gives a value; by
-            (file, "") all of the file, by ("", "") all.
-        parameters: syntax of the parameters by (file, function); `Net` stands for `Net.__init__`.
+By (file, "") all of the file, by ("", "") all.
+"""
+Parameters: TypeAlias = "dict[tuple[str, str], str]"
+"""Syntax of the parameters by (file, function); `Net` stands for `Net.__init__`."""
+
+
+def _names_of(texts: Mapping[str, str]) -> tuple[Words, Parameters]:
+    """Collect the identifiers of files (texts by name); all words of a file that cannot be parsed, as words of all.
+
+    Names that are only read count for a file, not for a function or class.
     """
-
-    words: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
-    parameters: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, texts: Mapping[str, str]) -> _Names:
-        """Collect the identifiers of files (texts by name); all words of a file that cannot be parsed, as words of all.
-
-        Names that are only read count for a file, not for a function or class.
-        """
-        names = cls()
-        for file, text in texts.items():
-            tree = tree_of(text)
-            names.words["", ""] |= set(re.findall(r"\w+", text)) if tree is None else set()
-            for scope, node in [] if tree is None else [("", tree), *definitions(tree)]:
-                for inner in ast.walk(node):
-                    if scope and isinstance(getattr(inner, "ctx", None), ast.Load):
-                        continue
-                    found = (getattr(inner, key, None) for key in ("id", "attr", "arg", "name", "asname"))
-                    names.words[file, scope].update(part for name in found if name for part in str(name).split("."))
-                if isinstance(node, FUNCTIONS):
-                    names.parameters[file, scope.removesuffix(".__init__")] = ast.dump(node.args)
-            names.words["", ""] |= names.words[file, ""]
-        return names
+    words: Words = defaultdict(set)
+    parameters: Parameters = {}
+    for file, text in texts.items():
+        tree = tree_of(text)
+        words["", ""] |= set(re.findall(r"\w+", text)) if tree is None else set()
+        for scope, node in [] if tree is None else [("", tree), *definitions(tree)]:
+            for inner in ast.walk(node):
+                if scope and isinstance(getattr(inner, "ctx", None), ast.Load):
+                    continue
+                found = (getattr(inner, key, None) for key in ("id", "attr", "arg", "name", "asname"))
+                words[file, scope].update(part for name in found if name for part in str(name).split("."))
+            if isinstance(node, FUNCTIONS):
+                parameters[file, scope.removesuffix(".__init__")] = ast.dump(node.args)
+        words["", ""] |= words[file, ""]
+    return words, parameters
 
 
-def _keys(edit: Change, versions: tuple[_Names, _Names]) -> Iterator[Hashable]:
+def _keys(edit: Change, versions: tuple[tuple[Words, Parameters], tuple[Words, Parameters]]) -> Iterator[Hashable]:
     """Keys of an edit; edits with one in common are joined.
 
     They are: the text of an edit that only adds or only removes, since it may have moved; each identifier in it that
@@ -306,14 +295,14 @@ def _keys(edit: Change, versions: tuple[_Names, _Names]) -> Iterator[Hashable]:
     if edit.a is None or edit.b is None:
         yield edit.file, "moved", (edit.b or edit.a or Side(0, 0, "")).text.strip()
     function = edit.scope.partition(".<locals>.")[0]
-    one, two = versions
-    changed = {scope for place, scope in one.parameters.keys() & two.parameters.keys()
-               if place == edit.file and one.parameters[place, scope] != two.parameters[place, scope]}  # fmt: skip
+    (one, given_a), (two, given_b) = versions
+    both = given_a.keys() & given_b.keys()
+    changed = [scope for file, scope in both if file == edit.file and given_a[file, scope] != given_b[file, scope]]
     called = {scope.rpartition(".")[2] for scope in changed}
     for text in (side.text for side in (edit.a, edit.b) if side is not None):
         words = set(re.findall(r"[^\W\d]\w*", text))
         for place in (("", ""), (edit.file, ""), (edit.file, edit.scope), (edit.file, function)):
-            yield from ((*place, word) for word in words & (one.words[place] ^ two.words[place]))
+            yield from ((*place, word) for word in words & (one[place] ^ two[place]))
         defined = {name: edit.scope.removesuffix(name).rstrip(".") for name in _DEFINES.findall(text)}
         imported = dict.fromkeys(re.findall(r"\w+", " ".join(_IMPORTS.findall(text))), "")
         yield from ((edit.file, outer, "binds", name) for name, outer in (imported | defined).items() if name != "as")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -27,16 +26,15 @@ from introspect_cli.rerun.changes.sides import (
     Element,
     command_line,
     count_by_kind,
-    encode_text,
     likely_first,
     on_axis,
-    opened_files,
     sides_of,
 )
-from introspect_cli.rerun.place import build_place, keep_out_of_git
-from introspect_cli.rerun.variant import Reference, Rerun, capture
+from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
+from introspect_cli.rerun.recorded import decoded, encoded
+from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read, complete_run
 from introspect_cli.store.files import RUNS
-from introspect_cli.store.run import Sources, open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.sums import source_digest
 from introspect_cli.texts import count
 
@@ -107,8 +105,7 @@ def prove(
             read a changed file from elsewhere.
         StoreError: a run cannot be read.
     """
-    directory = (output or Path(RUNS) / f"changes-{a.name}-{b.name}").resolve()
-    keep_out_of_git(directory)
+    directory = keep_out_of_git(output or Path(RUNS) / f"changes-{a.name}-{b.name}")
     with open_run(a) as one, open_run(b) as two:
         recorded = compare_runs(one, two, DiffOptions())
         if recorded.verdict is not Verdict.DIVERGED or recorded.first is None:
@@ -122,8 +119,19 @@ def prove(
         )
     tell(f"{count_by_kind(elements)} between the runs; they diverge at step {recorded.first.step}")
     reference = Reference(a, recorded.first.step if until_step is None else until_step)
-    attempts = Attempts(sides, elements, reference, command, directory, max_runs, tell)
-    return Search(attempts, recorded, likely).run()
+    return Search(sides, elements, likely, reference, command, directory, max_runs, tell).run()
+
+
+class OutOfRunsError(Exception):
+    """As many runs were made as were allowed."""
+
+
+class Attempt(NamedTuple):
+    """Result of an attempt: verdict, comparison with a, and its run; None for what could not be made."""
+
+    verdict: Verdict
+    result: DiffResult | None = None
+    done: Rerun | None = None
 
 
 @dataclass
@@ -131,35 +139,55 @@ class Search:
     """Search for the smallest set of changes that makes the runs diverge; a set is one of positions in `elements`.
 
     Attributes:
-        attempts: runs a with some changes.
-        recorded: how b diverges from a.
+        sides: both runs.
+        elements: what differs between them, the likeliest cause first.
         likely: how many of the elements, the first ones, are called likely by the comparison.
+        reference: run a, and the last step to run.
+        command: further capture options, and what is linked and not copied.
+        output: where runs are kept.
+        most: how many runs may be made.
+        tell: shown a line for each.
+        answers: the result of each attempt, by the positions of the elements that were as in b.
+        runs: how many runs were made.
         smallest: the smallest set so far without which b is the same as a.
     """
 
-    attempts: Attempts
-    recorded: DiffResult
-    likely: int = 0
+    sides: Sides
+    elements: Sequence[Element]
+    likely: int
+    reference: Reference
+    command: Command
+    output: Path
+    most: int
+    tell: Callable[[str], None]
+    answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
+    runs: int = 0
     smallest: frozenset[int] | None = None
 
     @property
     def everything(self) -> frozenset[int]:
         """The set of all changes."""
-        return frozenset(range(len(self.attempts.elements)))
+        return frozenset(range(len(self.elements)))
 
     def run(self) -> Proof:
-        """Try the likeliest changes alone, else check both ends (no change, all changes) and minimise.
+        """Find a set without which b is the same as a, then what else it needs to make a diverge, and prove both.
 
-        Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
+        The likeliest changes are tried alone; else both ends (no change, all changes) are checked, and the set is
+        minimised. Unproven where no more runs are allowed or an end is not as it should be; the sentence says which.
         """
         try:
             core = self._try_likely()
+            if core is None and not self._is_needed(self.everything):
+                return self._proof(frozenset(), self._why_not_repeated())
+            if (core is None or not self._suffices(core)) and not self._suffices(self.everything):
+                return self._proof(frozenset(), self._why_insufficient())
             if core is None:
-                obstacle = self._find_obstacle()
-                if obstacle:
-                    return self._proof(frozenset(), obstacle)
                 core = frozenset(ddmin(sorted(self.everything), lambda part: self._is_needed(frozenset(part))))
-            return self._prove_with_partners(core)
+            both, rest = core, sorted(self.everything - core)
+            if not self._suffices(core):
+                both |= frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
+                self._suffices(both)
+            return self._proof(both, self._proof_sentence(core, both), proven=True)
         except OutOfRunsError:
             return self._unfinished_proof()
 
@@ -180,7 +208,7 @@ class Search:
         """
         rest = self.everything - part
         name = f"b without {self._names(part)}" if rest else "a again, unchanged"
-        same = self.attempts.judge(rest, name) is Verdict.SAME
+        same = self.judge(rest, name) is Verdict.SAME
         if same and (self.smallest is None or len(part) < len(self.smallest)):
             self.smallest = part
         return same
@@ -189,46 +217,23 @@ class Search:
         """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
         every = part == self.everything
         name = "a with all of b's changes" if every else f"a with {self._names(part)} alone"
-        return self.attempts.judge(part, name) is Verdict.DIVERGED
+        return self.judge(part, name) is Verdict.DIVERGED
 
-    def _find_obstacle(self) -> str:
-        """Run a unchanged and a with all changes: why the search cannot begin, in words.
-
-        "" where the first is the same as a and the second diverges.
-        """
-        nothing: frozenset[int] = frozenset()
-        self._is_needed(self.everything)
-        verdict, result, _ = self.attempts.answers[nothing]
+    def _why_not_repeated(self) -> str:
+        """The reason, in words, why a again, unchanged, which was run, is not the same as a."""
+        verdict, result, _ = self.answers[frozenset()]
         if verdict is Verdict.DIVERGED:
             return (
                 "running a again, unchanged, already diverges from a: the script is not deterministic by itself, or "
                 f"something that it reads is not as it was ({result.sentence if result is not None else ''})"
             )
-        if verdict is Verdict.UNDECIDED:
-            why = self.attempts.why_undecided(nothing)
-            remedy = "a file that is newer than the run has to be named: --link PATH"
-            return f"a cannot be run again from what it recorded: {why} ({remedy})"
-        return "" if self._suffices(self.everything) else self._why_insufficient()
+        return f"a cannot be run again from what it recorded: {self.why_undecided(frozenset())} ({NEWER})"
 
     def _why_insufficient(self) -> str:
         """The reason, in words, why a with all changes, which was run, does not diverge."""
-        if self.attempts.answers[self.everything].verdict is Verdict.SAME:
+        if self.answers[self.everything].verdict is Verdict.SAME:
             return "running a with all of b's changes does not diverge from a: something else differs between the runs"
-        return f"a with all of b's changes cannot be judged: {self.attempts.why_undecided(self.everything)}"
-
-    def _prove_with_partners(self, core: frozenset[int]) -> Proof:
-        """Run until it is known which other changes `core` needs to make a diverge; the proof of all of these together.
-
-        None of the others can be left out. Unproven, and empty, where even all changes do not make a diverge.
-        """
-        if self._suffices(core):
-            return self._proof(core, self._proof_sentence(core, core), proven=True)
-        if not self._suffices(self.everything):
-            return self._proof(frozenset(), self._why_insufficient())
-        rest = sorted(self.everything - core)
-        both = core | frozenset(ddmin(rest, lambda part: self._suffices(core | frozenset(part))))
-        self._suffices(both)
-        return self._proof(both, self._proof_sentence(core, both), proven=True)
+        return f"a with all of b's changes cannot be judged: {self.why_undecided(self.everything)}"
 
     def _proof_sentence(self, core: frozenset[int], both: frozenset[int]) -> str:
         """The sentence of a proof: how many changes, which, and what the runs without and with them showed.
@@ -240,9 +245,9 @@ class Search:
         make, them = ("one makes", "it") if len(both) == 1 else (f"{len(both)} make", "them")
         without = them if core == both else self._names(core)
         return (
-            f"of {count_by_kind(self.attempts.elements)}, {make} them diverge: {self._names(both)}; proven by "
-            f"{count(self.attempts.runs, 'run')}: without {without} the runs are the same up to step "
-            f"{self.attempts.reference.until}, with {them} alone they diverge"
+            f"of {count_by_kind(self.elements)}, {make} them diverge: {self._names(both)}; proven by "
+            f"{count(self.runs, 'run')}: without {without} the runs are the same up to step "
+            f"{self.reference.until}, with {them} alone they diverge"
         )
 
     def _unfinished_proof(self) -> Proof:
@@ -250,7 +255,7 @@ class Search:
 
         Empty where none smaller than all changes is known.
         """
-        sentence = f"not finished after {count(self.attempts.runs, 'run')} (--max-runs)"
+        sentence = f"not finished after {count(self.runs, 'run')} (--max-runs)"
         if self.smallest is None or self.smallest == self.everything:
             return self._proof(frozenset(), sentence)
         left = f"what makes the runs diverge is among {count(len(self.smallest), 'change')}"
@@ -258,7 +263,7 @@ class Search:
 
     def _names(self, part: frozenset[int]) -> str:
         """Places of changes, as a list for a sentence: the first `_MAX_NAMED`, then how many more."""
-        names = list(dict.fromkeys(self.attempts.elements[place].place for place in sorted(part)))
+        names = list(dict.fromkeys(self.elements[place].place for place in sorted(part)))
         return some(names, _MAX_NAMED) if len(names) > _MAX_NAMED else listed(names)
 
     def _proof(self, chosen: frozenset[int], sentence: str, *, proven: bool = False) -> Proof:
@@ -269,19 +274,118 @@ class Search:
             sentence: the answer in words.
             proven: as in `Proof`; only then it has a `result`.
         """
-        attempts = self.attempts
-        answer = attempts.answers.get(chosen)
+        answer = self.answers.get(chosen)
         return Proof(
-            elements=tuple(attempts.elements[place] for place in sorted(chosen)),
+            elements=tuple(self.elements[place] for place in sorted(chosen)),
             proven=proven,
-            changes=len(attempts.elements),
-            runs=attempts.runs,
-            undecided=attempts.undecided,
+            changes=len(self.elements),
+            runs=self.runs,
+            undecided=sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values()),
             result=answer.result if answer is not None and proven else None,
             sentence=sentence,
-            unknown=attempts.sides.unknown,
-            directory=attempts.output,
+            unknown=self.sides.unknown,
+            directory=self.output,
         )
+
+    def judge(self, chosen: frozenset[int], name: str) -> Verdict:
+        """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer is returned.
+
+        Args:
+            chosen: positions in `elements`; empty to run a unchanged.
+            name: what is run, in words, for the line.
+
+        Returns:
+            SAME as a, DIVERGED from it, or UNDECIDED: it fails, records no step, or its files cannot be parsed (that is
+            no run, and nothing is told).
+
+        Raises:
+            OutOfRunsError: no more runs are allowed.
+            UsageError: a changed file was imported from elsewhere than the place.
+        """
+        if chosen not in self.answers:
+            self.answers[chosen] = attempt = self._make_attempt(chosen)
+            first = attempt.result.first if attempt.result is not None else None
+            said = {
+                Verdict.SAME: "the same as a",
+                Verdict.DIVERGED: "diverges from a" + (f" at step {first.step}" if first is not None else ""),
+                Verdict.UNDECIDED: f"cannot be told ({self.why_undecided(chosen)})",
+            }
+            if attempt.done is not None:
+                self.tell(f"{name}: {said[attempt.verdict]}")
+        return self.answers[chosen].verdict
+
+    def why_undecided(self, chosen: frozenset[int]) -> str:
+        """The reason, in words, why an attempt is UNDECIDED; KeyError where `chosen` was not judged."""
+        _, result, done = self.answers[chosen]
+        if done is None:
+            return "a file cannot be read by python"
+        if done.exit_code:
+            return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
+        return result.sentence if result is not None else done.last_lines
+
+    def _make_attempt(self, chosen: frozenset[int]) -> Attempt:
+        """Run an attempt, count it in `runs`, and judge it.
+
+        UNDECIDED without a run, and not counted, where a changed file cannot be parsed; UNDECIDED, even if it diverges,
+        where the exit code is neither 0 nor the reference's. A run that was kept counts, too.
+
+        Raises:
+            OutOfRunsError: no more runs are allowed.
+            UsageError: a changed file was imported from elsewhere than the place.
+        """
+        elements = [self.elements[place] for place in sorted(chosen)]
+        try:
+            files = files_with(elements, self.sides)
+        except ValueError:
+            return Attempt(Verdict.UNDECIDED)
+        if self.runs >= self.most:
+            raise OutOfRunsError
+        self.runs += 1
+        done = self._run(elements, files)
+        if done.exit_code not in {0, self.reference.exit_code}:  # it may diverge by failing
+            return Attempt(Verdict.UNDECIDED, done=done)
+        return Attempt(*self.reference.judge(done), done)
+
+    def _run(self, elements: Sequence[Element], files: Mapping[str, bytes]) -> Rerun:
+        """Capture a with these changes and files, or take a complete run that is kept under the same name.
+
+        The name is a hash of the files, the command and the variables.
+
+        Raises:
+            UsageError: a changed file was imported from elsewhere than the place.
+        """
+        recipe = self._recipe_with(elements)
+        described = [
+            sorted((name, source_digest(data)) for name, data in files.items()),
+            [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
+            sorted(recipe.environment.items()),
+        ]
+        name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
+        run = self.output / name
+        kept = complete_run(run)
+        if kept is not None:
+            return kept
+        texts = {self.sides.places[name]: data for name, data in files.items()}
+        at, links = self.output / f"{name}-tree", self.command.links
+        with build_place(self.sides.around, at, texts, links=links, paths=recipe.search_path) as place:
+            words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
+            done = capture(run, place, words, recipe.environment, recipe.python)
+            check_read(done, place)
+        return done
+
+    def _recipe_with(self, elements: Sequence[Element]) -> Recipe:
+        """A's recipe with b's arguments, variables and options among `elements`."""
+        recipe = self.sides.recipe
+        named, options = arguments(recipe.arguments), list(recipe.options)
+        variables = {item.name: item.b for item in on_axis(elements, "environment")}
+        for item in on_axis(elements, "capture"):
+            options = [word for word in options if word.partition("=")[0] != f"--{item.name}"]
+            if item.b is not None and item.b is not False:
+                options.append(f"--{item.name}" if item.b is True else f"--{item.name}={item.b}")
+        changed = {item.name: item.b for item in on_axis(elements, "argument")}
+        words = tuple(command_line(named | changed)) if changed else recipe.arguments
+        environment = {**recipe.environment, **variables}
+        return replace(recipe, options=tuple(options), arguments=words, environment=environment)
 
 
 Item = TypeVar("Item")
@@ -313,181 +417,18 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Seq
     return items
 
 
-class OutOfRunsError(Exception):
-    """As many runs were made as were allowed."""
-
-
-class Attempt(NamedTuple):
-    """Result of an attempt: verdict, comparison with a, and its run; None for what could not be made."""
-
-    verdict: Verdict
-    result: DiffResult | None = None
-    done: Rerun | None = None
-
-
-@dataclass
-class Attempts:
-    """Runs of a with some of b's changes, and the result of each.
-
-    Attributes:
-        sides: both runs.
-        elements: what differs between them, the likeliest cause first.
-        reference: run a, and the last step to run.
-        command: further capture options, and what is linked and not copied.
-        output: where runs are kept.
-        most: how many runs may be made.
-        tell: shown a line for each.
-        answers: the result of each, by the positions of the elements that were as in b.
-        runs: how many runs were made.
-    """
-
-    sides: Sides
-    elements: Sequence[Element]
-    reference: Reference
-    command: Command
-    output: Path
-    most: int
-    tell: Callable[[str], None]
-    answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
-    runs: int = 0
-
-    def judge(self, chosen: frozenset[int], name: str) -> Verdict:
-        """Run a with the changes `chosen`, and tell in a line how that ends; asked again, the first answer is returned.
-
-        Args:
-            chosen: positions in `elements`; empty to run a unchanged.
-            name: what is run, in words, for the line.
-
-        Returns:
-            SAME as a, DIVERGED from it, or UNDECIDED: it fails, records no step, or its files cannot be parsed (that is
-            no run, and nothing is told).
-
-        Raises:
-            OutOfRunsError: no more runs are allowed.
-            UsageError: a changed file was imported from elsewhere than the place.
-        """
-        if chosen not in self.answers:
-            self.answers[chosen] = attempt = self._make_attempt(chosen)
-            first = attempt.result.first if attempt.result is not None else None
-            said = {
-                Verdict.SAME: "the same as a",
-                Verdict.DIVERGED: "diverges from a" + (f" at step {first.step}" if first is not None else ""),
-                Verdict.UNDECIDED: f"cannot be told ({self.why_undecided(chosen)})",
-            }
-            if attempt.done is not None:
-                self.tell(f"{name}: {said[attempt.verdict]}")
-        return self.answers[chosen].verdict
-
-    @property
-    def undecided(self) -> int:
-        """Number of runs whose verdict was UNDECIDED."""
-        return sum(one.verdict is Verdict.UNDECIDED and one.done is not None for one in self.answers.values())
-
-    def why_undecided(self, chosen: frozenset[int]) -> str:
-        """The reason, in words, why an attempt is UNDECIDED; KeyError where `chosen` was not judged."""
-        _, result, done = self.answers[chosen]
-        if done is None:
-            return "a file cannot be read by python"
-        if done.exit_code:
-            return f"it ends with {done.exit_code}: {done.last_lines.rpartition(' / ')[2]}"
-        return result.sentence if result is not None else done.last_lines
-
-    def _make_attempt(self, chosen: frozenset[int]) -> Attempt:
-        """Run an attempt, count it in `runs`, and judge it.
-
-        UNDECIDED without a run, and not counted, where a changed file cannot be parsed; UNDECIDED, even if it diverges,
-        where the exit code is neither 0 nor the reference's. A run that was kept counts, too.
-
-        Raises:
-            OutOfRunsError: no more runs are allowed.
-            UsageError: a changed file was imported from elsewhere than the place.
-        """
-        elements = [self.elements[place] for place in sorted(chosen)]
-        try:
-            sources = sources_with(elements, self.sides)
-        except ValueError:
-            return Attempt(Verdict.UNDECIDED)
-        if self.runs >= self.most:
-            raise OutOfRunsError
-        self.runs += 1
-        done = self._run(elements, sources)
-        if done.exit_code not in {0, self.reference.exit_code}:  # it may diverge by failing
-            return Attempt(Verdict.UNDECIDED, done=done)
-        return Attempt(*self.reference.judge(done), done)
-
-    def _run(self, elements: Sequence[Element], sources: Mapping[str, bytes]) -> Rerun:
-        """Capture a with these changes and source files, or take a complete run that is kept under the same name.
-
-        The name is a hash of the files, the command and the variables.
-
-        Raises:
-            UsageError: a changed file was imported from elsewhere than the place.
-        """
-        recipe, variables = self._command_with(elements)
-        described = [
-            sorted((name, source_digest(data)) for name, data in sources.items()),
-            [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
-            sorted(variables.items()),
-        ]
-        name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
-        around, places = self.sides.around, self.sides.places
-        texts = {places[name]: data for name, data in sources.items()}
-        paths = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
-        at = self.output / "variants" / name
-        with build_place(around, at, texts, links=self.command.links, paths=paths) as place:
-            words = (*recipe.options, *self.command.options, *self.reference.stop_options, *recipe.words_at(place))
-            done = capture(self.output / name, place, words, variables, recipe.python, again=False)
-        self._check_imported(done, sources)
-        return done
-
-    def _command_with(self, elements: Sequence[Element]) -> tuple[Recipe, dict[str, str | None]]:
-        """(a's recipe with b's arguments and options among `elements`, variables to set: None removes one)."""
-        recipe = self.sides.recipe
-        named, variables, options = arguments(recipe.arguments), dict(recipe.environment), list(recipe.options)
-        variables |= {item.name: item.b for item in on_axis(elements, "environment")}
-        for item in on_axis(elements, "capture"):
-            options = [word for word in options if word.partition("=")[0] != f"--{item.name}"]
-            if item.b is not None and item.b is not False:
-                options.append(f"--{item.name}" if item.b is True else f"--{item.name}={item.b}")
-        changed = {item.name: item.b for item in on_axis(elements, "argument")}
-        words = tuple(command_line(named | changed)) if changed else recipe.arguments
-        return replace(recipe, options=tuple(options), arguments=words), variables
-
-    def _check_imported(self, done: Rerun, sources: Mapping[str, bytes]) -> None:
-        """Check that the files that any change concerns were read as `sources` has them.
-
-        A run without a step passes, and so does a file that it did not read.
-
-        Raises:
-            UsageError: another version of one was read.
-        """
-        if not done.usable:
-            return
-        changes = [item for item in self.elements if isinstance(item, Change)]
-        changed = {each.file for item in changes for each in item.pieces or (item,)}
-        with open_run(done.run) as run:
-            ran = {**opened_files(run), **Sources(run).digests}
-        for name in sorted(changed & sources.keys() & ran.keys()):
-            if ran[name] != source_digest(sources[name]):
-                raise UsageError(
-                    f"{name} was not read from the directory of the variant, but from where it is installed or an "
-                    "absolute path leads: its changes cannot be tried"
-                )
-
-
-def sources_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
-    """A's source and opened files with the changes among `elements`, as bytes by name.
+def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
+    """What a's files hold with the changes among `elements`, by name.
 
     Settings among `elements` are passed over. Files that only b has are always included.
 
     Raises:
         ValueError: a changed file cannot be parsed.
     """
-    texts = {**sides.b, **sides.a}
+    files = {**sides.b, **sides.a}
     changes = [item for item in elements if isinstance(item, Change)]
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
     for name in {piece.file for piece in pieces}:
-        text = apply_edits([piece for piece in pieces if piece.file == name], sides.a.get(name), sides.b[name])
-        if text is not None:
-            texts[name] = text
-    return {name: encode_text(text) for name, text in texts.items()}
+        a, b = decoded(sides.a[name]) or "", decoded(sides.b[name]) or ""
+        files[name] = encoded(apply_edits([piece for piece in pieces if piece.file == name], a, b))
+    return files
