@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_state
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.forward import find_attributes_of
+from introspect_cli.compare.reasons.forward import find_attributes_of, number_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
@@ -109,18 +111,14 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
     The first differing count of the parameter decides.
     """
-    table, fqn = at.table, at.site.fqn
-    alignment = table.alignment
-    for union in alignment.by_fqn.get(fqn, []):
-        if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
-            one, two = table.plain(union, "a"), table.plain(union, "b")
-            try:
-                counts = float(one or "nan"), float(two or "nan")
-            except ValueError:
-                return
-            if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
-                yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=one, b=two)
-                return
+    table, alignment = at.table, at.table.alignment
+    unions = [u for u in alignment.by_fqn.get(at.site.fqn, []) if KINDS[alignment.kind[u]] is Kind.OPTIMIZER_STATE]
+    for union in (u for u in unions if "step" in alignment.path[u]):
+        texts = table.plain(union, "a"), table.plain(union, "b")
+        counts = number_of(texts[0]), number_of(texts[1])
+        if counts[0] != counts[1] and 1.0 in counts and not np.isnan(counts).any():
+            yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=texts[0], b=texts[1])
+            return
 
 
 @finds("optimizer")

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import some
-from introspect_cli.compare.settings.differences import Difference, unequal
+from introspect_cli.compare.settings.differences import Difference, on_one_line, unequal
 from introspect_cli.compare.table import KINDS
 from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
@@ -136,7 +136,7 @@ class Optimizers:
             one, two = (side[name].get(parameter) for side in self.paired)
             if one is not None and two is not None:
                 for key, x, y in _differing_values(one, two):
-                    changes[key] = Difference(RECORDED, key, _value_text(x), _value_text(y), key)
+                    changes[key] = Difference(RECORDED, key, *on_one_line(x, y), key)
         return list(changes.values())
 
     def group_of(self, parameter: str) -> tuple[str, str] | None:
@@ -206,10 +206,6 @@ def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tu
     began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
     noted = "initial_lr" in a and "initial_lr" in b  # else one run has no scheduler, which moves lr if anything
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
-
-
-def _value_text(value: Any) -> str | None:
-    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:

@@ -163,18 +163,18 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     """
     if a.content_key == b.content_key or not (a.digest and b.digest):
         return
+    shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
     text_a, text_b = a.text(), b.text()
-    if text_a is not None and text_b is not None:
-        shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
-        values = parsed(text_a, a.ending), parsed(text_b, b.ending)
-        if None not in values:
-            for value, x, y in islice(unequal_values(*values), _MOST):
-                yield Difference(FILES, f"{shown}: {value}", x, y, value)
-            return
+    if text_a is None or text_b is None:
+        yield Difference(FILES, shown, a.digest, b.digest)
+        return
+    values = parsed(text_a, a.ending), parsed(text_b, b.ending)
+    if None in values:
         for line, x, y in first_unequal_line(text_a, text_b):
             yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
     else:
-        yield Difference(FILES, a.name if a.name == b.name else f"{a.name} and {b.name}", a.digest, b.digest)
+        for value, x, y in islice(unequal_values(*values), _MOST):
+            yield Difference(FILES, f"{shown}: {value}", x, y, value)
 
 
 # --- a text
@@ -186,6 +186,8 @@ def parsed(text: str, ending: str) -> Any:
     None for another ending, malformed text, more than `_MOST_NODES` values, and what is no list or mapping; for TOML
     also before Python 3.11.
     """
+    import configparser
+
     try:
         if ending == ".json":
             content = json.loads(text)
@@ -196,24 +198,14 @@ def parsed(text: str, ending: str) -> Any:
 
             content = tomllib.loads(text)
         elif ending in {".ini", ".cfg", ".conf"}:
-            content = _ini_sections(text)
+            parser = configparser.RawConfigParser(strict=False)
+            parser.read_string(text)
+            content = {section: dict(parser.items(section)) for section in parser.sections()}
         else:
             return None
-    except (ValueError, yaml.YAMLError, RecursionError):
+    except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
         return None
     return content if isinstance(content, (dict, list)) and _is_small(content) else None
-
-
-def _ini_sections(text: str) -> dict[str, dict[str, str]] | None:
-    """Sections of an INI text, each as a dictionary; None where it is malformed."""
-    import configparser
-
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        parser.read_string(text)
-        return {section: dict(parser.items(section)) for section in parser.sections()}
-    except configparser.Error:
-        return None
 
 
 def _is_small(root: Any) -> bool:
@@ -236,14 +228,8 @@ def _parsed_yaml(text: str) -> Any:
     """The data of a YAML text; None where it is empty or too large. yaml.YAMLError where it is malformed."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None or not _is_small(node):
-            return None
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+    node = yaml.compose(text, yaml.SafeLoader)
+    return yaml.safe_load(text) if node is not None and _is_small(node) else None
 
 
 def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
