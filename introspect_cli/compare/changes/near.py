@@ -29,7 +29,7 @@ from introspect_cli.compare.changes.statements import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.statements import Change
 
@@ -120,6 +120,7 @@ class Code:
         self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
         self.givers: dict[str, list[Statement]] = defaultdict(list)
         self.callers: dict[str, list[Statement]] = defaultdict(list)
+        self.takers: dict[str, list[Statement]] = defaultdict(list)
         self._bound: dict[ast.AST, set[str]] = {}
         self._imported: set[str] = set()
         for file, text in texts.items():
@@ -133,7 +134,8 @@ class Code:
         self._read_names(statement)
         self.statements.append(statement)
         self.by_definition[statement.place].append(statement)
-        for index, names in ((self.givers, statement.gives), (self.callers, statement.calls)):
+        read = (self.givers, statement.gives), (self.takers, statement.takes), (self.callers, statement.calls)
+        for index, names in read:
             for name in names:
                 index[name].append(statement)
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -245,25 +247,25 @@ class Code:
             depth += 1
         return depths
 
-    def statements_behind(self, seeds: Iterable[Statement]) -> Depths:
+    def statements_behind(self, seeds: Iterable[Statement], stop: Container[str]) -> Depths:
         """Statements whose values may reach `seeds`, each with its distance, from 0 for seeds to `_MOST_VALUES` - 1.
 
         A step leads to the statements around one, to those that give what it takes (what it takes as a parameter comes
-        from calls of the function), and to returns of what it calls.
+        from where the function is called or handed on), and to returns of what it calls. Names in `stop` lead nowhere.
         """
         depths: Depths = {}
         edge = dict.fromkeys(seeds)
         for depth in range(_MOST_VALUES):
             depths |= dict.fromkeys(edge, depth)
-            edge = {giver: None for s in edge for giver in self._statements_before(s) if giver not in depths}
+            edge = {giver: None for s in edge for giver in self._statements_before(s, stop) if giver not in depths}
         return depths
 
-    def _statements_before(self, statement: Statement) -> Iterator[Statement]:
+    def _statements_before(self, statement: Statement, stop: Container[str]) -> Iterator[Statement]:
         """Statements one step behind."""
         yield from statement.around
-        for name in statement.takes:
+        for name in (name for name in statement.takes if name.rpartition(":")[2] not in stop):
             yield from self.givers.get(name, ())
-            yield from self.callers.get(self.called_as.get(name, ""), ())
+            yield from self.takers.get(self.called_as.get(name, ""), ())
         for name in statement.calls:
             for place in self.functions_meant(name, statement.place):
                 yield from (s for s in self.by_definition[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
@@ -333,6 +335,8 @@ _OF_TENSORS = _word_set("by_hand structure initial outside")
 """Reasons for which what gives the tensor a value is meant."""
 _BETWEEN = _word_set("script gradient optimizer structure initial outside rng resumed gap propagated")
 """Reasons for which all that a step runs may lie between the last record that agreed and the first that did not."""
+_CALLED_BETWEEN = _word_set("script outside")
+"""Reasons for which the functions that it calls may, too."""
 _BACKWARD = _word_set("backward manual_backward scale grad")
 _LEADS = ("training_step", "compute_loss")
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
@@ -352,10 +356,13 @@ class SideReach:
         """
         self.code, self.clues = code, clues
         self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
+        self.models = clues.models | {
+            name.rpartition(":")[2] for root in code.callers_of(clues.roots) for name in root.gives
+        }
         self.computes = self._computing_statements()
-        self.builds = code.statements_behind([*self.recorded, *self.computes])
+        self.builds = code.statements_behind([*self.recorded, *self.computes], self.models)
         self.between = code.training_loops() if clues.reason in _BETWEEN else set[Statement]()
-        if clues.reason == "script":
+        if clues.reason in _CALLED_BETWEEN:
             self.between |= code.reached_from(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
             self.between.update(code.statements)
@@ -396,9 +403,9 @@ class SideReach:
             gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
             near = code.reached_from(gets, 1) | near
         if reason in _OF_LOSS:
-            models = clues.models | {name for root in code.callers_of(clues.roots) for name in root.gives}
-            starts = code.callers_of(models if reason == "script" else _BACKWARD)
-            near = code.statements_behind(starts | {s for s in code.statements if s.scope.endswith(_LEADS)}) | near
+            starts = code.callers_of(self.models if reason == "script" else _BACKWARD)
+            starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
+            near = code.statements_behind(starts, self.models) | near
         return code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
 
 
