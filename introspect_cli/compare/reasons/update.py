@@ -181,16 +181,18 @@ def applying_hyperparameters(at: View) -> list[Difference]:
 def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
-    Settings describe the first step, so they count only for names that were not recorded in this one, and under an
-    offset only if the learning rate was.
+    Settings describe the first step, so they count only for names that were not recorded in this one, unless the group
+    has another number in b; under an offset only if the learning rate was recorded.
     """
     recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.group_of(at.site.fqn)
-    seen = held is not None and Kind.HYPERPARAMETER in at.step.comparison.kinds
-    changes = hyperparameter_changes(at.table, at.step.last_text, held) if seen else []
-    if not at.step.comparison.offset or "lr" in recorded:
-        changes += [change for change in at.setup.changes_for(at.site.fqn) if change.name not in recorded]
-    names = {change.about for change in changes}
-    return [*changes, *(change for change in at.hyperparameters if change.about not in names)]
+    offset, seen = at.step.comparison.offset, Kind.HYPERPARAMETER in at.step.comparison.kinds
+    changes = hyperparameter_changes(at.table, at.step.last_text, held) if held and seen else []
+    if not offset or "lr" in recorded:
+        later = recorded if held or offset else set[str]()
+        changes += [change for change in at.setup.changes_for(at.site.fqn) if change.name not in later]
+    names, told = {change.about for change in changes}, bool(changes)
+    others = (change for change in at.hyperparameters if change.about not in names)
+    return [*changes, *(change for change in others if not (told and None in (change.a, change.b)))]
 
 
 _FACTOR = "lr_"
