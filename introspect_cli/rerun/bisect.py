@@ -81,7 +81,7 @@ def bisect(
         raise UsageError(f"{good} is not an ancestor of {bad}: name a good revision that bad comes from")
     directory = keep_out_of_git(output or Path(RUNS) / f"bisect-{first[:10]}-{last[:10]}")
     exit_on_signals()
-    search = _Search(Captures.here(user, directory, command, tell), until_step)
+    search = _Search(Captures(user, directory, command, tell), until_step)
     culprit = search.run(first, last)
     return replace(culprit, proof=search.prove_culprit(culprit, max_runs))
 

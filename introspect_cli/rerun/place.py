@@ -197,7 +197,7 @@ def _entries_below(tops: Sequence[Path], needed: Collection[Path], skipped: Path
 def build_place(
     around: Surroundings,
     at: Path,
-    texts: Mapping[Path, bytes | None],
+    texts: Mapping[Path, bytes] | Mapping[Path, bytes | None],
     *,
     revision: Revision | None = None,
     links: Sequence[str] = (),

@@ -52,21 +52,22 @@ class Recorded:
         return data if source_digest(data) == self.digests[name] else None
 
     def held(self, names: Iterable[str]) -> dict[str, bytes]:
-        """What files held: from the run, else from where they lie if they are unchanged, else without their secrets.
+        """What files held: from the run, else from where they lie if they are unchanged.
 
-        Left out are those of which nothing is known, that are no text, or that lie outside of the project.
+        Of a source, the text without its secrets where no other is known. Left out are files of which nothing is known,
+        that are no text, or that lie outside of the project.
 
         Raises:
             StoreError: one that the run keeps is damaged.
         """
         found = {}
-        for name in names:
-            kept = self.run.source(self.digests[name]) if name in self.digests else None
+        for name in filter(self.digests.__contains__, names):
+            kept = self.run.source(self.digests[name])
             if kept is None or self.is_redacted(name, kept):
-                unchanged = self.unchanged(name) if name in self.digests else None
-                kept = kept if unchanged is None else unchanged
-            inside = kept is not None and any(map(self.places[name].is_relative_to, self.tops))
-            if kept is not None and inside and decoded(kept) is not None:
+                unchanged = self.unchanged(name)
+                kept = kept if unchanged is None and name in self.sources else unchanged
+            inside = any(map(self.places[name].is_relative_to, self.tops))
+            if inside and kept is not None and decoded(kept) is not None:
                 found[name] = kept
         return found
 

@@ -187,8 +187,7 @@ class Reference:
     @property
     def exit_code(self) -> int:
         """The exit code of its script."""
-        with open_run(self.run) as run:
-            return exit_code_of(run)
+        return _read_result(self.run, 1)[1].exit_code
 
     def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
         """Compare a rerun with the reference, up to the step `until`.
@@ -237,7 +236,7 @@ def check_read(done: Rerun, place: Place) -> None:
         if digest in users - here:
             shutil.rmtree(done.run, ignore_errors=True)
             raise UsageError(
-                f"{name} was read as it is in your directory, and not as it was laid into {place.root}: python found "
+                f"{name} was read as it lies in your project, and not as it was put into {place.root}: python found "
                 "it by an absolute path, or where it is installed"
             )
 

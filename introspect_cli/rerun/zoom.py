@@ -236,7 +236,7 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         UsageError: no such path to link, where the project is rebuilt.
     """
     files = recorded_files(run, recipe)
-    held = files.held(files.digests)
+    held = files.held(files.sources)
     changed = [name for name in files.sources if files.unchanged(name) is None]
     without = [name for name in sorted(changed) if name not in held or files.is_redacted(name, held[name])]
     if not changed or without:
@@ -245,9 +245,8 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         clause = f"although {some(without)} {has} text is not kept" if without else clause
         yield Place(files.tops[0], recipe.directory), f"where it ran, {clause}"
         return
-    texts: dict[Path, bytes | None] = {
-        files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)
-    }
+    held = files.held(files.digests)
+    texts = {files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)}
     around = survey(files.tops[0], recipe.directory, texts.keys(), started_at(run), at.parent)
     with build_place(around, at, texts, links=links, paths=recipe.search_path) as place:
         yield place, "from its recorded sources"

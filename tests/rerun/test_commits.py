@@ -316,7 +316,7 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
     commit(repository, "absolute", train=train, src__model=MODEL.replace("{fault}", ""))
     (repository / "src" / "model.py").write_text(MODEL.replace("{fault}", " * 3"))
     answer = introspect(repository, "diff", "absolute", "HEAD", "--", "train.py", "2", code=2)
-    assert "model.py did not run as it is at absolute" in answer.stderr
+    assert "model.py was read as it lies in your project" in answer.stderr
     assert not left(repository)
 
 
