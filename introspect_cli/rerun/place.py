@@ -21,7 +21,7 @@ import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
@@ -356,12 +356,8 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 
 def exit_on_signals() -> None:
     """Make SIGTERM and SIGHUP exits with 128 + their number from here on, so that cleanup runs."""
-
-    def end(number: int, _: object) -> NoReturn:
-        sys.exit(128 + number)
-
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager

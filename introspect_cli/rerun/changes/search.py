@@ -149,7 +149,6 @@ class Search:
         tell: shown a line for each.
         answers: the result of each attempt, by the positions of the elements that were as in b.
         runs: how many runs were made.
-        smallest: the smallest set so far without which b is the same as a.
     """
 
     sides: Sides
@@ -162,7 +161,6 @@ class Search:
     tell: Callable[[str], None]
     answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
     runs: int = 0
-    smallest: frozenset[int] | None = None
 
     @property
     def everything(self) -> frozenset[int]:
@@ -202,16 +200,9 @@ class Search:
         return next((part for part in alone if self._is_needed(part)), None)
 
     def _is_needed(self, part: frozenset[int]) -> bool:
-        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged.
-
-        Sets `smallest` where it is and `part` is smaller.
-        """
+        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged."""
         rest = self.everything - part
-        name = f"b without {self._names(part)}" if rest else "a again, unchanged"
-        same = self.judge(rest, name) is Verdict.SAME
-        if same and (self.smallest is None or len(part) < len(self.smallest)):
-            self.smallest = part
-        return same
+        return self.judge(rest, f"b without {self._names(part)}" if rest else "a again, unchanged") is Verdict.SAME
 
     def _suffices(self, part: frozenset[int]) -> bool:
         """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
@@ -256,10 +247,12 @@ class Search:
         Empty where none smaller than all changes is known.
         """
         sentence = f"not finished after {count(self.runs, 'run')} (--max-runs)"
-        if self.smallest is None or self.smallest == self.everything:
+        same = [self.everything - chosen for chosen, one in self.answers.items() if one.verdict is Verdict.SAME]
+        smallest = min(same, key=len, default=self.everything)
+        if smallest == self.everything:
             return self._proof(frozenset(), sentence)
-        left = f"what makes the runs diverge is among {count(len(self.smallest), 'change')}"
-        return self._proof(self.smallest, f"{sentence}: {left}")
+        left = f"what makes the runs diverge is among {count(len(smallest), 'change')}"
+        return self._proof(smallest, f"{sentence}: {left}")
 
     def _names(self, part: frozenset[int]) -> str:
         """Places of changes, as a list for a sentence: the first `_MAX_NAMED`, then how many more."""
