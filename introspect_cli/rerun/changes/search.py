@@ -422,6 +422,6 @@ def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     changes = [item for item in elements if isinstance(item, Change)]
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
     for name in {piece.file for piece in pieces}:
-        a, b = decoded(sides.a[name]) or "", decoded(sides.b[name]) or ""
-        files[name] = encoded(apply_edits([piece for piece in pieces if piece.file == name], a, b))
+        edits = [edit for one in pieces if one.file == name for edit in sides.edits[name, one.a, one.b]]
+        files[name] = encoded(apply_edits(name, edits, decoded(sides.a[name]) or "", decoded(sides.b[name]) or ""))
     return files

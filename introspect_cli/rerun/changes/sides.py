@@ -12,7 +12,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.settings import ARGUMENT, ENV_NOISE, OPTION, arguments
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.changes.edits import edits_of, join_edits, overlaps
+from introspect_cli.rerun.changes.edits import Edit, edits_of, join_edits, overlaps
 from introspect_cli.rerun.place import Surroundings, survey
 from introspect_cli.rerun.recipe import Recipe, recipe_of
 from introspect_cli.rerun.recorded import decoded, project_root, recorded_files
@@ -41,6 +41,7 @@ class Sides:
         places: path of each file in a's directories, by name.
         a: what each of a's files held, by name.
         b: what each of b's did, by the name that the file has in a.
+        edits: what each change of a file replaces, by file and both sides.
         elements: what differs.
         unknown: what differs and cannot be tried, as clauses.
     """
@@ -50,6 +51,7 @@ class Sides:
     places: Mapping[str, Path]
     a: Mapping[str, bytes]
     b: Mapping[str, bytes]
+    edits: Mapping[object, Sequence[Edit]]
     elements: tuple[Element, ...]
     unknown: tuple[str, ...]
 
@@ -99,23 +101,27 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     times = [started_at(run) for run in (a, b)]
     before = times[0] if root != root_b else None if None in times else min(filter(None, times))
     around = survey(root, recipe.directory, {*places.values()}, before, output)
-    elements: tuple[Element, ...] = (*_changes(held_a, held_b, differing, one.digests), *settings)
-    return Sides(recipe, around, places, held_a, held_b, elements, tuple(dict.fromkeys(unknown)))
+    changes, edits = _changes(held_a, held_b, differing, one.digests)
+    return Sides(recipe, around, places, held_a, held_b, edits, (*changes, *settings), tuple(dict.fromkeys(unknown)))
 
 
 def _changes(
     held_a: Mapping[str, bytes], held_b: Mapping[str, bytes], differing: Collection[str], in_a: Collection[str]
-) -> list[Change]:
-    """The changes of the files in `differing` of which both texts are known, joined by `join_edits`."""
+) -> tuple[list[Change], dict[object, tuple[Edit, ...]]]:
+    """The changes of the files in `differing` of which both texts are known, joined by `join_edits`; and their edits.
+
+    Edits are by file and both sides of the change or, of a joined one, of its piece.
+    """
     names = [name for name in differing if name in held_a and name in held_b]
     one, two = ({name: decoded(held[name]) or "" for name in names} for held in (held_a, held_b))
-    edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
+    edits = {change: of for name in names for change, of in edits_of(name, one[name], two[name]).items()}
     new = {name: decoded(data) or "" for name, data in held_b.items() if name not in in_a}
     texts_a, texts_b = (
         {name: text for name, text in each.items() if name.endswith(".py")} for each in (one, two | new)
     )
     computes, *_ = changed_between(texts_a, texts_b, held_b)
-    return join_edits(edits, texts_a, texts_b, computes)
+    joined = join_edits([*edits], texts_a, texts_b, computes)
+    return joined, {(change.file, change.a, change.b): of for change, of in edits.items()}
 
 
 def _names_in_a(a: Recipe, b: Recipe) -> dict[str, str]:
