@@ -84,7 +84,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         raise UsageError(
             f"the text of {some(gone, _SHOWN)} is not kept in {a.path}, and it was changed since: capture the run again"
         )
-    settings, secret = differing_settings(a, b)
+    settings, secret = differing_settings((a, b), (recipe, recipe_b))
     unknown = [f"{name}: its value was redacted" for name in secret]
     for side, files, held in (("a", one, held_a), ("b", two, held_b)):
         for name in filter(files.digests.__contains__, differing):
@@ -173,16 +173,12 @@ def _setting_name(element: Element) -> str:
     return element.file if isinstance(element, Change) else element.name
 
 
-_DOCUMENTS = {"argument": "command", "environment": "environment", "capture": "seeds"}
-"""Settings document by axis; `capture` is an option of `introspect capture` that changes the run."""
-
-
 @dataclass(frozen=True)
 class Difference:
     """A difference between the runs that is not a text: a setting.
 
     Attributes:
-        axis: `argument`, `environment` or `capture`.
+        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
         name: option or variable.
         a: its value in run a; None where absent. A list for options of several values, True for a flag.
         b: its value in run b.
@@ -215,18 +211,19 @@ def count_by_kind(elements: Collection[Element]) -> str:
     return settings if not files else changes if len(files) == len(elements) else f"{changes} and {settings}"
 
 
-def differing_settings(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
+def differing_settings(runs: tuple[Run, Run], recipes: tuple[Recipe, Recipe]) -> tuple[list[Difference], list[str]]:
     """The settings that differ and can be changed, and the names of those that cannot since a value is redacted.
 
     Arguments, environment variables and capture options, in this order, each sorted by name. Environment variables that
     say nothing of a training (`ENV_NOISE`) are left out.
     """
     changeable, secret = [], []
-    for axis, document in _DOCUMENTS.items():
-        one, two = (run.settings.document(document) for run in (a, b))
-        if axis == "argument":
-            words = (command.get("arguments") for command in (one, two))
-            one, two = (arguments(map(str, given)) if isinstance(given, list) else {} for given in words)
+    settings = {
+        "argument": [arguments(recipe.arguments) for recipe in recipes],
+        "environment": [run.settings.document("environment") for run in runs],
+        "capture": [run.settings.document("seeds") for run in runs],
+    }
+    for axis, (one, two) in settings.items():
         for name, left, right in sorted(unequal(one, two), key=lambda item: item[0]):
             if axis == "environment" and ENV_NOISE.match(name):
                 continue
