@@ -218,6 +218,8 @@ def build_place(
             large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
             for path, data in texts.items():
                 there = place.rebuilt(path)
+                if there.parent.resolve() != there.parent:  # in what is linked, which is the user's
+                    continue
                 if data is None or there.is_symlink():
                     there.unlink(missing_ok=True)
                 if data is not None:

@@ -7,7 +7,6 @@ a variable that holds one is taken as it is now.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,9 +99,7 @@ def recipe_of(run: Run) -> Recipe:
         problems.append(f"its directory {directory} does not exist")
     environment, notes = _variables(run, moved)
     python = str(command.get("python") or "")
-    if python == sys.executable or not python:
-        python = ""
-    elif not Path(python).is_file():
+    if python and not Path(python).is_file():
         notes.append(f"its interpreter {python} does not exist: this one is used")
         python = ""
     sources = run.settings.document("sources")

@@ -167,12 +167,11 @@ def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt
 
 def _scope(tree: ast.AST, side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    around = [
-        name
-        for name, node in definitions(tree)
-        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0)
-    ]
-    return around[-1] if around else ""
+    around = ""
+    for name, node in definitions(tree):
+        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0):
+            around = name
+    return around
 
 
 _DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")
