@@ -52,11 +52,6 @@ class Recipe:
     problem: str = ""
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """Capture options, then the script and its arguments."""
-        return (*self.options, *self.started, *self.arguments)
-
-    @property
     def search_path(self) -> str:
         """PYTHONPATH as it is to be."""
         return self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""

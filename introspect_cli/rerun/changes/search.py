@@ -350,7 +350,8 @@ class Search:
         recipe = self._recipe_with(elements)
         described = [
             sorted((name, source_digest(data)) for name, data in files.items()),
-            [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
+            [self.command.options, self.command.links, recipe.options, recipe.started, recipe.arguments],
+            self.reference.until,
             sorted(recipe.environment.items()),
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
