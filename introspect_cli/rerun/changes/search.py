@@ -393,22 +393,17 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Seq
         fails: the question; asked of subsets, their items in the order of `items`, and never of the empty one.
     """
     parts = 2
-    while len(items) > 1:
+    while True:
         size = max(len(items) // parts, 1)
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        rests = [[item for item in items if item not in chunk] for chunk in chunks]
-        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
+        rests = [[item for item in items if item not in chunk] for chunk in chunks if len(chunks) > 2]
+        smaller = next((part for part in (*chunks, *rests) if len(part) < len(items) and fails(part)), None)
         if smaller is not None:
-            items, parts = smaller, 2
-            continue
-        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
-        if smaller is not None:
-            items, parts = smaller, max(parts - 1, 2)
+            items, parts = smaller, 2 if smaller in chunks else max(parts - 1, 2)
         elif size == 1:
-            break
+            return items
         else:
             parts = min(parts * 2, len(items))
-    return items
 
 
 def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
