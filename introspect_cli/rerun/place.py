@@ -321,10 +321,8 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
     paths = [str((path.is_absolute() and rebuilt(path)) or path) for path in words]
     # setuptools leaves entries there that are no files, such as `__editable__.name.finder.__path_hook__`
     paths += [str(there) for path in map(Path, sys.path[1:]) if path.exists() and (there := rebuilt(path)) is not None]
-    for finder in sys.meta_path:
-        module = sys.modules.get(getattr(finder, "__module__", ""))
-        mapping = vars(module).get("MAPPING") if module is not None and "__editable__" in module.__name__ else None
-        for name, path in (mapping or {}).items():
+    for module in [module for name, module in sys.modules.items() if "__editable__" in name]:
+        for name, path in getattr(module, "MAPPING", {}).items():
             there = rebuilt(Path(path))
             if there is not None and "." not in name:
                 modules.mkdir(parents=True, exist_ok=True)
