@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from neutrality import assert_neutral
 from torch import nn
 
 from introspect_cli.api import recording
-from introspect_cli.capture.recording import keeping
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
@@ -129,7 +129,9 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd,
             loss.backward()
             optimizer.step()
 
-    monkeypatch.setattr(keeping, "free_memory", lambda: 1_200_000)
+    read_text = Path.read_text
+    texts = {"/proc/meminfo": "MemAvailable: 1172 kB"}
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: texts.get(str(path)) or read_text(path, **how))
     options = {"keep_around": 1, "quiet": False}
     run = captured(tmp_path / "run", work, options, width=30_000)
     said = capfd.readouterr().err

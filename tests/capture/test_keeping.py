@@ -17,13 +17,13 @@ from store_kills import rows
 from sweeps import sliced
 from synthetic import batch
 from torch import nn
+from verbs import verb
 
 import introspect_cli
 from introspect_cli.capture.options import CaptureOptions, options_of
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.schedule.rules import ALWAYS, Schedule, parse_rule
 from introspect_cli.store.log import DROP, STEP
-from introspect_cli.store.pack import pack
 from introspect_cli.store.rank_writer import Frame
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import StoreWriter
@@ -194,7 +194,7 @@ def test_what_is_left_is_as_it_was_written(tmp_path):
     with open_run(tmp_path / "run") as run:
         assert run.state is RunState.COMPLETE
         assert [entry.step for entry in run.rank(0).steps] == [0, 49]
-    assert pack(tmp_path / "run", tmp_path / "run.zip")
+    assert verb("pack", tmp_path / "run", "-o", tmp_path / "run.zip").returncode == 0
     with open_run(tmp_path / "run.zip") as run:
         assert run.rank(0).thinned == ("48 steps between 1 and 48 (recorded, then dropped by --steps)",)
     StoreWriter.create(tmp_path / "run", force=True).close()
