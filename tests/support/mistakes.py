@@ -11,6 +11,7 @@ import random
 import sys
 import threading
 import types
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -89,17 +90,21 @@ def called_while(work, path, **options):
 
     (guarded,) = {owner for owner in _owners() if getattr(owner, "__name__", "") == "Guarded"}
 
+    def enter(self):
+        super(guarded, self).__enter__()
+        depth.inside = getattr(depth, "inside", 0) + 1
+
+    def leave(self, *error):
+        depth.inside -= 1
+        return super(guarded, self).__exit__(*error)
+
     def look(frame, event, _arg):
-        code, inside = frame.f_code, getattr(depth, "inside", 0)
-        if code is guarded.__enter__.__code__:
-            depth.inside = inside + (event == "return")
-        elif code is guarded.__exit__.__code__:
-            depth.inside = inside - (event == "call")
-        elif event == "call" and inside > 0 and code in functions:
+        code = frame.f_code
+        if event == "call" and getattr(depth, "inside", 0) and code in functions:
             found[f"{code.co_filename.removeprefix(CAPTURE)}:{functions[code].__qualname__}"] = functions[code]
 
     seeded()
-    with watched(path, **options):
+    with watched(path, **options), unittest.mock.patch.multiple(guarded, create=True, __enter__=enter, __exit__=leave):
         threading.setprofile(look)
         sys.setprofile(look)
         try:
