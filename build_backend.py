@@ -55,7 +55,7 @@ EXTENSIONS: Final = [
     Extension(
         "introspect_cli.tensors._kernels",
         [
-            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "held")),
+            *(f"{PROBES}/{name}.cpp" for name in ("gradients", "held", "section")),
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
         depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "objects", *_BOTH))],

@@ -12,16 +12,16 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.capture.frames import PAUSE
 from introspect_cli.errors import belongs_to_script
 from introspect_cli.script.ending import PACKAGE
+from introspect_cli.tensors.kernels import KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 
 _UNCOUNTED = " (as importlib's _bootstrap)"
@@ -58,14 +58,10 @@ class Guard:
     def __init__(self, warn: Callable[[str], None]) -> None:
         """Start with no failure; `warn` is given each new sentence at once."""
         self._warn = warn
+        KERNELS.share_sections(threading.main_thread().ident, WAITING, PAUSE)
         self.sentences: list[str] = []
         self.failed: set[str] = set()
         self.details: list[str] = []
-        self.depth = 0
-        """Guarded sections that the main thread is in."""
-        self.waiting: list[Callable[[], None]] = []
-        """Signal handlers of the script that wait for the end of the outermost section."""
-        self.main = threading.main_thread().ident
         self.inside: set[str] = set()
         """Groups of watched functions (`events`), one of which is running."""
         self.script_is_over = False
@@ -113,11 +109,31 @@ class Guard:
             self._warn(sentence)
 
 
-class Guarded:
-    """Context manager around the code of one probe: swallows its mistakes and sets `on` to False at the first."""
+in_section: Callable[[], int] = KERNELS.section_depth
+"""Number of guarded sections that the main thread is in."""
+WAITING: list[Callable[[], None]] = []
+"""Signal handlers of the script that wait for the end of the outermost section."""
 
-    # A step has a dozen sections, each after what empties the caches: so what all of them do stands here, and calls
-    # little else.
+
+if TYPE_CHECKING:
+
+    class Section:
+        """Begins and ends a section; compiled."""
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool: ...
+else:
+    Section = KERNELS.Section
+
+
+class Guarded(Section):
+    """Context manager around the code of one probe: swallows its mistakes and sets `on` to False at the first.
+
+    In a section Dynamo looks at no frame, and, in the main thread, signal handlers of the script wait; those that
+    waited run at the end of the outermost one.
+    """
+
     __slots__ = ("_guard", "_lost", "_probe", "_then", "inside", "on")
 
     def __init__(self, guard: Guard, probe: str, lost: str, then: Callable[[], None] | None) -> None:
@@ -129,41 +145,15 @@ class Guarded:
         self._then = then
         self.on = False
 
-    def __enter__(self) -> None:
-        """Begin a section: Dynamo looks at no frame, and, in the main thread, signal handlers of the script wait."""
-        guard = self._guard
-        if get_ident() == guard.main:
-            guard.depth += 1
-        if PAUSE.taken or PAUSE.asked() is not None:
-            PAUSE.begin()
+    def failed(self, error: BaseException) -> bool:
+        """Take an error that ends a section: one of introspect's is noted, sets `on` to False, and has `then` called.
 
-    def __exit__(
-        self, _class: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
-    ) -> bool:
-        """End a section: an error of introspect's is noted and swallowed, sets `on` to False, and has `then` called.
-
-        The script's is raised on. In the main thread, signal handlers that waited run at the end of the outermost one.
+        Returns whether it is swallowed; the script's is raised on.
         """
-        if PAUSE.taken:
-            PAUSE.end()
-        if error is None:
-            self._leave()
-            return False
         swallowed = not self._guard.is_scripts(error)
-        try:
-            if swallowed:
-                self.on = False
-                if self._then is not None:
-                    self._then()
-                self._guard.failure(self._probe, self._lost, error)
-        finally:
-            self._leave()
+        if swallowed:
+            self.on = False
+            if self._then is not None:
+                self._then()
+            self._guard.failure(self._probe, self._lost, error)
         return swallowed
-
-    def _leave(self) -> None:
-        """Leave a section; the end of the main thread's outermost one runs the signal handlers that wait."""
-        guard = self._guard
-        if get_ident() == guard.main:
-            guard.depth -= 1
-            while guard.waiting and not guard.depth:  # here: another call would let a signal come between
-                guard.waiting.pop(0)()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import is_introspects, outward
-from introspect_cli.capture.guard import is_stand_in
+from introspect_cli.capture.guard import WAITING, in_section, is_stand_in
 from introspect_cli.script.ending import PACKAGE, DeferredHandler
 
 if TYPE_CHECKING:
@@ -46,10 +46,9 @@ _MOMENT = 0.0005  # seconds
 class _Waiting:
     """Signal handler of the script, called at once, or at the end of the guarded section that it would interrupt."""
 
-    def __init__(self, handler: Any, guard: Guard) -> None:
+    def __init__(self, handler: Any) -> None:
         """Wrap a handler of the script's; it is not installed here."""
         self.handler = handler
-        self._guard = guard
         self._waiting: functools.partial[None] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
@@ -59,18 +58,17 @@ class _Waiting:
         raises (`forget`, `__del__`), the signal is sent again a moment later. Returns what the handler returned; None
         where it was not called.
         """
-        guard = self._guard
         again = self._waiting is not None and self.handler is signal.default_int_handler
-        if guard.depth and not again:
+        if in_section() and not again:
             self._waiting = functools.partial(self._run, number)
-            guard.waiting.append(self._waiting)
+            WAITING.append(self._waiting)
             return None
         if _is_swallowed(frame):
             start_new_thread(_send_again, (number,))
             return None
         if again:  # both arrive now: the script may have gone on by the time the first would
-            if self._waiting in guard.waiting:
-                guard.waiting.remove(self._waiting)
+            if self._waiting in WAITING:
+                WAITING.remove(self._waiting)
             self._waiting = None
         return self.handler(number, frame)
 
@@ -99,7 +97,6 @@ class Interpreter:
 
     def __init__(self, guard: Guard) -> None:
         """Change nothing yet; `install` does."""
-        self._guard = guard
         self._guarded = guard.around("interpreter", "signals are")
         self._patches = Patches()
         self._set = signal.signal
@@ -107,16 +104,16 @@ class Interpreter:
     def install(self) -> None:
         """Wrap the handlers set now; replace `signal.signal`, `signal.getsignal` and walkers of `traceback`."""
         self._set = signal.signal
-        self._exchange_handlers(lambda handler: _Waiting(handler, self._guard) if _may_raise(handler) else None)
+        self._exchange_handlers(lambda handler: _Waiting(handler) if _may_raise(handler) else None)
         self._patches.put("interpreter", self, self._guarded)
 
-    def setter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    @staticmethod
+    def setter(original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `signal.signal` that sets a wrapped handler and returns the script's own earlier one."""
-        guard = self._guard
 
         @functools.wraps(original)
         def set_handler(signalnum: int, handler: Any) -> Any:
-            return _handler_of(original(signalnum, _Waiting(handler, guard) if _may_raise(handler) else handler))
+            return _handler_of(original(signalnum, _Waiting(handler) if _may_raise(handler) else handler))
 
         return set_handler
 

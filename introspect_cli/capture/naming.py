@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from itertools import chain, repeat
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
@@ -207,19 +209,26 @@ def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) ->
         holders: the modules, each looked at by itself (see `holders_in`); one that is gone is passed over.
         kinds: PARAM, BUFFER or both.
     """
-    tensors: dict[int, torch.Tensor] = {}
-    of: list[Kind] = []
-    places: list[object] = []
-    for module in (module for reference in holders if (module := reference()) is not None):
-        for kind, group in ((Kind.PARAM, module._parameters), (Kind.BUFFER, module._buffers)):  # noqa: SLF001 - as above
-            if group and kind in kinds:
-                places.append(id(module))
-                places += group.keys()  # a scripted module's is no mapping, and cannot be walked
-                for tensor in group.values():
-                    if tensor is not None and id(tensor) not in tensors:
-                        tensors[id(tensor)] = tensor
-                        of.append(kind)
-    return of, list(tensors.values()), [*places, *tensors]
+    parameters, buffers = Kind.PARAM in kinds, Kind.BUFFER in kinds
+    modules = [module for reference in holders if (module := reference()) is not None]
+    groups: list[Any] = []  # a scripted module's is no dict
+    each: list[Kind] = []
+    for module in modules:  # asked of all modules in each step: what follows runs no frame and makes no pairs
+        if parameters and module._parameters:  # noqa: SLF001 - as above
+            groups.append(module._parameters)  # noqa: SLF001 - as above
+            each.append(Kind.PARAM)
+        if buffers and module._buffers:  # noqa: SLF001 - as above
+            groups.append(module._buffers)  # noqa: SLF001 - as above
+            each.append(Kind.BUFFER)
+    tensors = [*chain.from_iterable(map(methodcaller("values"), groups))]
+    of, ids = [*chain.from_iterable(map(repeat, each, map(len, groups)))], [*map(id, tensors)]
+    key = [*map(id, modules), *map(len, groups), *chain.from_iterable(map(methodcaller("keys"), groups)), *of, *ids]
+    seen = {*ids}
+    if len(seen) < len(ids) or id(None) in seen:
+        first = {one: at for at, one in reversed([*enumerate(ids)]) if one != id(None)}
+        at = sorted(first.values())
+        of, tensors = [of[one] for one in at], [tensors[one] for one in at]
+    return of, tensors, key
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
@@ -254,7 +263,7 @@ def is_traced(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether any argument itself (not nested) is a fake tensor, so that the call computes nothing (export, shapes)."""
     fake = private_api.FAKE_TENSOR
     for value in args:  # no generators: this runs for every call of every module
-        if issubclass(type(value), fake):
+        if type(value) is not torch.Tensor and issubclass(type(value), fake):
             return True
     return bool(kwargs) and any(issubclass(type(value), fake) for value in kwargs.values())
 
@@ -346,7 +355,9 @@ class ModuleState(Named):
 
     def next_call(self, step: int, phase: Phase) -> int:
         """Number of the call that begins, from 0 in each step and phase; counts it."""
-        self._enter_step(step)
+        if self.step != step:  # as `_enter_step`, without its frame
+            self.step = step
+            self.calls.clear()
         number = self.calls.get(phase, 0)
         self.calls[phase] = number + 1
         return number

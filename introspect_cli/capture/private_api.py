@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-import threading
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -107,27 +106,6 @@ pass are recorded outside every module."""
 
 next_node: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: -1)
 """The number that the next autograd node of this thread gets. Without it, as above."""
-
-
-def node_number(node: Any) -> tuple[int, int]:
-    """Thread and sequence number of an autograd node, which identify it."""
-    return threading.get_ident(), node._sequence_nr()  # noqa: SLF001 - documented in torch's own notes on autograd
-
-
-def add_hook(tensor: torch.Tensor, node: Any, hook: Callable[..., Any]) -> None:
-    """Call `hook` with the gradient of a tensor; leaves no hook on the tensor itself.
-
-    Args:
-        tensor: no leaf.
-        node: its autograd node (`grad_fn`), which keeps the hook.
-        hook: called in the backward pass.
-    """
-    hooks: Any = tensor._backward_hooks  # noqa: SLF001 - as above
-    tensor._backward_hooks = {0: hook}  # noqa: SLF001 - as above
-    try:
-        node._register_hook_dict(tensor)  # noqa: SLF001 - as above
-    finally:
-        tensor._backward_hooks = hooks  # noqa: SLF001 - as above
 
 
 _frames: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.events import Patches
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.guard import uncounted
+from introspect_cli.capture.guard import in_section, uncounted
 from introspect_cli.capture.start import ImportWatch
 from introspect_cli.sums import source_digest
 
@@ -100,7 +100,6 @@ class ReadFiles:
             texts: whether the text of small configuration files is kept, for `texts`.
         """
         self._facts = facts
-        self._guard = guard
         self.guarded = guard.around("files", "files that the script reads are")
         self._directory = os.path.realpath(directory) + os.sep
         self._start = os.path.realpath(Path.cwd()) + os.sep
@@ -142,7 +141,7 @@ class ReadFiles:
     def _open(self, *args: Any, **kwargs: Any) -> Any:
         """Open a file as python would, and note it if the script has opened it, not introspect."""
         handle = self._original(*args, **kwargs)
-        if self.guarded.on and not self._guard.depth:
+        if self.guarded.on and not in_section():
             with self.guarded, contextlib.suppress(OSError):  # gone already, or named from another directory
                 if type(handle) in _FILES and handle.readable() and type(handle.name) in {str, bytes}:
                     self._note_path(sys._getframe(1), os.fsdecode(handle.name))  # noqa: SLF001 - as python documents it

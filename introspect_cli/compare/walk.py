@@ -678,12 +678,13 @@ def _count_unopened(comparison: Comparison, outcome: RankOutcome, counted: Mask)
         counted: mask of a's sites whose records are counted.
     """
     paired = outcome.paired  # as far as it was walked
-    records = paired.records  # ranks as one know it of what was read
+    ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
+    records = paired.records or sum(len(batch) * n for batch, n in zip(ends, (1, len(paired) - 1), strict=False))
     if not counted.all():
         records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
     outcome.tally.update(records=records)
-    if len(paired):
-        last, unopened = comparison.a.read(paired[-1][0].step), records - outcome.tally["opened"]
+    if ends:
+        last, unopened = ends[-1], records - outcome.tally["opened"]
         blind = round(unopened * (unseen(last) & counted[last.site]).sum() / max(counted[last.site].sum(), 1))
         blank = _is_blank(last, comparison.sites[0], counted)
         outcome.tally.update(blind_both=blind, equal=unopened - blind, blank=int(blank))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.exchange.incoming import is_file_beside, read_small
+from introspect_cli.exchange.incoming import DAMAGE, is_file_beside, read_small
 from introspect_cli.store.tensorfile import NUMPY
 from introspect_cli.tensors.arrays import Pieces, cut
 from introspect_cli.tensors.arrays import read as read_torch
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _METADATA = ".metadata"
+_DEEPEST = 64
 
 
 class Made:
@@ -57,21 +58,30 @@ class Made:
 _REFUSED = pickle.BYTEARRAY8 + pickle.EXT1 + pickle.EXT2 + pickle.EXT4
 
 
-class _HarmlessUnpickler(pickle._Unpickler):  # noqa: SLF001 - the one in C takes a place in its memo for a size
-    """Python's unpickler with nothing to call: whatever a pickle names is a class of `Made`, and makes such objects."""
+def _load_list(count: int, unpickler: Any) -> None:
+    """Load the last items of a pickle's stack as a list."""
+    unpickler.stack[-count:] = [unpickler.stack[-count:]]
 
-    # a bytearray is made as long as the file claims before it is read, and extensions are classes of this process
-    dispatch: ClassVar = {code: load for code, load in pickle._Unpickler.dispatch.items() if code not in _REFUSED}  # noqa: SLF001
+
+class _HarmlessUnpickler(pickle._Unpickler):  # noqa: SLF001 - the one in C takes a place in its memo for a size
+    """Python's unpickler with nothing to call: whatever a pickle names is a class of `Made`, and makes such objects.
+
+    A bytearray would be made as long as the file claims before it is read, and extensions are classes of this process.
+    Tuples become lists: to hash one that holds another, and so on, ends the process.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **{code: load for code, load in pickle._Unpickler.dispatch.items() if code not in _REFUSED},  # noqa: SLF001
+        pickle.TUPLE[0]: pickle._Unpickler.dispatch[pickle.LIST[0]],  # noqa: SLF001
+        **{
+            code: partial(_load_list, count)
+            for count, code in enumerate(pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3, 1)
+        },
+    }
 
     def find_class(self, module: str, name: str) -> type[Made]:
         """The class of `Made` that stands for a name."""
         return type("Made", (Made,), {"name": f"{module}.{name}"})
-
-
-_DAMAGE = (
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, RecursionError),
-    *(pickle.UnpicklingError, struct.error, MemoryError),
-)
 
 
 class _Part(NamedTuple):
@@ -99,7 +109,7 @@ def read_distributed(folder: Path) -> dict[Any, Any]:
     data = read_small(path)
     try:
         return _tensors(folder, _HarmlessUnpickler(io.BytesIO(data)).load().state)
-    except _DAMAGE as error:
+    except (*DAMAGE, MemoryError) as error:
         raise StoreError(f"{path} is no metadata of torch.distributed.checkpoint: {error!r:.120}") from None
 
 
@@ -119,7 +129,7 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
     nested = state.get("planner_data") or {}
     tree: dict[Any, Any] = {}
     for name, about in state["state_dict_metadata"].items():
-        keys = nested.get(name) or (name,)
+        keys = nested.get(name) or [name]
         kind = about.name.rpartition(".")[2]
         if kind == "TensorStorageMetadata":
             value: Any = _tensor(folder, name, about.state, places)
@@ -127,16 +137,18 @@ def _tensors(folder: Path, state: dict[str, Any]) -> dict[Any, Any]:
             value = places[name, None].read(f"{name} in {folder}")
         else:
             continue
-        _put(tree, keys if isinstance(keys, tuple) else (name,), value)
+        _put(tree, keys if isinstance(keys, list) else [name], value)
     return tree
 
 
-def _put(tree: dict[Any, Any], keys: tuple[Any, ...], value: Any) -> None:
+def _put(tree: dict[Any, Any], keys: list[Any], value: Any) -> None:
     """Set the value at a path of keys in nested dicts, made where missing; list indices are keys too.
 
     Raises:
-        ValueError: a key on the way has a value that is no dict.
+        ValueError: a key on the way has a value that is no dict, or there are more than `_DEEPEST` keys.
     """
+    if len(keys) > _DEEPEST:
+        raise ValueError("it is nested too deeply")
     for key in keys[:-1]:
         inside = tree.setdefault(key, {})
         if not isinstance(inside, dict):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from introspect_cli.selection import Selection
     from introspect_cli.store.run import Run
 
-_INFINITE = (float("inf"), float("-inf"))
 _STATUS = [status.name.lower() for status in Status]
 
 
@@ -151,6 +150,6 @@ def write_jsonl(run: Run, directory: Path, selection: Selection) -> int:
     arrow()
     with (directory / "records.jsonl").open("w", encoding="utf-8") as file:
         for row in (row for table in frames(run, selection) for row in table.to_pylist()):
-            plain = {name: repr(value) if value in _INFINITE else value for name, value in row.items()}
+            plain = {name: repr(value) if value in (np.inf, -np.inf) else value for name, value in row.items()}
             file.write(json.dumps(plain, ensure_ascii=False) + "\n")
     return 1

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import re
 import stat
+import struct
+import zipfile
+import zlib
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -36,6 +40,11 @@ _ON_REQUEST = tuple(name for name, statistic in STATISTICS.items() if statistic.
 
 _CHECKSUM = re.compile(r"[0-9a-fA-F]{16}")
 
+DAMAGE = (
+    *(ValueError, EOFError, LookupError, TypeError, AttributeError, SyntaxError, OverflowError, RecursionError),
+    *(struct.error, zipfile.BadZipFile, zlib.error, NotImplementedError, pickle.UnpicklingError),
+)
+"""What readers of files raise of one that is damaged."""
 LIMIT_FILE = 256 * 2**20
 """Bytes of the largest file that is read."""
 
@@ -136,7 +145,7 @@ def write_run(
 
     ordered = sorted(steps, key=lambda step: (step.rank, step.step))
     kinds = sorted({site.kind.value for step in ordered for site, _, _ in step.rows})
-    with StoreWriter.create(path, force=force) as store:
+    with StoreWriter.create(path, force=force, rank=ordered[0].rank if ordered else 0) as store:
         manifest: dict[str, Any] = {
             "tool": {"name": "introspect-cli", "version": __version__},
             "status": "running",

@@ -14,7 +14,6 @@ import os
 import re
 import struct
 import zipfile
-import zlib
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError, scarcity
 from introspect_cli.exchange.distributed_files import read_distributed
-from introspect_cli.exchange.incoming import is_file_beside, open_regular, read_small
-from introspect_cli.store.files import reason
+from introspect_cli.exchange.incoming import DAMAGE, is_file_beside, open_regular, read_small
 from introspect_cli.store.tensorfile import CODES, NUMPY
 from introspect_cli.tensors.arrays import PIECE, Pieces, cut
 from introspect_cli.tensors.arrays import read as read_torch
@@ -66,10 +64,6 @@ _STATE = "trainer_state.json"
 _COUNTERS = ("global_step", "epoch", "max_steps", "num_train_epochs", "train_batch_size", "total_flos", "best_metric")
 _MOST_HEADER = 1 << 27
 _SAFETENSORS_TYPES = {code: name for name, code in CODES.items()} | {"C64": "complex64"}
-_DAMAGE = (
-    *(ValueError, EOFError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError),
-    *(struct.error, zipfile.BadZipFile, zlib.error, NotImplementedError),
-)
 
 
 def is_tensors(path: str | Path) -> bool:
@@ -117,8 +111,9 @@ def read_any(path: Path) -> dict[Any, Any]:
     """
     try:
         return _read_directory(path) if path.is_dir() else _named_tensors(path)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {scarcity(error) or reason(error)}") from None
+    except (OSError, MemoryError) as error:
+        why = scarcity(error) or getattr(error, "strerror", None) or str(error)
+        raise StoreError(f"cannot read {path}: {why.lower()}") from None
 
 
 def _named_tensors(path: Path) -> dict[Any, Any]:
@@ -197,9 +192,7 @@ def _read_file(path: Path) -> Any:
         return read_torch(path, str(path))
     try:
         return {".safetensors": _read_safetensors, ".npz": _read_npz, ".npy": _read_npy}[path.suffix](path)
-    except MemoryError:
-        raise StoreError(f"cannot read {path}: there is not enough memory") from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise StoreError(
             f"{path} is not a {path.suffix} file that can be read: {str(error) or type(error).__name__}"
         ) from None
@@ -305,7 +298,7 @@ def _npy_pieces(name: str, path: Path, opened: Callable[[], AbstractContextManag
         try:
             with opened() as inside:
                 whole = np.lib.format.read_array(inside, allow_pickle=False)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise StoreError(
                 f"{path} is not a {path.suffix} file that can be read: {error or type(error).__name__}"
             ) from None

@@ -62,9 +62,9 @@ def write_tree(run: Run, directory: Path, selection: Selection) -> int:
             stem = f"{_SAFE.sub('_', root.fqn)[:100]}{again}_debug_tree"
             for name, values in (("FULL_TENSORS", True), ("SUMMARY", False)):
                 document = written_node(run, root, values=values, top=True)
-                if values and not _has_values(document):
-                    continue
                 text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+                if values and '"value": [' not in text:  # nothing of it was stored
+                    continue
                 (place / f"{stem}_{name}.json").write_text(text + "\n", encoding="utf-8")
                 written += 1
     return written
@@ -153,10 +153,3 @@ def printed_lines(array: np.ndarray[Any, Any]) -> list[str]:
     formats: Any = {"float_kind": lambda value: f"{value: .4e}"}
     body = np.array2string(array, separator=", ", max_line_width=120, prefix="tensor(", formatter=formats)
     return f"tensor({body})".splitlines()
-
-
-def _has_values(item: Any) -> bool:
-    """Whether any dict inside has the key `value`: a stored tensor."""
-    if isinstance(item, dict):
-        return "value" in item or any(map(_has_values, item.values()))
-    return isinstance(item, list) and any(map(_has_values, item))

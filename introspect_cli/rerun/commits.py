@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,28 +84,26 @@ class Command:
 
 @dataclass(frozen=True)
 class Captures:
-    """Captures of a command at revisions.
+    """Captures at revisions of a command that would run in the current directory.
 
     Attributes:
         user: the user's repository.
         base: directory of the runs, and of the place in which they are made.
         command: what is captured.
-        around: what each revision is given that git does not keep.
         tell: shown a line for each capture.
     """
 
     user: Repository
     base: Path
     command: Command
-    around: Surroundings
     tell: Callable[[str], None]
 
-    @classmethod
-    def here(cls, user: Repository, base: Path, command: Command, tell: Callable[[str], None]) -> Captures:
-        """Captures of a command that would run in the current directory, whose surroundings are surveyed now."""
-        here = Path(os.path.realpath(Path.cwd()))
-        scripts = [] if command.words[0] == "-m" else [Path(os.path.realpath(command.words[0]))]
-        return cls(user, base, command, survey_of_git(user, here, scripts, base), tell)
+    @cached_property
+    def around(self) -> Surroundings:
+        """What each revision is given that git does not keep: what lies around the current directory now."""
+        here, words = Path(os.path.realpath(Path.cwd())), self.command.words
+        scripts = [] if words[0] == "-m" else [Path(os.path.realpath(words[0]))]
+        return survey_of_git(self.user, here, scripts, self.base)
 
     def place(self, revision: Revision) -> AbstractContextManager[Place]:
         """A context manager that builds the place in which a revision runs, and removes it after the block."""
@@ -215,7 +214,7 @@ class Captures:
 
         One that cannot be removed is kept silently.
         """
-        runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
+        runs = sorted((path.parent for path in self.base.glob("*/manifest.json")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
             if run not in used:
                 with contextlib.suppress(StoreError):
@@ -267,7 +266,7 @@ def capture_pair(
     base = Path.cwd() / RUNS / COMMITS
     exit_on_signals()
     with hold_lock(base, tell):
-        captures = Captures.here(user, base, command, tell)
+        captures = Captures(user, base, command, tell)
         revisions = {side: Revision.named(user, word) for side, word, run in sides if run is None}
         states = [revision.state() for revision in revisions.values()]
         if len(states) > 1 and states[0] == states[1]:

@@ -14,7 +14,7 @@ from importlib.util import decode_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.rerun.variant import opened_files
+from introspect_cli.rerun.variant import digest_of, opened_files
 from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
 
@@ -45,28 +45,26 @@ class Recorded:
 
     def unchanged(self, name: str) -> bytes | None:
         """The bytes of a file where it lies, if they have its digest; None otherwise."""
-        try:
-            data = self.places[name].read_bytes()
-        except OSError:
-            return None
-        return data if source_digest(data) == self.digests[name] else None
+        place = self.places[name]
+        return place.read_bytes() if digest_of(place) == self.digests[name] else None
 
     def held(self, names: Iterable[str]) -> dict[str, bytes]:
-        """What files held: from the run, else from where they lie if they are unchanged, else without their secrets.
+        """What files held: from the run, else from where they lie if they are unchanged.
 
-        Left out are those of which nothing is known, that are no text, or that lie outside of the project.
+        Of a source, the text without its secrets where no other is known. Left out are files of which nothing is known,
+        that are no text, or that lie outside of the project.
 
         Raises:
             StoreError: one that the run keeps is damaged.
         """
         found = {}
-        for name in names:
-            kept = self.run.source(self.digests[name]) if name in self.digests else None
+        for name in filter(self.digests.__contains__, names):
+            kept = self.run.source(self.digests[name])
             if kept is None or self.is_redacted(name, kept):
-                unchanged = self.unchanged(name) if name in self.digests else None
-                kept = kept if unchanged is None else unchanged
-            inside = kept is not None and any(map(self.places[name].is_relative_to, self.tops))
-            if kept is not None and inside and decoded(kept) is not None:
+                unchanged = self.unchanged(name)
+                kept = kept if unchanged is None and name in self.sources else unchanged
+            inside = any(map(self.places[name].is_relative_to, self.tops))
+            if inside and kept is not None and decoded(kept) is not None:
                 found[name] = kept
         return found
 

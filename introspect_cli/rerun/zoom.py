@@ -111,11 +111,9 @@ def zoom(
         zoomed = Zoomed(before, tuple(Side(None, sentence, repeats=False) for sentence in why))
         if not problems:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
-        if zoomed.closeups:
-            return zoomed
+        closeups = zoomed.closeups or (closeup(one, two, before.first),)
         has_captures = any(side.run is not None for side in zoomed.sides)
-        stored = closeup(one, two, before.first)
-        return replace(zoomed, closeups=(stored,), directory=directory if has_captures else None)
+        return replace(zoomed, closeups=closeups, directory=directory if has_captures else None)
 
 
 class _Rerun(NamedTuple):
@@ -177,7 +175,7 @@ class _Rerun(NamedTuple):
         """
         pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
         sides = tuple(self._capture_side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
-        zoomed = Zoomed(self.before, sides, directory=self.directory)
+        zoomed = Zoomed(self.before, sides)
         if not all(side.repeats for side in sides):
             return zoomed
         with open_run(sides[0].run or "") as one, open_run(sides[1].run or "") as two:
@@ -236,7 +234,7 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         UsageError: no such path to link, where the project is rebuilt.
     """
     files = recorded_files(run, recipe)
-    held = files.held(files.digests)
+    held = files.held(files.sources)
     changed = [name for name in files.sources if files.unchanged(name) is None]
     without = [name for name in sorted(changed) if name not in held or files.is_redacted(name, held[name])]
     if not changed or without:
@@ -245,9 +243,8 @@ def place_for(run: Run, recipe: Recipe, at: Path, links: Sequence[str] = ()) -> 
         clause = f"although {some(without)} {has} text is not kept" if without else clause
         yield Place(files.tops[0], recipe.directory), f"where it ran, {clause}"
         return
-    texts: dict[Path, bytes | None] = {
-        files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)
-    }
+    held = files.held(files.digests)
+    texts = {files.places[name]: data for name, data in held.items() if not files.is_redacted(name, data)}
     around = survey(files.tops[0], recipe.directory, texts.keys(), started_at(run), at.parent)
     with build_place(around, at, texts, links=links, paths=recipe.search_path) as place:
         yield place, "from its recorded sources"

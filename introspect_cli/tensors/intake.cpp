@@ -29,8 +29,7 @@ enum Held {
     TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
     LOCK, HELD
 };
-// Of a recorder: its rows and slots, the times, its lock; where samples count, a dictionary for their sums, else None; and what the
-// checksum of a sample begins with, for each layout.
+// Of a recorder: its rows and slots, the times, its lock.
 enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, INTO };
 
 struct Intake {
@@ -388,6 +387,11 @@ bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
     return with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
         return add_number(marks, i64(may ? mark_of(self, tensor, seen) : 0));
     });
+}
+
+bool is_seen_by_nobody(PyObject *object, PyObject *tensor) {
+    Intake *self = (Intake *)object;
+    return is_plain(self, tensor) && unseen(self, true);
 }
 
 Objects &objects_of(PyObject *object) { return ((Intake *)object)->tensors; }

@@ -20,3 +20,4 @@ HIDDEN PyObject *record_many(PyObject *intake, PyObject *sites, const Objects &t
 HIDDEN bool marks_of(PyObject *intake, const Objects &tensors, PyObject *marks);
 HIDDEN Objects &objects_of(PyObject *intake);  // room for such
 HIDDEN bool is_intake(PyObject *object);
+HIDDEN bool is_seen_by_nobody(PyObject *intake, PyObject *tensor);  // plain, so that no class or mode of the script's sees what it is asked

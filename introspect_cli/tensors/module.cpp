@@ -177,6 +177,8 @@ PyMethodDef METHODS[] = {
     {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},
     {"lock", new_lock, METH_NOARGS, nullptr}, {"numbers", new_numbers, METH_NOARGS, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
+    {"share_sections", (PyCFunction)(void (*)())share_sections, METH_FASTCALL, nullptr},
+    {"section_depth", section_depth, METH_NOARGS, nullptr},
     {"record_gradients", (PyCFunction)(void (*)())record_gradients, METH_FASTCALL, nullptr},
     {"record_state", (PyCFunction)(void (*)())record_state, METH_FASTCALL, nullptr},
     {"watch_generator", (PyCFunction)(void (*)())watch_generator, METH_FASTCALL, nullptr},
@@ -189,6 +191,11 @@ PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, METHODS, n
 
 PyMODINIT_FUNC PyInit__kernels() {
     PyObject *module = PyModule_Create(&MODULE);
-    if (module && PyModule_AddStringConstant(module, "SOURCES", SOURCES)) return Py_DecRef(module), nullptr;
-    return module;
+    PyObject *section = module ? new_section_type() : nullptr;
+    if (!section || PyModule_AddObjectRef(module, "Section", section) || PyModule_AddStringConstant(module, "SOURCES", SOURCES)) {
+        for (PyObject *one : {module, section})
+            if (one) Py_DecRef(one);
+        return nullptr;
+    }
+    return Py_DecRef(section), module;
 }

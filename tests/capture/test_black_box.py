@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from neutrality import assert_neutral
 from torch import nn
 
 from introspect_cli.api import recording
-from introspect_cli.capture.recording import keeping
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run
@@ -59,7 +59,7 @@ def captured(path, work=train, options=None, **asked):
 
 def stored(path):
     """The files of whole tensors, by name."""
-    return {file.name: file.read_bytes() for file in (path / "tensors").glob("*")}
+    return {file.name: file.read_bytes() for file in (path / "rank0/tensors").glob("*")}
 
 
 def named(path, *steps):
@@ -77,7 +77,7 @@ def whole(tmp_path_factory):
 
 def test_training_is_the_same_to_the_bit_and_nothing_is_written_unless_something_happens(tmp_path, whole):
     assert_neutral(train, tmp_path / "run", keep_around=2)
-    assert not (tmp_path / "run" / "tensors").exists()
+    assert not (tmp_path / "run/rank0/tensors").exists()
     assert_neutral(train, tmp_path / "beside", keep_around=2, against=str(whole))
 
 
@@ -129,7 +129,9 @@ def test_what_there_is_no_room_for_is_said_and_the_rest_is_held(tmp_path, capfd,
             loss.backward()
             optimizer.step()
 
-    monkeypatch.setattr(keeping, "free_memory", lambda: 1_200_000)
+    read_text = Path.read_text
+    texts = {"/proc/meminfo": "MemAvailable: 1172 kB"}
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: texts.get(str(path)) or read_text(path, **how))
     options = {"keep_around": 1, "quiet": False}
     run = captured(tmp_path / "run", work, options, width=30_000)
     said = capfd.readouterr().err
@@ -151,13 +153,13 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
 
             left, original = [at], files.write_all
 
-            def write_all(fd, pieces):
+            def write_all(fd, pieces, begin=0):
                 if len(pieces) > 1 and b"tensor" in bytes(pieces[0][:200]):
                     left[0] -= 1
                     if left[0] < 0:
                         os.write(fd, bytes(pieces[0])[:50])
                         os.kill(os.getpid(), 9)
-                return original(fd, pieces)
+                return original(fd, pieces, begin)
 
             files.write_all = write_all
             captured(tmp_path / "run", nan=4, options={"keep_around": 2})

@@ -17,7 +17,6 @@ from kept_runs import PACKAGE
 from opcapture import compared
 from sweeps import sliced
 
-from introspect_cli.capture.processes import Role, described
 from introspect_cli.store.run import open_run
 
 pytestmark = pytest.mark.launch
@@ -177,31 +176,3 @@ def test_a_launcher_whose_processes_are_not_followed_is_refused(introspect):
     done = introspect("capture", "--children", "none", "torchrun", "train.py", new_process=True)
     assert done.returncode == 2
     assert "--children none follows none: nothing would be recorded" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "role", "name"),
-    [
-        ("python train.py --lr 1", Role.SCRIPT, "train.py"),
-        ("python -u -W ignore -Xdev train.py", Role.SCRIPT, "train.py"),
-        ("python -um package.train", Role.SCRIPT, "package.train"),
-        ("python --check-hash-based-pycs default train.py", Role.SCRIPT, "train.py"),
-        ("python /env/bin/pytest tests", Role.SCRIPT, "pytest"),
-        ("python /env/bin/torchrun train.py", Role.LAUNCHER, "torchrun"),
-        ("python -m torch.distributed.run train.py", Role.LAUNCHER, "torch.distributed.run"),
-        ("python -u -m deepspeed.launcher.launch x", Role.LAUNCHER, "deepspeed.launcher.launch"),
-        ("python -c from~multiprocessing.spawn~import~spawn_main;", Role.WORKER, "python -c"),
-        ("python -c from~multiprocessing.resource_tracker~import~main;main(3)", Role.HELPER, "python -c"),
-        ("python -m pip install x", Role.HELPER, "pip"),
-        (
-            "python /env/lib/site-packages/torch/_inductor/compile_worker/__main__.py --pickler x",
-            Role.HELPER,
-            "__main__.py",
-        ),
-        ("python", Role.HELPER, "python -c"),
-        ("python -", Role.HELPER, "python -c"),
-    ],
-)
-def test_processes_are_distinguished_by_their_command_lines(words, role, name):
-    process = described([word.replace("~", " ") for word in words.split()])
-    assert (process.role, process.name) == (role, name)

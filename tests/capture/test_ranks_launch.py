@@ -10,10 +10,10 @@ import sys
 import pytest
 from launches import TRAINED
 from logs import rewrite, without
+from opcapture import captured
 
-from introspect_cli.capture.ranks.launchers import find_launch
 from introspect_cli.errors import StoreError
-from introspect_cli.store.log import END
+from introspect_cli.store.frames import END
 from introspect_cli.store.run import RunState, Sources, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -79,7 +79,7 @@ def launched(tmp_path_factory):
 def test_ranks_started_together_write_one_run(launched):
     path, said = launched
     assert [code for code, _ in said] == [0, 0, 9], said
-    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2"]
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.json", "rank0", "rank1", "rank2"]
     with open_run(path) as run:
         assert run.ranks == (0, 1, 2)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 2, 1]
@@ -156,9 +156,15 @@ def test_a_restart_is_an_attempt_of_its_own_and_the_last_one_is_read(tmp_path):
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # a batch script, before any srun
     ],
 )
-def test_a_rank_is_read_from_what_its_launcher_set(variables, wanted):
-    found = find_launch(variables)
-    assert (found and (found.rank, found.world_size, found.local_rank)) == wanted
+def test_a_rank_is_read_from_what_its_launcher_set(tmp_path, monkeypatch, variables, wanted):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    captured(tmp_path / "run", lambda: None)
+    with open_run(tmp_path / "run") as run:
+        (rank,) = run.ranks
+        assert ("launch" in run.manifest) is (wanted is not None)
+        found = (rank, run.world_size, run.manifests[rank]["local_rank"]) if wanted else None
+    assert found == wanted
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 from artefacts import launched
+from laid_out import together
 from launches import DISTRIBUTED, needs
 from opcapture import compared
 
@@ -14,7 +15,6 @@ from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
 from introspect_cli.store.run import Stages, open_run, stages_of
-from introspect_cli.store.tasks import as_one
 
 pytestmark = [pytest.mark.launch, DISTRIBUTED]
 
@@ -121,7 +121,10 @@ def test_stages_of_one_rank_are_pieces_of_one_model(runs):
     with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
         assert stages_of(run.manifests[1]) == Stages(3, 4, (("GPT", 1), ("GPT#2", 3)))
         names = {
-            fqn for reader in (as_one(one), as_one(run)) for fqn in reader.sites.fqn if "#" in fqn and "SGD" not in fqn
+            fqn
+            for reader in (together(one), together(run))
+            for fqn in reader.sites.fqn
+            if "#" in fqn and "SGD" not in fqn
         }
         assert names == set()
 
@@ -155,5 +158,5 @@ def test_equal_names_in_two_stages_are_no_copies(cut):
     assert result.verdict is Verdict.SAME, result.sentence
     assert "have the same numbers" in result.sentence
     with open_run(cut / "two") as b:
-        assert as_one(b).distinct_roots == {"Sequential"}
+        assert together(b).distinct_roots == {"Sequential"}
         assert not {"rank-layout", "copies-differ"} & {finding.rule for finding in check(b).findings}

@@ -15,7 +15,6 @@ from torch import multiprocessing, nn
 from torch.utils.data import DataLoader
 from validated import Net
 
-from introspect_cli.capture.probes.optimizer_values import Plan
 from introspect_cli.compare.result import Verdict
 from introspect_cli.records import Kind, Phase
 from introspect_cli.store.run import open_run
@@ -263,17 +262,6 @@ def contents(path):
         return [
             [repr((str(record.site), record.summary)) for record in rank.records(entry.step)] for entry in rank.steps
         ]
-
-
-def test_the_same_records_with_a_plan_and_without(tmp_path, monkeypatch):
-    used, is_recorded = [], Plan.is_recorded
-    monkeypatch.setattr(Plan, "is_recorded", lambda *given: used.append(is_recorded(*given)) or used[-1])
-    planned = contents(captured(tmp_path / "planned", train_and_change))
-    monkeypatch.setattr(Plan, "is_recorded", lambda *_: False)
-    alone = contents(captured(tmp_path / "alone", train_and_change))
-    assert planned == alone
-    assert len(planned) == 6 * len(CHANGES)
-    assert used.count(True) >= 2 * len(CHANGES)
 
 
 class Container(torch.optim.Optimizer):

@@ -80,6 +80,8 @@ def test_the_metadata_of_a_distributed_checkpoint_runs_nothing(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
     assert "is no metadata of torch.distributed.checkpoint" in refused(tmp_path / "c")
+    (tmp_path / "c" / ".metadata").write_bytes(b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.")  # a deep tuple as a key
+    assert "is no metadata of torch.distributed.checkpoint" in refused(tmp_path / "c")
     assert not (tmp_path / "ran").exists()
 
 

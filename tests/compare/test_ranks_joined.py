@@ -7,16 +7,15 @@ import sys
 import opcapture
 import pytest
 from artefacts import decided
+from laid_out import together
 from launches import DISTRIBUTED, SCRIPT
 from sweeps import sliced
+from verbs import verb
 
 from introspect_cli.compare.result import Verdict
-from introspect_cli.engine import Engine
 from introspect_cli.health.check import check
 from introspect_cli.records import Kind
-from introspect_cli.store.merge import merge
 from introspect_cli.store.run import open_run
-from introspect_cli.store.tasks import as_one
 
 sys.path.append(str(SCRIPT.parent))
 from train_ranks import Tokens
@@ -37,14 +36,14 @@ def test_layouts_that_add_up_in_one_order_agree_in_every_checksum(a, b):
     digests = []
     for path in paths:
         with open_run(path) as run:
-            digests.append([entry.digest for entry in as_one(run).steps])
+            digests.append([entry.digest for entry in together(run).steps])
     assert digests[0] == digests[1], "so none of the steps is read"
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp-rolled"])
 def test_ranks_that_were_put_together_give_the_answer_that_they_give_themselves(tmp_path, name):
     single, run = decided("ranks", "single", name)
-    merge(run, tmp_path / "whole", Engine().run)
+    assert verb("merge", run, "-o", tmp_path / "whole").returncode == 0
     ranks, together = (opcapture.compared(single, b) for b in (run, tmp_path / "whole"))
     assert (together.verdict, together.sentence, together.counts) == (ranks.verdict, ranks.sentence, ranks.counts)
     assert "b: 2 ranks put together" in together.notes[0]

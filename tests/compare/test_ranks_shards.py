@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from laid_out import SMALL, small_rows, write_step
+from laid_out import SMALL, small_rows, together, write_step
 from opcapture import compared
 
 from introspect_cli.compare.result import Role, Verdict
 from introspect_cli.health.check import check
 from introspect_cli.records import UNPLACED, Kind, Phase, Site, Status
 from introspect_cli.store.run import open_run
-from introspect_cli.store.tasks import as_one
 from introspect_cli.store.whole import WholeReader
 
 HALVES = ((0, 2), (2, 2))
@@ -52,7 +51,7 @@ def test_shards_whose_place_is_not_known_are_not_seen(tmp_path):
     """That they are such shards is a fact of their layout, and not a word of their text."""
     unplaced = replace(SMALL, strides=UNPLACED)
     with open_run(write_step(tmp_path / "a", *([(PARAM, unplaced, each)] for each in (5, 15)))) as run:
-        batch = as_one(run).read(0)
+        batch = together(run).read(0)
         assert [Status(status) for status in batch.status.tolist()] == [Status.NOT_OBSERVED]
 
 

@@ -18,7 +18,6 @@ from torch import nn
 
 import introspect_cli
 from introspect_cli.health.check import RULES, check, choose
-from introspect_cli.health.table import read_table
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 
@@ -131,22 +130,6 @@ def test_the_rank_that_was_cut_off_is_the_one_named(tmp_path, cut, steps):
     lost = next(finding for finding in found(tmp_path / "run").findings if finding.rule == "lost-rank")
     assert (lost.rank, lost.site, lost.step) == (cut, f"rank {cut}", steps - 1)
     assert lost.evidence == f"Rank {cut} of 3 was cut off after step {steps - 1}"
-
-
-def test_too_many_cells_are_thinned_and_the_first_nan_is_still_exact(tmp_path):
-    from introspect_cli.health.check import check_tables
-
-    steps = []
-    for number in range(20):
-        value = np.full(4, np.nan if number >= 7 else number, np.float32)
-        steps.append([row("forward", "output", f"Net.{name}", value) for name in "abcd"])
-    with open_run(write_run(tmp_path / "run", steps)) as run:
-        table = read_table(run.rank(0), most_cells=20)
-        assert table.stride == 4
-        assert len(table.many.steps) == 5
-        result = check_tables("run", [table])
-    assert [(f.rule, f.step, f.site) for f in result.findings] == [("nonfinite", 7, "output Net.a")]
-    assert "one step in 4" in result.notes[0]
 
 
 def test_the_operator_that_made_the_first_nan_is_named_with_its_line(tmp_path):

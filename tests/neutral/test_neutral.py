@@ -15,19 +15,18 @@ import pickle
 import re
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch._dynamo.testing
 from neutrality import assert_neutral, mlp, subnormals_kept
+from torch import distributed as dist
 from torch import nn
 from torch._guards import CompileContext
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, rnn
 from torch.utils.checkpoint import checkpoint
 
-from introspect_cli.capture.ranks import flat
 from introspect_cli.records import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,9 +50,13 @@ def program(train):
 
 
 @pytest.fixture(autouse=True)
-def _as_of_many_ranks(monkeypatch):
+def _as_of_many_ranks():
     """Shares of tensors are looked for, as where there is a process group."""
-    monkeypatch.setattr(flat, "launchers", SimpleNamespace(is_grouped=lambda: True))
+    hook = sys.excepthook  # torch's process groups put in one of their own
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    sys.excepthook = hook
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 from laid_out import ALL, SHARED, write
+from verbs import verb
 
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.errors import StoreError
-from introspect_cli.store.pack import pack
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.run_writer import Launch, StoreWriter
 from introspect_cli.store.verify import verify_run
@@ -38,7 +38,7 @@ def settled(path, ranks=3, steps=1):
 
 def test_a_launch_leaves_one_file_a_rank_and_few_beside_them(tmp_path):
     path = write(tmp_path / "run", 8, ALL)
-    assert files(path) == ["manifest.yaml", *(f"rank{rank}/log.bin" for rank in range(8))]
+    assert files(path) == ["manifest.json", *(f"rank{rank}/log.bin" for rank in range(8))]
     assert verify_run(path).sound
     with open_run(path) as opened:
         assert opened.state is RunState.COMPLETE
@@ -84,7 +84,7 @@ def test_a_launch_is_packed_and_copied_together(tmp_path):
                     shutil.rmtree(part / f"rank{rank}")
         for part in parts:
             shutil.copytree(part, tmp_path / f"{name} merged", dirs_exist_ok=True)
-        pack(path, tmp_path / f"{name}.zip")
+        assert verb("pack", path, "-o", tmp_path / f"{name}.zip").returncode == 0
         with open_run(path) as one:
             for other in (f"{name} merged", f"{name}.zip"):
                 assert verify_run(tmp_path / other).sound

@@ -11,9 +11,9 @@ import zipfile
 import numpy as np
 import pytest
 from synthetic import row, write_run
+from verbs import verb
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.pack import pack
 from introspect_cli.store.run import open_run
 
 
@@ -40,13 +40,13 @@ def test_every_verb_reads_a_pack_as_the_run(introspect, tmp_path):
 def test_two_packs_of_a_run_are_the_same_file(tmp_path):
     pair(tmp_path)
     for name in ("one.zip", "two.zip"):
-        pack(tmp_path / "a", tmp_path / name)
+        assert verb("pack", tmp_path / "a", "-o", tmp_path / name).returncode == 0
     assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
 
 
 def test_what_is_unpacked_goes_when_the_run_is_closed(tmp_path, monkeypatch):
     pair(tmp_path)
-    pack(tmp_path / "a", tmp_path / "a.zip")
+    assert verb("pack", tmp_path / "a", "-o", tmp_path / "a.zip").returncode == 0
     (tmp_path / "room").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "room"))
     for url in (tmp_path / "a.zip", f"file://{tmp_path / 'a.zip'}"):
@@ -68,7 +68,7 @@ def test_a_pack_that_is_there_stays(introspect, tmp_path):
 @pytest.mark.parametrize("name", ["../evil.yaml", "/etc/evil.yaml", "rank0/../../log.bin", "run.py"])
 def test_names_that_no_run_has_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as made:
-        made.writestr("manifest.yaml", "format: 2")
+        made.writestr("manifest.json", "{}")
         made.writestr(name, "owned")
     with pytest.raises(StoreError, match="it holds a file that no run has"):
         open_run(tmp_path / "evil.zip")
@@ -77,7 +77,7 @@ def test_names_that_no_run_has_are_refused(tmp_path, name):
 def test_what_claims_far_too_much_is_not_unpacked(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("manifest.yaml", "format: 2")
+        made.writestr("manifest.json", "{}")
         made.writestr("rank0/log.bin", bytes(300_000_000))
     (tmp_path / "bomb.zip").write_bytes(packed.getvalue())
     with pytest.raises(StoreError, match="far more than a run of its size can"):
@@ -86,7 +86,7 @@ def test_what_claims_far_too_much_is_not_unpacked(tmp_path):
 
 def test_a_damaged_pack_is_a_sentence(tmp_path):
     pair(tmp_path)
-    pack(tmp_path / "a", tmp_path / "a.zip")
+    assert verb("pack", tmp_path / "a", "-o", tmp_path / "a.zip").returncode == 0
     whole = (tmp_path / "a.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[:-100])
     with pytest.raises(StoreError, match="is a damaged pack"):
@@ -100,7 +100,7 @@ def test_a_damaged_pack_is_a_sentence(tmp_path):
 
 def test_a_url_is_fetched_and_its_size_reported(tmp_path, capsys, web_server):
     pair(tmp_path)
-    pack(tmp_path / "a", tmp_path / "a.zip")
+    assert verb("pack", tmp_path / "a", "-o", tmp_path / "a.zip").returncode == 0
     for url in (f"file://{tmp_path}", web_server):
         with open_run(f"{url}/a.zip") as run:
             assert run.last_step == 3

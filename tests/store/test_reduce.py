@@ -6,13 +6,13 @@ from pathlib import Path
 
 import opcapture
 import pytest
-from laid_out import CHANGES, write_changed
-from logs import frames_of
+from laid_out import CHANGES, together, write_changed
+from logs import recorded
+from verbs import verb
 
-from introspect_cli import engine
 from introspect_cli.compare.result import Verdict
 from introspect_cli.health.check import check
-from introspect_cli.store import merge, tasks, whole
+from introspect_cli.store import whole
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -22,7 +22,7 @@ def wholes(tmp_path_factory):
     """Runs of two layouts with each change, and each put together."""
     folder = write_changed(tmp_path_factory.mktemp("wholes"), layouts=("whole", "shared"))
     for run in sorted(folder.iterdir()):
-        merge.merge(run, folder / f"{run.name} together", engine.Engine().run)
+        assert verb("merge", run, "-o", folder / f"{run.name} together").returncode == 0
     return folder
 
 
@@ -56,15 +56,15 @@ def test_a_run_and_its_wholes_are_the_same(wholes, change):
 def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monkeypatch):
     monkeypatch.setattr(whole, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
-    merge.merge(run, tmp_path / "sliced", engine.Engine().run)
-    assert frames_of(tmp_path / "sliced/rank0")[1] == frames_of(Path(f"{run} together/rank0"))[1]
+    assert verb("merge", run, "-o", tmp_path / "sliced").returncode == 0
+    assert recorded(tmp_path / "sliced/rank0") == recorded(Path(f"{run} together/rank0"))
     with open_run(run) as opened:
-        sliced = tasks.as_one(opened)
+        sliced = together(opened)
         assert sliced._slices_of(0) > 2
         digests = sliced.entries["digest"].tolist()
     monkeypatch.undo()
     with open_run(run) as opened:
-        assert tasks.as_one(opened).entries["digest"].tolist() == digests
+        assert together(opened).entries["digest"].tolist() == digests
 
 
 def test_wholes_are_one_run_that_says_what_it_does_not_have(wholes, introspect):

@@ -10,6 +10,7 @@ from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, St
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.run_writer import Launch, StoreWriter
+from introspect_cli.store.whole import WholeReader
 from introspect_cli.sums import header, mix
 
 SHAPE = (8, 8)
@@ -227,3 +228,9 @@ def write_step(path, *ranks, world=None, left_out=(), settings=None, modules=())
             writer.append(0, batch)
         store.close()
     return path
+
+
+def together(run):
+    """What reads all ranks of a run as one."""
+    readers = [run.rank(rank) for rank in run.ranks]
+    return WholeReader(str(run.path), readers, stages=run.stages, complete=len(readers) >= run.world_size)

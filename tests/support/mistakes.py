@@ -11,6 +11,7 @@ import random
 import sys
 import threading
 import types
+import unittest.mock
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 import introspect_cli
-from introspect_cli.capture.guard import Guarded
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions
 from introspect_cli.store.run import open_run
@@ -88,17 +88,23 @@ def called_while(work, path, **options):
     found, depth = {}, threading.local()
     functions = {function.__code__: function for function in _functions()}
 
+    (guarded,) = {owner for owner in _owners() if getattr(owner, "__name__", "") == "Guarded"}
+
+    def enter(self):
+        super(guarded, self).__enter__()
+        depth.inside = getattr(depth, "inside", 0) + 1
+
+    def leave(self, *error):
+        depth.inside -= 1
+        return super(guarded, self).__exit__(*error)
+
     def look(frame, event, _arg):
-        code, inside = frame.f_code, getattr(depth, "inside", 0)
-        if code is Guarded.__enter__.__code__:
-            depth.inside = inside + (event == "return")
-        elif code is Guarded.__exit__.__code__:
-            depth.inside = inside - (event == "call")
-        elif event == "call" and inside > 0 and code in functions:
+        code = frame.f_code
+        if event == "call" and getattr(depth, "inside", 0) and code in functions:
             found[f"{code.co_filename.removeprefix(CAPTURE)}:{functions[code].__qualname__}"] = functions[code]
 
     seeded()
-    with watched(path, **options):
+    with watched(path, **options), unittest.mock.patch.multiple(guarded, create=True, __enter__=enter, __exit__=leave):
         threading.setprofile(look)
         sys.setprofile(look)
         try:
@@ -109,13 +115,17 @@ def called_while(work, path, **options):
     return found
 
 
-def _functions():
-    """Those that another can stand in for: of capture, and without variables of others."""
+def _owners():
+    """The modules and classes of capture, which have its functions."""
     for module in pkgutil.walk_packages([CAPTURE], "introspect_cli.capture."):  # some load when asked for
         importlib.import_module(module.name)
-    owners = [module for name, module in list(sys.modules.items()) if name.startswith("introspect_cli.capture")]
-    owners += [value for module in owners for value in vars(module).values() if isinstance(value, type)]
-    for owner in owners:
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("introspect_cli.capture")]
+    return modules + [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+
+
+def _functions():
+    """Those that another can stand in for: of capture, and without variables of others."""
+    for owner in _owners():
         for value in vars(owner).values():
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             code = getattr(function, "__code__", None)

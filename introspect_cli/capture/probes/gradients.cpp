@@ -8,15 +8,18 @@
 
 namespace {
 
-enum Held { RECORD, GUARDED, RECORDER, INTAKE, HELD };
+enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, WATCH_LEAF, ENABLED, BACKWARD, RECOMPUTE, HELD };
 using Gradients = Holder<HELD>;
 
-Name ON{"on"}, WANTED{"wanted"};
+Name ON{"on"}, WANTED{"wanted"}, NODE{"grad_fn"}, HOOKS{"_backward_hooks"}, NUMBER{"_sequence_nr"}, REGISTER{"_register_hook_dict"},
+    REQUIRES{"requires_grad"};
 PyObject *TYPE = nullptr, *HOOK = nullptr;
 
 struct Hook {  // no list unless there are several sites: what the garbage collector counts costs the script its rounds
     PyObject_HEAD
-    PyObject *gradients, *site, *more, *number;
+    PyObject *gradients, *site, *more;
+    unsigned long thread;  // with the number, which autograd node it is on; 0 on a leaf, where the number is the hook's
+    long long number;
 };
 
 PyObject *sites_of(PyObject *object, void *) {
@@ -61,21 +64,21 @@ PyObject *call_hook(PyObject *object, PyObject *arguments, PyObject *) {
 PyObject *hook(PyObject *gradients, PyObject *site) {
     Hook *made = PyObject_New(Hook, (PyTypeObject *)HOOK);
     if (!made) return nullptr;
-    made->gradients = Py_NewRef(gradients), made->site = Py_NewRef(site), made->more = nullptr, made->number = Py_NewRef(Py_None);
+    made->gradients = Py_NewRef(gradients), made->site = Py_NewRef(site), made->more = nullptr, made->thread = 0, made->number = -1;
     return (PyObject *)made;
 }
 
 void free_hook(PyObject *object) {
     Hook *self = (Hook *)object;
     PyObject *type = (PyObject *)Py_TYPE(object);
-    for (PyObject *one : {self->gradients, self->site, self->number, self->more})
+    for (PyObject *one : {self->gradients, self->site, self->more})
         if (one) Py_DecRef(one);
     PyObject_Free(object);
     Py_DecRef(type);
 }
 
 PyMemberDef MEMBERS[] = {
-    {"number", T_OBJECT_EX, offsetof(Hook, number), 0, nullptr},
+    {"number", T_LONGLONG, offsetof(Hook, number), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 PyGetSetDef GETTERS[] = {{"sites", sites_of, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -88,7 +91,117 @@ PyType_Spec HOOK_SPEC = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, HOOK_SLOTS,
 };
 
-PyMethodDef METHODS[] = {{"hook", hook, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+// Has an autograd node keep a hook, and leaves none on its tensor, where the script could see it; false with an exception.
+bool put_on_node(PyObject *tensor, PyObject *node, PyObject *hook) {
+    PyObject *before = PyObject_GetAttr(tensor, HOOKS.get()), *alone = before ? PyDict_New() : nullptr, *done = nullptr;
+    if (alone && !PyObject_SetItem(alone, Py_False, hook) && !PyObject_SetAttr(tensor, HOOKS.get(), alone)) {
+        done = PyObject_CallMethodObjArgs(node, REGISTER.get(), tensor, nullptr);
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        if (PyObject_SetAttr(tensor, HOOKS.get(), before)) PyErr_Clear();
+        PyErr_Restore(kind, error, trace);
+    }
+    for (PyObject *one : {before, alone, done})
+        if (one) Py_DecRef(one);
+    return done;
+}
+
+// Has the gradient of a tensor with a node recorded at a site: by the hook that it has, or a new one. False with an exception.
+bool watch_node(PyObject *gradients, PyObject *tensor, PyObject *node, PyObject *site, bool is_recomputed) {
+    PyObject *watched = ((Gradients *)gradients)->held[WATCHED], *asked = PyObject_CallMethodObjArgs(node, NUMBER.get(), nullptr);
+    PyObject *key = asked ? PyLong_FromVoidPtr(tensor) : nullptr;
+    if (!key) return asked ? Py_DecRef(asked) : void(), false;
+    const long long number = PyLong_AsLongLong(asked);
+    const unsigned long thread = PyThread_get_thread_ident();
+    Hook *known = (Hook *)PyDict_GetItemWithError(watched, key);
+    PyObject *done = nullptr;
+    if (PyErr_Occurred()) {
+    } else if (known && known->thread == thread && known->number == number) {
+        done = is_recomputed ? Py_NewRef(Py_None) : add((PyObject *)known, site);
+    } else if ((done = hook(gradients, site))) {
+        ((Hook *)done)->thread = thread, ((Hook *)done)->number = number;
+        if (PyObject_SetItem(watched, key, done) || !put_on_node(tensor, node, done)) Py_DecRef(done), done = nullptr;
+    }
+    Py_DecRef(asked), Py_DecRef(key);
+    if (done) Py_DecRef(done);
+    return done;
+}
+
+bool watch_at(PyObject *object, PyObject *tensor, PyObject *site, bool is_recomputed) {
+    PyObject *node = PyObject_GetAttr(tensor, NODE.get());
+    if (!node) {  // a view of which autograd no longer knows the maker, since its base was written over, has no gradient
+        const bool is_given_up = PyErr_ExceptionMatches(PyExc_RuntimeError);
+        if (is_given_up) PyErr_Clear();
+        return is_given_up;
+    }
+    bool done;
+    if (node == Py_None) {
+        PyObject *recomputed = is_recomputed ? Py_True : Py_False;
+        PyObject *answer = PyObject_CallFunctionObjArgs(((Gradients *)object)->held[WATCH_LEAF], tensor, site, recomputed, nullptr);
+        if ((done = answer)) Py_DecRef(answer);
+    } else {
+        done = watch_node(object, tensor, node, site, is_recomputed);
+    }
+    Py_DecRef(node);
+    return done;
+}
+
+PyObject *watch(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "a tensor, a site and whether it is recomputed wanted");
+    return watch_at(object, given[0], given[1], given[2] == Py_True) ? Py_NewRef(Py_None) : nullptr;
+}
+
+// The number of a site among those of a module, borrowed; null, perhaps with an exception, where it has none.
+PyObject *site_in(PyObject *sites, PyObject *phase, PyObject *kind, PyObject *path, PyObject *call) {
+    PyObject *key = PyTuple_Pack(4, phase, kind, path, call), *site = key ? PyDict_GetItemWithError(sites, key) : nullptr;
+    if (key) Py_DecRef(key);
+    return site;
+}
+
+// What is done with a plain tensor that goes into a module or comes out, where its sites are known: it is recorded, and its gradient
+// will be. 0, and nothing is done, where it goes the long way; -1 with an exception.
+int take_one(PyObject *object, PyObject *value, PyObject *sites, PyObject *phase, PyObject *kinds, PyObject *path, PyObject *call) {
+    Gradients *own = (Gradients *)object;
+    if (own->held[INTAKE] == Py_None || !is_seen_by_nobody(own->held[INTAKE], value)) return 0;
+    PyObject *kind = PyTuple_GetItem(kinds, 0), *gradient = PyTuple_GetItem(kinds, 1);
+    bool goes_back = gradient != Py_None && attribute_is(value, REQUIRES, Py_True);
+    if (goes_back) {
+        PyObject *enabled = PyObject_CallNoArgs(own->held[ENABLED]);
+        if (!enabled) return -1;
+        goes_back = enabled == Py_True;
+        Py_DecRef(enabled);
+    }
+    const bool records = kind != Py_None;
+    PyObject *at = records ? site_in(sites, phase, kind, path, call) : nullptr;
+    PyObject *back = goes_back ? site_in(sites, own->held[BACKWARD], gradient, path, call) : nullptr;
+    if ((records && !at) || (goes_back && !back)) return PyErr_Occurred() ? -1 : 0;
+    if (records && record_at(own->held[INTAKE], &at, 1, value) < 0) return PyErr_Clear(), 0;
+    return !back || watch_at(object, value, back, phase == own->held[RECOMPUTE]) ? 1 : -1;
+}
+
+// The number of values that were taken before the first that goes the long way.
+PyObject *take(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    enum { VALUES, PATHS, SITES, PHASE, KINDS, CALL, ALL };
+    if (count != ALL || !PyTuple_Check(given[VALUES]) || !PyTuple_Check(given[PATHS]) || !PyDict_Check(given[SITES]) ||
+        !PyTuple_Check(given[KINDS]) || PyTuple_Size(given[KINDS]) != 2)
+        return PyErr_Format(PyExc_TypeError, "values, paths, sites, a phase, two kinds and a call wanted");
+    const Py_ssize_t all = least(PyTuple_Size(given[VALUES]), PyTuple_Size(given[PATHS]));
+    Py_ssize_t done = 0;
+    for (int taken = 1; done < all; done++) {
+        taken = take_one(object, PyTuple_GetItem(given[VALUES], done), given[SITES], given[PHASE], given[KINDS],
+                         PyTuple_GetItem(given[PATHS], done), given[CALL]);
+        if (taken < 0) return nullptr;
+        if (!taken) break;
+    }
+    return PyLong_FromSsize_t(done);
+}
+
+PyMethodDef METHODS[] = {
+    {"hook", hook, METH_O, nullptr},
+    {"watch", (PyCFunction)(void (*)())watch, METH_FASTCALL, nullptr},
+    {"take", (PyCFunction)(void (*)())take, METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 }  // namespace
 
@@ -100,7 +213,7 @@ PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given
         if (!made || PyObject_SetAttrString(made, "__torch_unserializable__", Py_True)) return nullptr;
         HOOK = made;
     }
-    if (given == HELD && arguments[INTAKE] != Py_None && !is_intake(arguments[INTAKE]))
-        return PyErr_Format(PyExc_TypeError, "an intake wanted");
+    if (given == HELD && ((arguments[INTAKE] != Py_None && !is_intake(arguments[INTAKE])) || !PyDict_Check(arguments[WATCHED])))
+        return PyErr_Format(PyExc_TypeError, "an intake and a dictionary wanted");
     return Gradients::make(TYPE, arguments, given);
 }

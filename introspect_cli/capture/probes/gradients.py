@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from introspect_cli.capture import private_api
+import torch
+
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.records import Phase
 from introspect_cli.tensors.kernels import KERNELS
 from introspect_cli.tensors.places import Placed
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
 
     from introspect_cli.capture.context import Context
-    from introspect_cli.records import Part
 
 
 def _is_on_leaf(hook: Any, tensor: torch.Tensor) -> bool:
@@ -46,58 +47,58 @@ class GradientProbe(GuardedProbe):
         self._watched: dict[int, Any] = {}
         self._leaf_handles: list[Any] = []
         recorder = context.recorder
-        self._new_hook: Any = KERNELS.gradients(self.record, self._guarded, recorder, recorder.intake).hook
+        compiled: Any = KERNELS.gradients(
+            *(self.record, self._guarded, recorder, recorder.intake, self._watched, self._watch_leaf),
+            *(torch.is_grad_enabled, Phase.BACKWARD, Phase.RECOMPUTE),
+        )
+        self._new_hook = compiled.hook
+        self.watch: Callable[[torch.Tensor, int, bool], None] = compiled.watch
+        """Have the gradient of a tensor that requires one recorded at a site when it comes.
+
+        Several sites share one hook and one summary. In a recomputed forward, which the last argument tells, a tensor
+        of the first one has its sites already. One whose graph autograd has given up gets no hook.
+        """
+        self.take: Callable[..., int] = compiled.take
+        """Record plain tensors, and watch their gradients, at known sites; how many, up to the first other value.
+
+        Given are tensors, as many paths or more, the module's sites, the phase, the kinds of tensor and gradient (None:
+        not recorded), and the call.
+        """
 
     def remove(self) -> None:
         """Stop, forget this step's tensors and remove the hooks on leaves; other hooks that are left do nothing."""
         super().remove()
         self.on_tick()
 
-    def watch(self, tensor: torch.Tensor, site: int, *, recomputed: bool = False) -> None:
-        """Have a tensor's gradient recorded at `site` when it comes; several sites share one hook and one summary.
-
-        Args:
-            tensor: requires a gradient; one whose graph autograd has given up gets no hook.
-            site: where.
-            recomputed: True in a recomputed forward, which may be given the first one's tensors; these have their
-                sites.
-        """
-        key = id(tensor)
-        try:
-            node = tensor.grad_fn
-        except RuntimeError:
-            # A view that autograd no longer knows the maker of, since its base was written over, has no gradient.
+    def _watch_leaf(self, tensor: torch.Tensor, site: int, recomputed: bool) -> None:
+        """`watch` for a tensor without an autograd node: the hook is on the tensor until the step ends."""
+        known = self._watched.get(id(tensor))
+        if known is not None and _is_on_leaf(known, tensor):
+            if not recomputed:
+                known.add(site)
             return
-        known = self._watched.get(key)
-        number = None if node is None else private_api.node_number(node)
-        if known is not None:
-            same = _is_on_leaf(known, tensor) if node is None else number is not None and known.number == number
-            if same:
-                if not recomputed:
-                    known.add(site)
-                return
-        hook = self._new_hook(site)
-        self._watched[key] = hook
-        if node is not None:
-            private_api.add_hook(tensor, node, hook)
-            hook.number = number
-            return
+        self._watched[id(tensor)] = hook = self._new_hook(site)
         handle = tensor.register_hook(hook)
         hook.number = handle.id
         # A leaf outlives its graph: without this, a parameter used as an input would gather hooks for ever.
         self._leaf_handles.append(handle)
 
-    def watch_share(self, tensor: torch.Tensor, site: int, shape: tuple[int, ...], part: Part) -> None:
+    def watch_share(self, tensor: torch.Tensor, site: int, placed: Placed, is_recomputed: bool) -> None:
         """Have the gradient of a tensor from `to_local` recorded as the part of the whole that it is.
 
-        A gradient that is a DTensor, or not of that part's size, is recorded as it is.
+        A gradient that is a DTensor, or not of that part's size, is recorded as it is; so is that of a share that is
+        known otherwise, is summed up elsewhere, or is recomputed.
 
         Args:
             tensor: not a leaf; a leaf gets no hook.
             site: where.
-            shape: of the whole.
-            part: which part of the whole the tensor is, and so its gradient.
+            placed: which part of the whole the tensor is, and so its gradient.
+            is_recomputed: in a recomputed forward.
         """
+        shape, part = placed.shape, placed.part
+        if part.source != "tag" or part.reduction or is_recomputed:
+            self.watch(tensor, site, is_recomputed)
+            return
         node = tensor.grad_fn
         at = tensor.output_nr
         if node is None:

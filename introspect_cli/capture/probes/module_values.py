@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from introspect_cli.capture import torch_distributed
+from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.ranks import launchers
 from introspect_cli.records import GRADIENT_OF, Kind, Phase
 from introspect_cli.tensors.flatten import flatten, is_plain
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 _POSITIONS = tuple(f"[{number}]" for number in range(32))
+_WHOLE = ("",)
+_INPUT = Kind.INPUT  # an attribute of an enumeration takes as long as a call
 
 
 class ModuleValues:
@@ -48,6 +50,7 @@ class ModuleValues:
         kinds = context.kinds
         self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
         self.kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
+        self._kinds_of = {kind: (kind if kind in kinds else None, self._gradient_of.get(kind)) for kind in GRADIENT_OF}
         self.inputs = Kind.INPUT in {*self.kinds, *self._gradient_of}
         self.outputs = Kind.OUTPUT in {*self.kinds, *self._gradient_of}
         self.on_value: Callable[[ModuleState, Kind, str, torch.Tensor], None] | None = None
@@ -72,12 +75,12 @@ class ModuleValues:
             args: positional arguments.
             kwargs: those by name.
         """
-        for path, value in zip(_POSITIONS, args, strict=False):
-            self.record_value(state, phase, Kind.INPUT, call, path, value)
-        for position in range(len(_POSITIONS), len(args)):
-            self.record_value(state, phase, Kind.INPUT, call, f"[{position}]", args[position])
+        done = self._take(state, phase, _INPUT, call, args, _POSITIONS)
+        if done < len(args):
+            for position in range(done, len(args)):
+                self.record_value(state, phase, _INPUT, call, f"[{position}]", args[position])
         for name, value in kwargs.items():
-            self.record_value(state, phase, Kind.INPUT, call, f"[{name!r}]", value)
+            self.record_value(state, phase, _INPUT, call, f"[{name!r}]", value)
 
     def record_value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
         """Record one input or output, if its kind is recorded; have its tensors' gradients recorded, if theirs is.
@@ -93,18 +96,24 @@ class ModuleValues:
             prefix: where among inputs or outputs the value is; "" for the output itself.
             value: None is not recorded.
         """
+        if value is not None and not (prefix == "" and self._take(state, phase, kind, call, (value,), _WHOLE)):
+            with private_api.no_torch_function():  # the script's modes and classes are to see its own calls only
+                self._record_other(state, phase, kind, call, prefix, value)
+
+    def _take(
+        self, state: ModuleState, phase: Phase, kind: Kind, call: int, values: tuple[Any, ...], paths: tuple[str, ...]
+    ) -> int:
+        """Record those first values that the compiled path takes (`GradientProbe.take`); how many these are."""
+        if state.tagged or self.on_value is not None:
+            return 0
+        return self._gradients.take(values, paths, state.sites, phase, self._kinds_of[kind], call)
+
+    def _record_other(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
+        """`record_value` of what may be more than a plain tensor, hidden from what the script watches calls with."""
         cls = type(value)
-        if cls is torch.Tensor or issubclass(cls, torch.Tensor):
+        if issubclass(cls, torch.Tensor):
             placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None
-            if kind in self.kinds:
-                site = state.sites.get((phase, kind, prefix, call))
-                if site is None:
-                    site = self._context.site(state, phase, kind, prefix, call)
-                if placed is not None or self._recorder.record_small(site, value) < 0:
-                    self._recorder.emit(site, value if placed is None else placed)
-            self._follow(state, phase, kind, call, prefix, value, placed)
-            return
-        if value is None:
+            self._record_tensor(state, phase, kind, call, prefix, value, placed)
             return
         if is_plain(cls):
             if kind in self.kinds:
@@ -122,7 +131,7 @@ class ModuleValues:
             self._recorder.emit_many(sites, [value for _, value in shown])
         for path, leaf in leaves:
             if issubclass(type(leaf), torch.Tensor):
-                self._follow(state, phase, kind, call, prefix + path, leaf)
+                self._record_tensor(state, phase, kind, call, prefix + path, leaf, is_recorded=True)
 
     @staticmethod
     def _styles(state: ModuleState, kind: Kind, value: torch.Tensor) -> Sequence[Style]:
@@ -134,7 +143,7 @@ class ModuleValues:
             return state.styles or ()
         return state.gives if not value.requires_grad else ()
 
-    def _follow(
+    def _record_tensor(
         self,
         state: ModuleState,
         phase: Phase,
@@ -143,8 +152,10 @@ class ModuleValues:
         path: str,
         value: torch.Tensor,
         placed: Placed | None = None,
+        *,
+        is_recorded: bool = False,
     ) -> None:
-        """Have a tensor's gradient recorded when it comes, and call the listener, if there is one, with the tensor.
+        """Record a tensor, have its gradient recorded when it comes, and call the listener, if there is one, with it.
 
         The gradient only if its kind is recorded, the tensor requires one, and gradients are on.
 
@@ -156,17 +167,18 @@ class ModuleValues:
             path: where among inputs or outputs the tensor is.
             value: the tensor.
             placed: the same as one rank's share of a whole; None for a whole tensor.
+            is_recorded: whether it is on record already.
         """
+        if kind in self.kinds and not is_recorded:
+            site = self._context.site(state, phase, kind, path, call)
+            self._recorder.emit(site, value if placed is None else placed)
         gradient = self._gradient_of.get(kind)
         if gradient is not None and value.requires_grad and torch.is_grad_enabled():
-            site = state.sites.get((Phase.BACKWARD, gradient, path, call))
-            if site is None:
-                site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
-            recomputed = phase is Phase.RECOMPUTE
-            if placed is not None and placed.part.source == "tag" and not placed.part.reduction and not recomputed:
-                self._gradients.watch_share(value, site, placed.shape, placed.part)
+            site = self._context.site(state, Phase.BACKWARD, gradient, path, call)
+            if placed is None:
+                self._gradients.watch(value, site, phase is Phase.RECOMPUTE)
             else:
-                self._gradients.watch(value, site, recomputed=recomputed)
+                self._gradients.watch_share(value, site, placed, phase is Phase.RECOMPUTE)
         if self.on_value is not None:
             self.on_value(state, kind, path, value)
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
+_OUTPUT = Kind.OUTPUT  # an attribute of an enumeration takes as long as a call
+
 
 class ModuleProbe(OwnCalls):
     """Watches calls of modules."""
@@ -52,7 +54,7 @@ class ModuleProbe(OwnCalls):
         self._stacks = context.stacks
         self.values = ModuleValues(context, gradients)
         """Recorder of inputs and outputs."""
-        self._names, self._draws = context.names, context.draws
+        self._names, self._draws, self._parts = context.names, context.draws, context.parts
 
     def stand_in_for_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement of `nn.Module.__call__` that records the call.
@@ -95,14 +97,14 @@ class ModuleProbe(OwnCalls):
         """
         stack = self._stacks.now
         calls, in_backward = stack.calls, private_api.graph_task() != -1
+        if calls and calls[-1] is not None and self._recorder.wanted and not in_backward:  # as nearly all are
+            return self._record_call(stack, original, module, args, kwargs)
         if calls and (calls[-1] is None or not self._recorder.wanted):
             return original(module, *args, **kwargs)
         if not calls and not in_backward:
             return self._record_outermost(stack, original, module, args, kwargs)
         if not self._recorder.wanted:
             return self._run_unrecorded(original, module, args, kwargs)
-        if not in_backward:
-            return self._record_call(stack, original, module, args, kwargs)
         phase, stack.phase = stack.phase, Phase.RECOMPUTE  # the forward around a backward pass goes on after it
         try:
             return self._record_call(stack, original, module, args, kwargs)
@@ -204,8 +206,7 @@ class ModuleProbe(OwnCalls):
         calls, own = stack.calls, stack.own
         state: ModuleState | None = None
         call = -1
-        # The script may watch torch's functions itself; it must see its own calls only.
-        with self._guarded, private_api.no_torch_function():
+        with self._guarded:
             state, call = self._enter(stack, module, args, kwargs)
         depth = len(calls)
         try:
@@ -217,10 +218,7 @@ class ModuleProbe(OwnCalls):
         if call >= 0 and self._guarded.on:
             assert state is not None
             with self._guarded:
-                if self._context.parts.is_grouped and torch_distributed.from_call(result) is not None:
-                    state.tagged, state.plain = True, None
-                with private_api.no_torch_function():
-                    self._leave(stack, module, state, call, result)
+                self._leave(stack, module, state, call, result)
         return result
 
     def _enter(
@@ -238,7 +236,8 @@ class ModuleProbe(OwnCalls):
         state = self._names.states.get(id(module))
         is_plain = state is not None and state.plain is type(module) and state.reference() is module
         if not is_plain or caller is None or caller is state:
-            state, is_recorded = self._enter_special(stack, module, caller, args, kwargs)
+            with private_api.no_torch_function():  # the script may watch functions; it is to see its own calls only
+                state, is_recorded = self._enter_special(stack, module, caller, args, kwargs)
             if not is_recorded:
                 return state, -1
         assert state is not None
@@ -318,13 +317,16 @@ class ModuleProbe(OwnCalls):
 
         Hidden are those in a compiled or scripted module, and in an encoder layer whose attention was not called.
         """
+        if self._parts.is_grouped and torch_distributed.from_call(result) is not None:
+            state.tagged, state.plain = True, None
         if self._draws.moved():
             self._note_draws(state, call, before=False)
         if self.values.outputs and state.watched:
-            self.values.record_value(state, stack.phase, Kind.OUTPUT, call, "", result)
+            self.values.record_value(state, stack.phase, _OUTPUT, call, "", result)
         if not stack.calls and stack.phase is Phase.FORWARD:
             clock = self._context.clock
-            clock.tell(clock.on_root_left, module)
+            with private_api.no_torch_function():
+                clock.tell(clock.on_root_left, module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
         is_fused = False

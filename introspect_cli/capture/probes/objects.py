@@ -9,6 +9,7 @@ import weakref
 from argparse import Namespace
 from collections import OrderedDict, deque
 from dataclasses import replace
+from itertools import repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -277,6 +278,8 @@ _HOOKS = {
     "_backward_hooks": "backward",
 }
 _PACKAGE = "introspect_cli."
+_GONE: dict[str, object] = {}
+"""Attributes of a module that is gone: none, and each has some."""
 
 MAX_TUPLE = 8
 MAX_CHANGES = 8
@@ -291,25 +294,26 @@ class AttributeSnapshot(NamedTuple):
         module: that it is of, referred to weakly.
         length: how many attributes it has.
         plain: those that are plain, by name.
-        sizes: how many hooks and children it has.
+        sized: names of those that have hooks or children.
+        sizes: how many each of these has.
     """
 
     module: weakref.ref[nn.Module]
     length: int
     plain: dict[str, object]
-    sizes: dict[str, int]
+    sized: tuple[str, ...]
+    sizes: list[int]
 
-    def holds(self) -> bool:
-        """Whether the module is alive, has as many attributes, hooks and children, and the very same plain objects."""
-        module = self.module()
-        if module is None:
+
+def _hold(snapshots: list[AttributeSnapshot]) -> bool:
+    """Whether each module is alive, has as many attributes, hooks and children, and the very same plain objects."""
+    for reference, length, values, sized, sizes in snapshots:  # in one frame: it is asked of all modules in each step
+        held = getattr(reference(), "__dict__", _GONE)
+        if len(held) != length or not all(map(is_, map(held.get, values), values.values())):
             return False
-        held = vars(module)
-        return (
-            len(held) == self.length
-            and all(map(is_, map(held.get, self.plain), self.plain.values()))
-            and all(len(held.get(name, ())) == size for name, size in self.sizes.items())
-        )
+        if [*map(len, map(held.get, sized, repeat(())))] != sizes:
+            return False
+    return True
 
 
 class AttributeProbe(GuardedProbe):
@@ -346,7 +350,7 @@ class AttributeProbe(GuardedProbe):
         state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
         if state is not None:
             seen = self._watched.get(state.fqn)
-            if seen is None or not all(one.holds() for one in seen):
+            if seen is None or not _hold(seen):
                 self._write_changed(root, state.fqn)
 
     def on_made(self, module: nn.Module) -> None:
@@ -405,7 +409,8 @@ class AttributeProbe(GuardedProbe):
         sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
         if isinstance(held.get("_modules"), dict):
             sized.append("_modules")
-        return AttributeSnapshot(weakref.ref(module), len(held), plain, {name: len(held[name]) for name in sized})
+        sizes = [len(held[name]) for name in sized]
+        return AttributeSnapshot(weakref.ref(module), len(held), plain, tuple(sized), sizes)
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, kinds and functions, if any.

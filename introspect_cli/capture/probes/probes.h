@@ -10,6 +10,9 @@
 #include <initializer_list>
 
 HIDDEN PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *new_section_type();
+HIDDEN PyObject *share_sections(PyObject *, PyObject *const *arguments, Py_ssize_t given);
+HIDDEN PyObject *section_depth(PyObject *, PyObject *);
 HIDDEN PyObject *record_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 HIDDEN PyObject *record_state(PyObject *, PyObject *const *arguments, Py_ssize_t given);
 

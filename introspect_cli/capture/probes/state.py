@@ -263,7 +263,10 @@ class StateProbe(GuardedProbe):
         """Those of the tensors that were written to since their record, or have none; no rounded copies."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
         before, is_rounded = self._fingerprints, self._context.parts.is_rounded
-        pairs = zip(contents[1], self._recorder.summarizer.fingerprints(contents[1]), strict=True)
+        marks = self._recorder.summarizer.fingerprints(contents[1])
+        if [*map(before.get, map(id, contents[1]))] == marks:  # as in nearly all steps, without a frame for each
+            return [], [], []
+        pairs = zip(contents[1], marks, strict=True)
         changed = {id(one) for one, now in pairs if before.get(id(one)) != now and not is_rounded(one)}
         return _filtered(contents, lambda tensor: id(tensor) in changed)
 
