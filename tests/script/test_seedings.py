@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from logs import documents_of
 from opcapture import compared
 
 SCRIPT = """
@@ -94,9 +95,6 @@ def test_one_line_has_all_steps_none_what_checkpointing_restores_and_new_generat
     (tmp_path / "train.py").write_text(SCRIPT.replace(THERE, "torch.manual_seed(7)"))
     done = introspect("capture", "-q", "-o", "run", "train.py")
     assert done.returncode == 0, done.stderr
-    assert "seed numpy.random.default_rng 3 train.py:9" in (tmp_path / "run/settings/beginning.yaml").read_text()
-    assert (
-        (tmp_path / "run/settings/seedings.yaml")
-        .read_text()
-        .startswith("set:\n- before 1 2 2 torch.manual_seed 7 train.py:19\n#")
-    )
+    found = documents_of(tmp_path / "run")
+    assert "seed numpy.random.default_rng 3 train.py:9" in found["beginning"]["events"]
+    assert found["seedings"] == {"set": ["before 1 2 2 torch.manual_seed 7 train.py:19"]}
