@@ -136,7 +136,7 @@ def _diff(a: str, b: str, engine: Engine) -> tuple[str, int]:
 
     with open_run(a) as one, open_run(b) as two:
         result = compare_runs(one, two, DiffOptions(limit=12, whole_step=True), (), engine.elsewhere)
-        records = sum(run.rank(rank).rows_in(slice(None)) for run in (one, two) for rank in run.ranks)
+        records = sum(int(run.rank(rank).entries["rows"].sum()) for run in (one, two) for rank in run.ranks)
     where = f" at step {result.first.step}, rank {result.first.rank}" if result.first else ""
     return f"{result.verdict.value}{where}", records
 
@@ -145,7 +145,7 @@ def _records(path: str) -> int:
     from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
-        return sum(run.rank(rank).rows_in(slice(None)) for rank in run.ranks)
+        return sum(int(run.rank(rank).entries["rows"].sum()) for rank in run.ranks)
 
 
 def _copies(path: str, engine: Engine) -> tuple[str, int]:

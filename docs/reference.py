@@ -28,7 +28,7 @@ import introspect_cli  # noqa: E402 - as above
 from introspect_cli import cli  # noqa: E402 - as above
 from introspect_cli.capture.options import HEADINGS  # noqa: E402 - as above
 from introspect_cli.capture.ranks.launchers import LAUNCHERS  # noqa: E402 - as above
-from introspect_cli.compare.reasons.rows import reasons  # noqa: E402 - as above
+from introspect_cli.compare.reasons.rows import ROWS  # noqa: E402 - as above
 from introspect_cli.health.check import choose  # noqa: E402 - as above
 from introspect_cli.render.json import document  # noqa: E402 - as above
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS  # noqa: E402 - as above
@@ -147,7 +147,7 @@ def escaped(text: str) -> str:
 
 def reasons_page() -> str:
     """What each reason says."""
-    lines = (f"- `{reason.word}`: {reason.about}" for reason in sorted(reasons(), key=lambda one: one.word))
+    lines = (f"- `{reason.word}`: {reason.about}" for reason in sorted(ROWS, key=lambda one: one.word))
     about = "The word of `reason` in `introspect diff --format json`, and what it says of the first divergence."
     return page("Reasons", about, lines)
 

@@ -46,20 +46,17 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "changed-in-one": "{side} alone changes it, and no optimizer does",
+    "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
     "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
-    "changed-outside": "{side} alone changed it outside of an optimizer step, after step {step}",
     # what tensors begin with
     "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
-    "filled-in-one": "{by} initialises it in {side} only",
-    "filled-by": "{a} initialises it in a, {b} in b",
+    "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
     "not-restored": "the later run began with other values ({names}): the checkpoint did not restore them",
     "upstream": "what went into it differs already, first of all {name}",
     # random states
     "seeded": "{by} {a} -> {b}[ ({line})]",
-    "set-in-one": "{by} sets it in {side} only",
     "other-state": "{draw} draws from another state[: {since} took another number of draws][; {before} before agree]",
     "draws-differ": "the first draw or seeding that differs[, in a {a}][, in b {b}][; {before} draws before it agree]",
     "draw-before": "random numbers were drawn before {name} in {side} and not in {other}",
@@ -88,9 +85,8 @@ _PROVED: Final[Mapping[str, str]] = {
     # splits
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
     "a step are added up, not averaged: divide each by {number}",
-    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they "
-    "are that "
-    "of {other}",
+    "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they are "
+    "that of {other}",
     "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
     "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
 }
@@ -102,7 +98,6 @@ _LIKELY: Final[Mapping[str, str]] = {
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
-    "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
     "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
@@ -149,12 +144,10 @@ _LEFT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "a change of the gradient by hand",
-    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer",
     "optimizer-state": "its state",
-    "optimizer-state-loaded": "another state was loaded into the optimizer",
     "hyperparameters": "hyper-parameters (not recorded in this step)",
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
@@ -184,21 +177,16 @@ _LEFT: Final[Mapping[str, str]] = {
 
 MOMENTS: Final[Mapping[str, str]] = {
     "": "",
-    "first-rng": " already when the first captured step begins",
-    "later-run": " when the later run begins",
     "untrained": " before any training",
     "late": " when it is first recorded, in step {step}",
-    "again": " later in the step",
     "begins": " when the step begins",
     "forward": " after the forward pass",
     "given": " that `functional_call` is given",
-    "within": " within the optimizer step, before its forward pass {call}",
+    "within": " within the optimizer step",
     "ends": " at the end of the step",
     "run-at": ", run at {source},",
     "updated": " after the optimizer step",
-    "stepped": " after the step",
     "taken": ", as the optimizer sees it,",
-    "evaluation": ", as the optimizer sees it in evaluation {call} of its closure,",
 }
 """When a tensor or a state differs, after its name."""
 
@@ -284,8 +272,6 @@ _TOLD: Final[Mapping[str, str]] = {
     # a resumed run
     "resumed": "Run {run}, resumed after step {step} of {whole}, restored all that is on record[; not restored, of "
     "no effect: {idle}][; not recorded: {unseen}].",
-    "resumed-right": "Resumed correctly: run {run} restored all that is on record of step {step} of {whole}[; not "
-    "restored, of no effect: {idle}][; not recorded: {unseen}].",
     "resumed-lost": "Run {run}, resumed after step {step} of {whole}, did not restore: {lost}.",
     "or-drew": " (or drew from it before its first step)",
     "random-states": "random state of {names}",
@@ -557,6 +543,19 @@ def is_kept(site: Site) -> bool:
     return site.kind is Kind.PRODUCT and site.phase is Phase.OPTIMIZER
 
 
+_SITES: Final[Mapping[Kind, str]] = {
+    Kind.BATCH: "the batch[ {call}] from {fqn}[ ({path})]",
+    Kind.LOSS: "the loss[ of backward {call}][ {path}]",
+    Kind.VALUE: "{one} {fqn}[ {path}][ (call {call})]",
+    Kind.PRODUCT: "{one}[ {path}] of {fqn}[ (call {call})]",
+    Kind.PARAM: "{one} {fqn}",
+    Kind.BUFFER: "{one} {fqn}",
+    Kind.OPTIMIZER_STATE: "the optimizer state {path} of {fqn}",
+    Kind.OP_OUTPUT: "[result {part} of ]the [{backward}backward ]operator {name} of {where}[ (call {call})]",
+}
+"""How a site of a kind is called, where not as what a module takes or gives."""
+
+
 def what(site: Site, module_class: str = "") -> str:
     """A site in words, with its path, and its call unless that is 0: `the input [0] of GPT.head`.
 
@@ -564,31 +563,17 @@ def what(site: Site, module_class: str = "") -> str:
         site: the site.
         module_class: class of its module, put behind the name of a module; "" to leave it out.
     """
-    path = f" {site.path}" if site.path else ""
-    call = f" (call {site.call})" if site.call else ""
-    if site.kind is Kind.BATCH:
-        return (
-            f"the batch{f' {site.call}' if site.call else ''} from {site.fqn}{f' ({site.path})' if site.path else ''}"
-        )
     if site.kind is Kind.RNG:
-        return _random_state(site, call)
-    if site.kind is Kind.LOSS:
-        return f"the loss{f' of backward {site.call}' if site.call else ''}{path}"
+        return _random_state(site, f" (call {site.call})" if site.call else "")
     if site.kind is Kind.COLLECTIVE:
         return _collective(site)
-    if site.kind is Kind.VALUE:
-        return f"{site.kind.one} {site.fqn}{path}{call}"
     if is_kept(site):
         return f"the copy {site.fqn}{site.path}"
-    if site.kind is Kind.PRODUCT:
-        return f"{site.kind.one}{path} of {site.fqn}{call}"
-    if site.kind in {Kind.PARAM, Kind.BUFFER}:
-        return f"{site.kind.one} {site.fqn}"
-    if site.kind is Kind.OPTIMIZER_STATE:
-        return f"the optimizer state {site.path} of {site.fqn}"
-    if site.kind is Kind.OP_OUTPUT:
-        return _operator(site) + call
-    return f"{site.kind.one}{path} of {named(site, module_class)}{call}"
+    name, bracket, part = site.path.partition("[")
+    fields = {"one": site.kind.one, "fqn": site.fqn, "path": site.path, "call": site.call, "name": name}
+    fields |= {"named": named(site, module_class), "part": bracket + part, "backward": site.phase is Phase.BACKWARD}
+    fields["where"] = "the script itself" if site.fqn == "script" else site.fqn
+    return _filled(_SITES.get(site.kind, "{one}[ {path}] of {named}[ (call {call})]"), fields)
 
 
 def _collective(site: Site) -> str:
@@ -616,15 +601,6 @@ def _random_state(site: Site, call: str) -> str:
         return f"the random state of {generator} from which {site.fqn}{call} draws"
     place = {Phase.DATA: f"the batch from {site.fqn}", Phase.LOSS: "the backward pass"}.get(site.phase, site.fqn)
     return f"the random state of {generator} before {place}{call}"
-
-
-def _operator(site: Site) -> str:
-    """The result of an operator: `result [0] of the backward operator aten.gelu_backward.default of GPT.act`."""
-    name, bracket, place = site.path.partition("[")
-    backward = "backward " if site.phase is Phase.BACKWARD else ""
-    text = f"result [{place} of the " if bracket else "the "
-    where = "the script itself" if site.fqn == "script" else site.fqn
-    return f"{text}{backward}operator {name} of {where}"
 
 
 def named(site: Site, module_class: str) -> str:
@@ -690,14 +666,8 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
 # --- what a resumed run restored
 
 
-# --- origins, and what a resumed run restored
-
-
 _NAMED = 3
 """Parts that the first sentence names."""
-
-
-# --- resumed runs
 
 
 def head_of(resumed: Resumption) -> str:
@@ -709,12 +679,6 @@ def head_of(resumed: Resumption) -> str:
         if lost
         else told("resumed", **run, **_unrestored_words(resumed))
     )
-
-
-def resumed_rightly(resumed: Resumption) -> str:
-    """Sentence, for runs that are the same, that the resumed run lost nothing."""
-    run = {"run": resumed.run, "step": resumed.at - 1, "whole": resumed.whole}
-    return told("resumed-right", **run, **_unrestored_words(resumed))
 
 
 def _unrestored_words(resumed: Resumption) -> dict[str, str]:

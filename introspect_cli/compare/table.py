@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.names import strip_wrappers, with_ancestors
-from introspect_cli.errors import StoreError
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.reader import SiteTable
+    from introspect_cli.store.names import SiteTable
     from introspect_cli.store.run import Run
 
 
@@ -114,9 +113,6 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
     Args:
         table: the sites of a rank.
         rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
-
-    Raises:
-        StoreError: a phase or kind is unknown.
     """
     phases, kinds = table.phase, table.kind
     keys = np.asarray(table.key, dtype=np.uint64)
@@ -136,11 +132,8 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
                 site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
                 keys[index] = site.key()
         names = fresh
-    try:
-        phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
-        kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
-    except KeyError:
-        raise StoreError(f"{table.path_of_file} is damaged: a site has a phase or a kind that is not one") from None
+    phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
+    kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
     return Columns(
         keys=keys,
         phase=phase,

@@ -628,16 +628,14 @@ def compare_rank(comparison: Comparison) -> RankOutcome:
         walk.run(places)
         outcome.learned = walk.learned
     paired = outcome.paired  # as far as it was walked
-    records = paired.records  # ranks as one know it of what was read
-    if not counted.all():
-        records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
     # steps with equal digests are not opened to find out what run a could not see, which hardly changes: the first and
     # the last common step are counted, and the last stands for those between
     ends = [comparison.a.read(paired[place][0].step) for place in (0, -1)] if len(paired) else []
-    blind = sum(
-        int((unseen(batch) & counted[batch.site]).sum()) * n
-        for batch, n in zip(ends, (1, len(paired) - 1), strict=False)
-    )
+    numbers = list(zip(ends, (1, len(paired) - 1), strict=False))
+    blind = sum(int((unseen(batch) & counted[batch.site]).sum()) * n for batch, n in numbers)
+    records = paired.records or sum(len(batch) * n for batch, n in numbers)
+    if not counted.all():
+        records = sum(int(counted[np.asarray(comparison.a.read(entry.step).site)].sum()) for entry, _ in paired)
     alike = records - outcome.tally["opened"] - max(blind - outcome.tally["opened_blind"], 0)
     blank = int(_is_blank(ends[-1], sites, counted)) if ends else 0
     outcome.tally.update(records=records, blind_both=blind, blank=blank, equal=alike)

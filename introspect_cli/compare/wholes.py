@@ -28,7 +28,8 @@ from introspect_cli.texts import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from introspect_cli.store.reader import RankReader, Reader, SiteTable
+    from introspect_cli.store.names import SiteTable
+    from introspect_cli.store.reader import RankReader, Reader
     from introspect_cli.store.run import Run
     from introspect_cli.store.tasks import Task, Work
 

@@ -145,7 +145,7 @@ def write_run(
 
     ordered = sorted(steps, key=lambda step: (step.rank, step.step))
     kinds = sorted({site.kind.value for step in ordered for site, _, _ in step.rows})
-    with StoreWriter.create(path, force=force) as store:
+    with StoreWriter.create(path, force=force, rank=ordered[0].rank if ordered else 0) as store:
         manifest: dict[str, Any] = {
             "tool": {"name": "introspect-cli", "version": __version__},
             "status": "running",

@@ -29,7 +29,6 @@ from introspect_cli.exchange.incoming import (
 from introspect_cli.exchange.symbols import read_tensor, write_tensor
 from introspect_cli.inspect.module_tree import flattened, nested
 from introspect_cli.records import Kind, Layout, Phase, Record, Site, SiteInfo, Status, Summary
-from introspect_cli.store import documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,10 +46,41 @@ _SETTINGS = {"environment": "env_vars.yaml", "packages": "pip_freeze.yaml"}
 """File of each settings document."""
 
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_MAX_DEPTH = 64
+
+
+class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
+    """A safe dumper that writes no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the signature is PyYAML's
+        """Always True: a value that occurs twice is written twice, without a YAML anchor."""
+        return True
+
+
+def load(path: Path) -> Any:
+    """The plain data of a YAML file.
+
+    Raises:
+        StoreError: it is not valid YAML, has aliases, which may stand for any number of values, or over 64 levels,
+            which would end the process.
+    """
+    data, depth = read_small(path), 0
+    try:
+        for event in yaml.parse(data, Loader=_Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH or isinstance(event, yaml.AliasEvent):
+                raise StoreError(f"{path} is no report: it has aliases or over {_MAX_DEPTH} levels")
+        return yaml.load(data, Loader=_Loader)  # noqa: S506 - a safe one
+    except (yaml.YAMLError, ValueError, OverflowError):
+        raise StoreError(f"{path} is no report: it is not valid YAML") from None
+
+
 def dump(document: object) -> str:
     """A document as YAML text: block style, keys as they come, two spaces, unicode as it is, no folded lines."""
     style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "default_flow_style": False}
-    return str(yaml.dump(document, Dumper=documents.PlainDumper, indent=2, width=2**30, **style))
+    return str(yaml.dump(document, Dumper=PlainDumper, indent=2, width=2**30, **style))
 
 
 def write_yaml(run: Run, directory: Path, selection: Selection) -> int:
@@ -283,7 +313,7 @@ def read_settings(directory: Path) -> dict[str, Any]:
         for place in (directory, directory / "introspection", directory.parent):
             path = place / file
             if path.is_file() and name not in settings:
-                settings[name] = documents.load(read_small(path), str(path))
+                settings[name] = load(path)
     return settings
 
 
@@ -298,7 +328,7 @@ def read_reports(directory: Path, root: str) -> Iterator[Incoming]:
         StoreError: a file is no report, or two stages have the same step.
     """
     for step, rank, path in find_reports(directory):
-        document = documents.load(read_small(path), str(path))
+        document = load(path)
         if not isinstance(document, dict):
             raise StoreError(f"{path} is not an introspection report: it holds no keys at its top")
         yield Incoming(step, rank, tuple(_read_rows(document, root)))

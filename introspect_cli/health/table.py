@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.records import Layout
     from introspect_cli.store.batch import StepBatch
-    from introspect_cli.store.reader import RankReader, SiteTable
+    from introspect_cli.store.names import SiteTable
+    from introspect_cli.store.reader import RankReader
 
 STATS = ("min", "max", "mean", "amean", "var")
 """Statistics that are kept as they were recorded; a plain number is its mean."""

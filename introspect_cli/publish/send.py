@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store import documents
 from introspect_cli.store.files import (
     ATTEMPT_NAME,
     HEADS,
+    LABEL,
     LIMIT_DOCUMENT,
     LOG,
+    LONGEST_LABEL,
     MANIFEST,
     RANK_NAME,
     SOURCES,
     TENSORS,
     DamageError,
-    Directory,
     Folder,
-    is_locked,
     reason,
 )
-from introspect_cli.store.log import START, Frames
+from introspect_cli.store.frames import START
+from introspect_cli.store.log import Frames
 from introspect_cli.store.pack import files_of
 from introspect_cli.store.remote import CATALOGUE, Catalogue, NothingThereError, Storage, below, catalogues
-from introspect_cli.store.run import launch_of, read_manifest
+from introspect_cli.store.run import checked_manifest, launch_of, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,9 +48,9 @@ MAX_CONCURRENT = 8
 
 
 def _job_id(manifest: bytes, path: str) -> object:
-    """The job id of the launch in a manifest (its bytes); None where it names none. `path` is for errors."""
-    said = documents.load(manifest, path)
-    return (launch_of(said) or {}).get("job") if isinstance(said, dict) else None
+    """The job id of the launch in a manifest (its bytes), the run's id where it names none. `path` is for errors."""
+    said = checked_manifest(manifest, path)
+    return (launch_of(said) or {}).get("job", said.get("id"))
 
 
 class Sender:
@@ -75,6 +74,7 @@ class Sender:
         self._sources = sources
         self._parts: dict[str, PartSender] = {}
         self._manifests_sent: set[str] = set()
+        self._label_sent = b""
         self._began = time.monotonic()
         self._next = 0.0
 
@@ -107,7 +107,7 @@ class Sender:
             raise StoreError(f"cannot read {self._run}: {reason(error)}") from None
 
     def _new_part(self, place: str) -> PartSender:
-        """Make the `PartSender` of a directory, with the run's or the launch's id, and keep it for further rounds.
+        """Make the `PartSender` of a rank, with the run's id, and keep it for further rounds.
 
         Raises:
             StoreError: what is in the storage cannot be found out, or is another run's.
@@ -119,15 +119,17 @@ class Sender:
         return part
 
     def _directories(self) -> list[str]:
-        """The directories with a catalogue each: "" for a run of one process, else `rankN`, `attemptN/rankN`.
+        """The directories with a catalogue each: `rankN`, `attemptN/rankN`.
 
-        Only those that have a log; with a `rank`, only that one's in the last attempt. Uploads the manifests of a
-        launch and its attempts, each once.
+        Only those that have a log; with a `rank`, only that one's in the last attempt. Uploads the manifests of the run
+        and its attempts, each once, and the run's label.
         """
         with Folder.at(str(self._run)) as folder:
-            if launch_of(read_manifest(folder)) is None:
-                return [""]
             numbers = [int(match[1]) for match in map(ATTEMPT_NAME.fullmatch, folder.names()) if match]
+            label = folder.read_file(LABEL, 4 * LONGEST_LABEL) if LABEL in folder else b""
+        if label != self._label_sent and not self._rank:
+            self.storage.put(LABEL, label)
+            self._label_sent = label
         bases = ["", *(f"attempt{number}/" for number in sorted(numbers))]
         places = []
         for base in bases:
@@ -141,10 +143,10 @@ class Sender:
         return [place for place in places if (self._run / place / LOG).exists()]
 
     def _send_manifest(self, folder: Folder, base: str) -> None:
-        """Upload a launch's manifest if there is none yet.
+        """Upload a run's manifest if there is none yet.
 
         Raises:
-            StoreError: another launch's is there, or it cannot be sent.
+            StoreError: another run's is there, or it cannot be sent.
         """
         name = f"{base}{MANIFEST}"
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
@@ -190,7 +192,7 @@ class _State(NamedTuple):
 
 
 class PartSender:
-    """Uploads one directory with one catalogue: a run of one process, or a rank of a launch.
+    """Uploads the directory of a rank, with a catalogue.
 
     Attributes:
         over: whether all is sent of a run that nobody writes any more.
@@ -202,7 +204,7 @@ class PartSender:
 
         Args:
             run: the run's directory.
-            place: the directory in it; "" for all of it.
+            place: the directory in it.
             storage: where to.
             run_id: the run's.
             sources: whether the text of source files goes with it.
@@ -267,47 +269,23 @@ class PartSender:
     # --- what there is
 
     def _state(self) -> _State:
-        """The directory's present state: whether nobody holds its lock, small files, lengths of logs and tensors.
+        """The directory's present state: whether nobody holds its lock, small files, lengths of its log and tensors.
 
-        Without `sources`, the text of source files is left out.
+        Of a log that has no run id yet there is nothing. Without `sources`, the text of source files is left out.
         """
-        with Folder.at(str(self._path)) as folder:
-            over = not is_locked(folder)  # asked first: what is then read is all there will be
-            inline, lengths = dict[str, bytes](), dict[str, int]()
+        inline, lengths = dict[str, bytes](), dict[str, int]()
+        with Folder.at(str(self._path)) as folder, folder.file(LOG) as file:
+            over = not file.is_locked()  # asked first: what is then read is all there will be
             for name, path in files_of(self._path, sources=self._sources):
                 if name.startswith(_NEVER_REPLACED):
                     lengths[name] = path.stat().st_size
-                elif not name.endswith((LOG, HEADS)):
+                elif name not in (LOG, HEADS):
                     inline[name] = path.read_bytes()
-            below = [""] if self._place else [name for name in folder.names() if RANK_NAME.fullmatch(name)]
-            for name in below:
-                number = int((name or self._path.name).removeprefix("rank"))
-                with folder.folder(name) if name else nullcontext(folder) as rank:
-                    if LOG in rank:
-                        self._add_rank(rank, f"{name}/" if name else "", number, inline, lengths)
+            frames = Frames(file, int(self._path.name.removeprefix("rank")), file.path)
+            if frames.run_id:
+                inline[HEADS], lengths[LOG] = frames.encoded(), int(frames.begins[-1])
+                inline[LOG] = file.read(0, START.size)
         return _State(over, inline, lengths)
-
-    def _add_rank(
-        self, rank: Directory, prefix: str, number: int, inline: dict[str, bytes], lengths: dict[str, int]
-    ) -> None:
-        """Add a rank's heads and the beginning of its log to `inline`, and the log's length to `lengths`.
-
-        Nothing of a log that has no run id yet.
-
-        Args:
-            rank: the rank's directory.
-            prefix: path of that in the directory that is sent, with a slash at its end; "" where it is the same.
-            number: the rank.
-            inline: filled, as in `_State`.
-            lengths: filled, as in `_State`.
-        """
-        log, name = f"{prefix}{LOG}", f"{prefix}{HEADS}"
-        with rank.file(LOG) as file:
-            frames = Frames(file, number, file.path)
-            if not frames.run_id:
-                return
-            inline[name], lengths[log] = frames.encoded(), int(frames.begins[-1])
-            inline[log] = file.read(0, START.size)
 
     # --- what is to be sent
 

@@ -130,25 +130,20 @@ class _Search:
         return self._search_between(self.reference, good, bad)
 
     def _search_between(self, reference: Reference, good: str, bad: str) -> Culprit:
-        """Capture the commits that `git rev-list --bisect-all` proposes, the first one not skipped each time.
+        """Capture the commits that `git rev-list --bisect-all` proposes, the first one not tried each time.
 
         Ends once only the last bad commit remains: that is the first bad one. Where commits with an UNDECIDED verdict
         remain beside it, the first bad one is unknown, and all that remain are its candidates.
         """
-        same, skipped = [good], set()
         while True:
-            left = self.captures.user.ask("rev-list", "--bisect-all", bad, "--not", *same).splitlines()
+            same = [commit for commit, (verdict, _) in self.results.items() if verdict is Verdict.SAME]
+            left = self.captures.user.ask("rev-list", "--bisect-all", bad, "--not", good, *same).splitlines()
             commits = [line.partition(" ")[0] for line in left]
-            commit = next((each for each in commits if each != bad and each not in skipped), None)
+            commit = next((each for each in commits if each not in self.results), None)
             if commit is None:
                 return self._culprit(bad if len(commits) == 1 else "", commits)
             verdict, _ = self._judge(reference, commit)
-            if verdict is Verdict.SAME:
-                same.append(commit)
-            elif verdict is Verdict.DIVERGED:
-                bad = commit
-            else:
-                skipped.add(commit)
+            bad = commit if verdict is Verdict.DIVERGED else bad
 
     def _capture(self, commit: str) -> Rerun:
         """Capture a commit, or take its kept run, and set its entry in `runs`.
@@ -197,10 +192,8 @@ class _Search:
 
     def _culprit(self, first: str, candidates: Sequence[str]) -> Culprit:
         """The result: the first bad commit is `first`; where that is "", it is unknown and one of `candidates`."""
-        subject, files, user = "", "", self.captures.user
-        if first:
-            subject = user.ask("log", "-1", "--format=%s", first)
-            files = user.ask("diff-tree", "--no-commit-id", "--name-only", "-r", "--root", first)
+        asked = ("log", "-1", "--format=%s", "--name-only", first)
+        subject, _, files = (self.captures.user.ask(*asked) if first else "").partition("\n\n")
         return Culprit(
             commit=first or None,
             subject=subject,

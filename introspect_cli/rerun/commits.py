@@ -214,7 +214,7 @@ class Captures:
 
         One that cannot be removed is kept silently.
         """
-        runs = sorted((path.parent for path in self.base.glob("*/manifest.yaml")), key=lambda run: -run.stat().st_mtime)
+        runs = sorted((path.parent for path in self.base.glob("*/manifest.json")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
             if run not in used:
                 with contextlib.suppress(StoreError):

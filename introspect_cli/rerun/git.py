@@ -41,10 +41,9 @@ class Repository:
     @classmethod
     def around(cls, directory: Path) -> Repository | None:
         """The repository that holds the directory; None without a repository or git."""
-        try:
+        with contextlib.suppress(UsageError):
             return cls(directory)
-        except UsageError:
-            return None
+        return None
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run git and return its output as text, whatever the exit code.

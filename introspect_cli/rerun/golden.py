@@ -22,7 +22,7 @@ from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place
 from introspect_cli.rerun.variant import capture
 from introspect_cli.store import documents
-from introspect_cli.store.files import GOLDEN_RUN
+from introspect_cli.store.files import GOLDEN_RUN, DamageError
 from introspect_cli.store.pack import pack
 from introspect_cli.store.run import open_run
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-ABOUT, STORE = "golden.yaml", GOLDEN_RUN
+ABOUT, STORE = "golden.json", GOLDEN_RUN
 KINDS = "rng,batch,loss,output,grad,param,buffer"
 _SMALL = 64
 """Roundings of a value's type that summation order may make; more is another computation."""
@@ -87,12 +87,12 @@ def save(golden: Golden, path: Path, *, force: bool = False) -> int:
 
 
 def pack_golden(run: Path, golden: Golden, path: Path) -> int:
-    """Write the golden run of a run at `path`: `golden.yaml` and the packed run, in place of those that are there.
+    """Write the golden run of a run at `path`: `golden.json` and the packed run, in place of those that are there.
 
     The directory is made. Returns the bytes of all files in it.
     """
     path.mkdir(parents=True, exist_ok=True)
-    (path / ABOUT).write_bytes(documents.dump(vars(golden), ABOUT, "golden"))
+    (path / ABOUT).write_bytes(documents.dump(vars(golden)))
     (path / STORE).unlink(missing_ok=True)
     pack(run, path / STORE, sources=False)
     return sum(file.stat().st_size for file in path.iterdir())
@@ -110,7 +110,7 @@ def read_golden(path: Path) -> Golden:
         return Golden(words, options, int(about["steps"]), float(about["rtol"]), float(about["atol"]))
     except OSError:
         raise StoreError(f"no golden run at {path}: save one with `introspect golden save -o {path} SCRIPT`") from None
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, DamageError):
         raise StoreError(f"{path / ABOUT} cannot be read: save it again with --force") from None
 
 

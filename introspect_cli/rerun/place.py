@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
@@ -116,14 +117,13 @@ class Surroundings:
         return [(str(path), status.st_size, status.st_mtime_ns) for path in self.files for status in [path.lstat()]]
 
 
-def survey(
-    root: Path,
-    directory: Path,
-    sources: Collection[Path],
-    before: float | None,
-    skipped: Path,
-) -> Surroundings:
+def survey(root: Path, directory: Path, sources: Collection[Path], before: float | None, skipped: Path) -> Surroundings:
     """List the files and directories around a run that a rebuilt place needs.
+
+    A directory is linked as a whole where it has more than `_MAX_ENTRIES` entries, more than `_MAX_ENTRIES_BELOW` were
+    seen up to its end, or it holds installed packages; but never one that holds the project, where the script ran, or a
+    source. Of a run of introspect only the directory is given; git's directory, caches and runs (`_LEFT_OUT`) are
+    skipped; a link to a directory is one path.
 
     Args:
         root: the project.
@@ -133,19 +133,29 @@ def survey(
             leave out none.
         skipped: a directory that is left out: where variants and their runs are kept.
     """
-    root, directory = Path(os.path.realpath(root)), Path(os.path.realpath(directory))
+    root, directory, skipped = (Path(os.path.realpath(path)) for path in (root, directory, skipped))
     both = dict.fromkeys((root, directory))
     tops = tuple(top for top in both if not any(top.is_relative_to(other) for other in both if other != top))
     needed = {parent for path in (*sources, root, directory) for parent in (path, *path.parents)}
     tracked = frozenset() if before is None else tracked_files(root)
-    files, empty = [], []
-    for path, is_given in _entries_below(tops, needed, Path(os.path.realpath(skipped))):
-        if not is_given:
-            empty.append(path)
-        elif path not in sources and (
-            before is None or path in tracked or path.is_dir() or path.lstat().st_mtime <= before
-        ):
-            files.append(path)
+    files, empty, count = [], [], 0
+    for name, folders, others in itertools.chain.from_iterable(map(os.walk, tops)):
+        here, entries = Path(name), {*folders, *others}
+        count += len(entries)
+        has_packages = bool(entries & {"pyvenv.cfg", "site-packages", "conda-meta"})
+        is_whole = has_packages or len(entries) > _MAX_ENTRIES or count > _MAX_ENTRIES_BELOW
+        paths = [here / entry for entry in sorted(entries - _LEFT_OUT) if here / entry != skipped]
+        if is_whole and here not in needed:
+            files.append(here)
+            paths = []
+        else:
+            empty.append(here)
+            paths = [] if {"manifest.json", "settings"} <= entries else paths  # a run of introspect
+        folders[:] = [path.name for path in paths if path.is_dir() and not path.is_symlink()]
+        for path in paths:
+            is_old = before is None or path in tracked or path.is_dir() or path.lstat().st_mtime <= before
+            if path not in sources and path.name not in folders and is_old and (path.is_symlink() or path.is_file()):
+                files.append(path)
     return Surroundings(root, directory, tops, tuple(files), tuple(empty))
 
 
@@ -158,36 +168,6 @@ def survey_of_git(user: Repository, directory: Path, scripts: Iterable[Path], sk
     others = {user.root / name for name in user.names("ls-files", "--others", "--exclude-standard")}
     code = {path for path in others if path.suffix in CODE_ENDINGS} - {*scripts}
     return survey(user.root, directory, tracked | code, None, skipped)
-
-
-def _entries_below(tops: Sequence[Path], needed: Collection[Path], skipped: Path) -> Iterator[tuple[Path, bool]]:
-    """(path, True) for what is copied or linked, (path, False) for directories that are made.
-
-    A directory is linked as a whole where it has more than `_MAX_ENTRIES` entries, more than `_MAX_ENTRIES_BELOW` were
-    seen up to its end, or it holds installed packages; but never one in `needed`. Of a run of introspect only the
-    directory is given; git's directory, caches and runs (`_LEFT_OUT`) are skipped; a link to a directory is one path.
-
-    Args:
-        tops: the directories to walk.
-        needed: the given files and all directories above them, which must be made and not linked.
-        skipped: a directory that is left out.
-    """
-    count = 0
-    for top in tops:
-        for name, folders, files in os.walk(top):
-            directory, subfolders = Path(name), {*folders}
-            entries = subfolders | {*files}
-            count += len(entries)
-            has_packages = bool(entries & {"pyvenv.cfg", "site-packages", "conda-meta"})
-            too_many = len(entries) > _MAX_ENTRIES or count > _MAX_ENTRIES_BELOW
-            is_whole = (too_many or has_packages) and directory not in needed
-            yield directory, is_whole
-            if is_whole or {"manifest.yaml", "settings"} <= entries:  # a run of introspect
-                folders.clear()
-                continue
-            paths = [directory / entry for entry in sorted(entries - _LEFT_OUT) if directory / entry != skipped]
-            folders[:] = [path.name for path in paths if path.name in subfolders]
-            yield from ((path, True) for path in paths if path.is_symlink() or path.is_file())
 
 
 # --- the place
@@ -238,6 +218,8 @@ def build_place(
             large = _copy({place.rebuilt(path): path for path in around.files if path not in texts})
             for path, data in texts.items():
                 there = place.rebuilt(path)
+                if there.parent.resolve() != there.parent:  # in what is linked, which is the user's
+                    continue
                 if data is None or there.is_symlink():
                     there.unlink(missing_ok=True)
                 if data is not None:
@@ -339,10 +321,8 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
     paths = [str((path.is_absolute() and rebuilt(path)) or path) for path in words]
     # setuptools leaves entries there that are no files, such as `__editable__.name.finder.__path_hook__`
     paths += [str(there) for path in map(Path, sys.path[1:]) if path.exists() and (there := rebuilt(path)) is not None]
-    for finder in sys.meta_path:
-        module = sys.modules.get(getattr(finder, "__module__", ""))
-        mapping = vars(module).get("MAPPING") if module is not None and "__editable__" in module.__name__ else None
-        for name, path in (mapping or {}).items():
+    for module in [module for name, module in sys.modules.items() if "__editable__" in name]:
+        for name, path in getattr(module, "MAPPING", {}).items():
             there = rebuilt(Path(path))
             if there is not None and "." not in name:
                 modules.mkdir(parents=True, exist_ok=True)
@@ -356,12 +336,8 @@ def _search_path(place: Place, modules: Path, given: str) -> str:
 
 def exit_on_signals() -> None:
     """Make SIGTERM and SIGHUP exits with 128 + their number from here on, so that cleanup runs."""
-
-    def end(number: int, _: object) -> NoReturn:
-        sys.exit(128 + number)
-
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ a variable that holds one is taken as it is now.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,11 +52,6 @@ class Recipe:
     problem: str = ""
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """Capture options, then the script and its arguments."""
-        return (*self.options, *self.started, *self.arguments)
-
-    @property
     def search_path(self) -> str:
         """PYTHONPATH as it is to be."""
         return self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")) or ""
@@ -100,9 +94,7 @@ def recipe_of(run: Run) -> Recipe:
         problems.append(f"its directory {directory} does not exist")
     environment, notes = _variables(run, moved)
     python = str(command.get("python") or "")
-    if python == sys.executable or not python:
-        python = ""
-    elif not Path(python).is_file():
+    if python and not Path(python).is_file():
         notes.append(f"its interpreter {python} does not exist: this one is used")
         python = ""
     sources = run.settings.document("sources")
@@ -123,11 +115,10 @@ def recipe_of(run: Run) -> Recipe:
 def _options(run: Run) -> list[str]:
     """Recorded capture options that change results or steps: seed, perturb, deterministic, compile, eval."""
     options = run.manifest.get("options") or {}
-    words = [f"--{name}={options[name]}" for name in ("seed", "perturb") if isinstance(options.get(name), int)]
-    words += ["--deterministic"] if options.get("deterministic") is True else []
-    words += [f"--compile={options['compile']}"] if options.get("compile") in ("keep", "eager") else []
-    words += ["--eval" if options["eval"] else "--no-eval"] if isinstance(options.get("eval"), bool) else []
-    return words
+    given = [(name, options.get(name)) for name in ("seed", "perturb", "deterministic", "compile", "eval")]
+    given = [(name, value) for name, value in given if isinstance(value, (int, str)) and value is not False]
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
+    return [*words, "--no-eval"] if options.get("eval") is False else words
 
 
 def _users_paths(directory: str) -> Callable[[str], str]:
@@ -150,16 +141,15 @@ def _variables(run: Run, moved: Callable[[str], str]) -> tuple[dict[str, str | N
     recorded = run.settings.get("environment")
     if not isinstance(recorded, dict):
         return {}, ["its environment variables were not recorded: the current ones are used"]
-    changed: dict[str, str | None] = {}
-    secret = []
-    for name, value in recorded.items():
-        if not isinstance(name, str) or not isinstance(value, str) or ENV_NOISE.match(name):
-            continue
-        if REDACTED in value:
-            if name not in os.environ:
-                secret.append(name)
-        elif clean(os.environ.get(name, "\0")) != moved(value):
-            changed[name] = moved(value)
+    known = {
+        name: value for name, value in recorded.items() if isinstance(value, str) and not ENV_NOISE.match(str(name))
+    }
+    secret = [name for name, value in known.items() if REDACTED in value and name not in os.environ]
+    changed: dict[str, str | None] = {
+        name: moved(value)
+        for name, value in known.items()
+        if REDACTED not in value and clean(os.environ.get(name, "\0")) != moved(value)
+    }
     changed |= {name: None for name in os.environ if name not in recorded and not ENV_NOISE.match(name)}
     notes = [f"{', '.join(secret)} was not recorded, being secret, and is not set now"] if secret else []
     return changed, notes

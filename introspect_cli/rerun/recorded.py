@@ -14,7 +14,7 @@ from importlib.util import decode_source
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from introspect_cli.rerun.variant import opened_files
+from introspect_cli.rerun.variant import digest_of, opened_files
 from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
 
@@ -45,11 +45,8 @@ class Recorded:
 
     def unchanged(self, name: str) -> bytes | None:
         """The bytes of a file where it lies, if they have its digest; None otherwise."""
-        try:
-            data = self.places[name].read_bytes()
-        except OSError:
-            return None
-        return data if source_digest(data) == self.digests[name] else None
+        place = self.places[name]
+        return place.read_bytes() if digest_of(place) == self.digests[name] else None
 
     def held(self, names: Iterable[str]) -> dict[str, bytes]:
         """What files held: from the run, else from where they lie if they are unchanged.

@@ -56,12 +56,6 @@ class Rerun:
         return " / ".join(lines) if lines else f"see {log}"
 
 
-def exit_code_of(run: Run) -> int:
-    """Exit code of a run's script; 0 where it was stopped on request, 1 where the manifest has none."""
-    code = 0 if run.manifest.get("stopped") else run.manifest.get("exit_code")
-    return code if isinstance(code, int) else 1
-
-
 def log_of(run: Path) -> Path:
     """Path of the script's output: `NAME.log` beside the run."""
     return run.with_name(f"{run.name}.log")
@@ -144,16 +138,19 @@ def run_logged(
 
 def complete_run(run: Path) -> Rerun | None:
     """The result of the capture at `run`; None where there is no readable run whose state is COMPLETE."""
-    state, kept = _read_result(run, 0) if (run / "manifest.yaml").exists() else (None, None)
+    state, kept = _read_result(run, 0) if (run / "manifest.json").exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
 
 
 def _read_result(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
-    """(state, result) of a run, the manifest's exit code in it; (None, `exit_code` and no step) if unreadable."""
+    """(state, result) of a run; (None, `exit_code` and no step) where it cannot be read.
+
+    The exit code is the manifest's: 0 of a script that was stopped on request, 1 where there is none.
+    """
     try:
         with open_run(run) as opened:
-            steps = opened.steps
-            return opened.state, Rerun(run, exit_code_of(opened), steps)
+            code = 0 if opened.manifest.get("stopped") else opened.manifest.get("exit_code")
+            return opened.state, Rerun(run, code if isinstance(code, int) else 1, opened.steps)
     except StoreError:
         return None, Rerun(run, exit_code, 0)
 

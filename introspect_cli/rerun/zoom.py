@@ -111,11 +111,9 @@ def zoom(
         zoomed = Zoomed(before, tuple(Side(None, sentence, repeats=False) for sentence in why))
         if not problems:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
-        if zoomed.closeups:
-            return zoomed
+        closeups = zoomed.closeups or (closeup(one, two, before.first),)
         has_captures = any(side.run is not None for side in zoomed.sides)
-        stored = closeup(one, two, before.first)
-        return replace(zoomed, closeups=(stored,), directory=directory if has_captures else None)
+        return replace(zoomed, closeups=closeups, directory=directory if has_captures else None)
 
 
 class _Rerun(NamedTuple):
@@ -177,7 +175,7 @@ class _Rerun(NamedTuple):
         """
         pairs = zip("ab", self.runs, self.recipes, steps, strict=True)
         sides = tuple(self._capture_side(name, run, recipe, numbers, globs) for name, run, recipe, numbers in pairs)
-        zoomed = Zoomed(self.before, sides, directory=self.directory)
+        zoomed = Zoomed(self.before, sides)
         if not all(side.repeats for side in sides):
             return zoomed
         with open_run(sides[0].run or "") as one, open_run(sides[1].run or "") as two:

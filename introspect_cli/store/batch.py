@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from introspect_cli.records import Given, Joined
+from introspect_cli.records import Given
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.columns import (
     GIVEN_COLUMNS,
     LIMIT_TEXT,
     SKETCH,
     Lists,
-    Malformed,
     Texts,
     absent_column,
     column_of,
@@ -49,7 +48,7 @@ class GivenColumns:
         node: n texts.
     """
 
-    inputs: Lists[int]
+    inputs: Lists
     forward: NDArray[np.int32]
     node: Sequence[str]
 
@@ -128,9 +127,6 @@ class StepBatch:
 
         Impossible statistics and infinite numbers of sketches become NaN; texts are bounded to LIMIT_TEXT characters
         and cleaned when read.
-
-        Raises:
-            Malformed: a record was put together in a way that is not one.
         """
         kept = [column for column in schema if column.name in STATISTICS]
         counts = {column.name: columns[column.name] for column in kept if column.type == "<i8"}
@@ -142,8 +138,6 @@ class StepBatch:
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
         if "given" in columns:
             given = GivenColumns(columns["given"], columns["forward"], columns["node"].sanitized(LIMIT_TEXT))
-        if joined is not None and len(joined) and joined.max() >= len(Joined):
-            raise Malformed("a record was put together in a way that is not one")
         same: dict[str, Any] = {name: columns.get(name) for name in _PLAIN if name not in ("sketch", "how")}
         text = columns["text"].sanitized(LIMIT_TEXT)
         return cls(**same, counts=counts, floats=floats, sketch=sketch, how=joined, text=text, given=given)

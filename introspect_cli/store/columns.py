@@ -5,12 +5,12 @@ column of texts is the int32 offsets of n + 1 places, then the UTF-8 bytes of al
 then the column of all items. So the number of rows and the offsets fix where everything lies, and nothing else has to
 be believed.
 
-A step has a text for each row and nearly all are empty, a table of sites has texts that most comparisons never look at,
-and either may come from a stranger. So texts and lists are decoded one value at a time when asked for.
+A step has a text for each row, nearly all are empty, and they may come from a stranger. So texts and lists are decoded
+one value at a time when asked for.
 
 The writer, the reader and `verify` must agree to the byte. So every column and limit is here
-(`docs/reference/store-format.md` says the same in words), and a log names the columns of its rank's tables, for readers
-that are not this one.
+(`docs/reference/store-format.md` says the same in words), and a log names the columns of its rank's records, for
+readers that are not this one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, Generic, TypeVar, overload
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.records import SKETCH_SIZE
 from introspect_cli.statistics import STATISTICS
+from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
 
-
-class Malformed(Exception):  # noqa: N818 -- caught by the reader, which knows the file and says so
-    """Bytes that no writer produces; the message says what is wrong."""
+if TYPE_CHECKING:
+    from introspect_cli.store.files import Pieces
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Column:
 
     Attributes:
         name: the column's name.
-        type: a numpy type (`<u4`), `utf8`, `list<i8>`, `list<i4>`, `list<utf8>`, or `vector` (float32, `width` a row).
+        type: a numpy type (`<u4`), `utf8`, `list<i4>`, or `vector` (float32, `width` a row).
         width: values in a row of a `vector`.
     """
 
@@ -55,20 +55,11 @@ class Column:
 
     @property
     def is_variable(self) -> bool:
-        """Whether rows differ in size: `utf8` and `list<...>`."""
-        return self.type == "utf8" or self.type.startswith("list<")
-
-    @property
-    def item(self) -> Column:
-        """The column of a list's items: `utf8` for `list<utf8>`."""
-        return Column(self.name, self.type[5:-1])
+        """Whether rows differ in size: `utf8` and `list<i4>`."""
+        return self.type in ("utf8", "list<i4>")
 
 
 Schema = tuple[Column, ...]
-Pieces = list[bytes | memoryview]
-"""Bytes that are written one after the other."""
-
-Value = TypeVar("Value")
 Offsets = NDArray[np.int32]
 Array = NDArray[Any]
 
@@ -105,46 +96,28 @@ class Texts(Sequence[str]):
         text = str(self.data[self.offsets[row] : self.offsets[row + 1]], "utf-8", "replace")
         return bounded(text, self.limit) if self.limit else text
 
-    def tolist(self) -> list[str]:
-        """All texts, decoded, U+FFFD for bytes that are no UTF-8; with a `limit`, each bounded to it and cleaned."""
-        if not len(self.data):
-            return [""] * len(self)
-        data, offsets = bytes(self.data), self.offsets.tolist()
-        texts = [str(data[a:b], "utf-8", "replace") for a, b in pairwise(offsets)]
-        if not self.limit:
-            return texts
-        fits = int(np.diff(self.offsets).max()) <= self.limit
-        if fits and data.isascii() and data.decode("ascii").isprintable():
-            return texts
-        return [bounded(text, self.limit) for text in texts]
-
     def sanitized(self, limit: int) -> Texts:
         """The same texts, each bounded to `limit` characters and cleaned when read."""
         return Texts(self.offsets, self.data, limit)
 
 
 @dataclass(frozen=True, eq=False)
-class Lists(Generic[Value]):
-    """A column of lists.
+class Lists:
+    """A column of lists of numbers.
 
     Attributes:
         offsets: int32 of length n + 1, from 0, never falling.
-        values: what all lists hold, one after another: an int64 array, or `Texts`.
+        values: int32, what all lists hold, one after another.
     """
 
     offsets: Offsets
-    values: Array | Texts
+    values: Array
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def tolist(self) -> list[tuple[Value, ...]]:
-        """All lists, as tuples of plain values."""
-        values: list[Any] = self.values.tolist()
-        return [tuple(values[a:b]) for a, b in pairwise(self.offsets.tolist())]
 
-
-ColumnData = Array | Texts | Lists[Any]
+ColumnData = Array | Texts | Lists
 
 
 def texts(values: Sequence[str]) -> Texts:
@@ -178,20 +151,13 @@ def sparse_texts(rows: int, values: Mapping[int, str]) -> Texts:
     return Texts(np.cumsum(offsets, dtype=np.int32), b"".join(encoded.values()))
 
 
-def storable(text: str) -> str:
-    """`text` as it comes back from a column: lone surrogates are written as a backslash and their number."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def column_of(column: Column, values: Sequence[Any]) -> ColumnData:
-    """A column of the type of `column` from plain values: numbers, texts, or sequences of either."""
+    """A column of the type of `column` from plain values: numbers, texts, or sequences of numbers."""
     if column.type == "utf8":
         return texts(values)
     if not column.is_variable:
         return np.array(values, column.type)
-    inside = column_of(column.item, [item for row in values for item in row])
-    assert not isinstance(inside, Lists)  # no list is in a list
-    return Lists(_offsets(values), inside)
+    return Lists(_offsets(values), np.array([item for row in values for item in row], np.int32))
 
 
 def _offsets(items: Sequence[Sequence[Any] | bytes]) -> Offsets:
@@ -212,7 +178,7 @@ def concatenated(parts: Sequence[Any]) -> Any:
     offsets = np.cumsum(lengths).astype(np.int32)
     if isinstance(first, Texts):
         return Texts(offsets, b"".join(part.data for part in parts))
-    return Lists(offsets, concatenated([part.values for part in parts]))
+    return Lists(offsets, np.concatenate([part.values for part in parts]))
 
 
 def absent_column(column: Column, rows: int) -> Any:
@@ -222,7 +188,7 @@ def absent_column(column: Column, rows: int) -> Any:
     """
     if column.is_variable:
         none = np.zeros(rows + 1, np.int32)
-        return Texts(none, b"") if column.type == "utf8" else Lists(none, absent_column(column.item, 0))
+        return Texts(none, b"") if column.type == "utf8" else Lists(none, none[:0])
     if column.width:
         return np.zeros((rows, column.width), column.dtype)
     return np.full(rows, {"i": -1, "f": np.nan}.get(np.dtype(column.type).kind, 0), column.type)
@@ -307,17 +273,12 @@ class Message:
         return [self._memory, *(piece for _, _, pieces in self._rest.values() for piece in pieces)]
 
 
-def encode_rows(schema: Schema, columns: Mapping[str, ColumnData]) -> bytes:
-    """The bytes of a table: its columns in the order of `schema`."""
-    return b"".join(piece for column in schema for piece in encoded_column(column, columns[column.name]))
-
-
 def encoded_column(column: Column, data: ColumnData) -> Pieces:
     """The bytes of a column, padded to 8: offsets before data for texts and lists."""
     if isinstance(data, Texts):
         return [*_padded_pieces(data.offsets), *_padded_pieces(data.data)]
     if isinstance(data, Lists):
-        return [*_padded_pieces(data.offsets), *encoded_column(column.item, data.values)]
+        return [*_padded_pieces(data.offsets), *_padded_pieces(data.values)]
     return _padded_pieces(np.ascontiguousarray(data, column.dtype))
 
 
@@ -327,57 +288,51 @@ def _padded_pieces(data: Array | bytes | memoryview) -> Pieces:
     return [piece, bytes(-len(piece) % 8)] if len(piece) % 8 else [piece] if len(piece) else []
 
 
-def decode_rows(schema: Schema, data: memoryview, rows: int) -> dict[str, ColumnData]:
-    """The columns of a body of so many rows, as views of its bytes.
+def decode_rows(schema: Schema, data: memoryview, rows: int, path: str) -> dict[str, ColumnData]:
+    """The columns of a body of so many rows, as views of its bytes; `path` is for messages.
 
     Raises:
-        Malformed: the rows need more or fewer bytes, or offsets fall or do not begin at 0.
+        DamageError: the rows need more or fewer bytes, or offsets fall or do not begin at 0.
     """
     columns, at = {}, 0
     for column in schema:
-        columns[column.name], at = _decoded(column, data, rows, at)
+        columns[column.name], at = _decoded(column, data, rows, at, path)
     if at != len(data):
-        raise Malformed("it has another length than its rows need")
+        raise DamageError(path, "it has another length than its rows need")
     return columns
 
 
-def _decoded(column: Column, data: memoryview, rows: int, at: int) -> tuple[ColumnData, int]:
+def _decoded(column: Column, data: memoryview, rows: int, at: int, path: str) -> tuple[ColumnData, int]:
     """The column that begins at byte `at`, and the byte after it and its padding.
 
     Raises:
-        Malformed: it is cut short, or its offsets fall or do not begin at 0.
+        DamageError: it is cut short, or its offsets fall or do not begin at 0.
     """
     dtype = np.dtype(column.dtype)
     size = rows + 1 if column.is_variable else rows * (column.width or 1)
     end = at + size * dtype.itemsize
     if end > len(data):
-        raise Malformed(f"column {column.name} is cut short")
+        raise DamageError(path, f"column {column.name} is cut short")
     array, after = np.frombuffer(data, dtype, size, at), at + padded(size * dtype.itemsize)
     if not column.is_variable:
         return (array.reshape(-1, column.width) if column.width else array), after
     last = int(array[-1])
     falls = last > 0 and rows > 1 and bool((array[1:] < array[:-1]).any())
     if array[0] != 0 or last < 0 or falls or (not last and array.any()):
-        raise Malformed(f"column {column.name} has offsets out of order")
-    if column.type != "utf8":
-        values, after = _decoded(column.item, data, last, after)
-        assert not isinstance(values, Lists)
-        return Lists(array, values), after
-    if after + last > len(data):
-        raise Malformed(f"column {column.name} is cut short")
-    return Texts(array, data[after : after + last]), after + padded(last)
+        raise DamageError(path, f"column {column.name} has offsets out of order")
+    end = after + (last if column.type == "utf8" else 4 * last)
+    if end > len(data):
+        raise DamageError(path, f"column {column.name} is cut short")
+    values = data[after:end]
+    filled = Texts(array, values) if column.type == "utf8" else Lists(array, np.frombuffer(values, "<i4"))
+    return filled, padded(end)
 
 
 # --- schemas
 
 
-FIRST_CHAIN = bytes(16)
-
 LIMIT_COLUMNS = 64 << 10
 """Bytes of the description of columns."""
-
-LIMIT_FRAMES = 4 << 20
-"""Frames of a log: as many steps, or half as many where each has labels."""
 
 LIMIT_BATCH = 128 << 20
 """Bytes of one step's batch: a million records."""
@@ -388,16 +343,11 @@ LIMIT_NAMES = 64 << 20
 LIMIT_TEXT = 4096
 """Characters of a record's text."""
 
-LIMIT_NAME = 8192
-"""Characters of a name that a reader gives; a model of 2,000 levels has names of half as many."""
-
 _NUMBERS = ("uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _TYPES = {
     **{word: np.dtype(word).newbyteorder("<").str for word in _NUMBERS},
     "utf8": "utf8",
     "list<int32>": "list<i4>",
-    "list<int64>": "list<i8>",
-    "list<utf8>": "list<utf8>",
     f"float32[{SKETCH_SIZE}]": "vector",
 }
 """The type of a column by the word for it in a log."""
@@ -411,22 +361,6 @@ def _schema(described: str) -> Schema:
     return tuple(Column(name, _TYPES[word], SKETCH_SIZE * (_TYPES[word] == "vector")) for name, word in pairs)
 
 
-SITE_COLUMNS = _schema(
-    "key uint64, phase utf8, kind utf8, fqn utf8, call uint32, path utf8, module_class utf8, op utf8, source utf8"
-)
-LAYOUT_COLUMNS = _schema(
-    "shape list<int64>, dtype utf8, device utf8, strides utf8, "
-    "part list<int64>, part_owed utf8, part_owing int32, part_source utf8"
-)
-"""`part`: for each dimension how many ranges a rank holds, and each range's first index and length. `part_source` is
-empty where a rank holds the whole."""
-
-MODULE_COLUMNS = _schema(
-    "fqn utf8, module_class utf8, source utf8, parameters list<utf8>, buffers list<utf8>, aliases list<utf8>, "
-    "attribute_names list<utf8>, attribute_values list<utf8>, step int64, variable utf8"
-)
-"""`step`: from which the row holds. `variable`: what the script calls a root."""
-
 RECORD_COLUMNS = _schema("site uint32, sequence uint32, layout uint32, status uint8, checksum uint64")
 [TEXT] = _schema("text utf8")
 [SKETCH] = _schema(f"sketch float32[{SKETCH_SIZE}]")
@@ -438,20 +372,19 @@ WHOLE_COLUMNS = _schema("joined uint8, ranks uint32, calls int64, elements int64
 
 
 def described(records: Schema) -> bytes:
-    """The description of the columns of a rank's tables, in JSON: of each table the names and types."""
-    tables = {"records": records, "sites": SITE_COLUMNS, "layouts": LAYOUT_COLUMNS, "modules": MODULE_COLUMNS}
-    every = {name: [[column.name, _WORDS[column.type]] for column in schema] for name, schema in tables.items()}
+    """The description of the columns of records, in JSON: of each its name and type."""
+    every = [[column.name, _WORDS[column.type]] for column in records]
     return json.dumps(every, separators=(",", ":")).encode()
 
 
-def parse_columns(description: bytes) -> Schema:
-    """The columns of records that a log describes.
+def parse_columns(description: bytes, path: str) -> Schema:
+    """The columns of records that a log describes; `path` is for messages.
 
     Raises:
-        Malformed: it is no description that this version would write.
+        DamageError: it is no description that this version would write.
     """
     try:
-        names = [name for name, _ in json.loads(description)["records"]]
+        names = [name for name, _ in json.loads(description)]
         schema = record_columns(
             stats="mean" in names,
             sketch="sketch" in names,
@@ -461,8 +394,8 @@ def parse_columns(description: bytes) -> Schema:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         schema = ()
-    if described(schema) != description:
-        raise Malformed("its columns are not those that this version writes: install the newest introspect-cli")
+    if described(schema) != description.rstrip(b" "):
+        raise DamageError(path, "its columns are not those that this version writes: install the newest introspect-cli")
     return schema
 
 

@@ -1,9 +1,7 @@
-"""Documents: the manifest and the settings in YAML, and what a training framework calls its steps, in JSON.
+"""Documents: what a run says of itself and its settings, and what a training framework calls its steps, in JSON.
 
-People edit and exchange these, `yaml.safe_load` expands aliases without limit and its C parser recurses without limit,
-and a dumper meets whatever objects a script left in its settings. Documents are reduced to plain data before they are
-written, and read event by event into plain data with limits on size, depth and number of nodes; tags, anchors, aliases
-and several documents in one file are refused, and never written.
+A writer meets whatever objects a script left in its settings, and a reader whatever a stranger wrote. Documents are
+reduced to plain data before they are written, and read with limits on size and depth, every text cleaned.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from introspect_cli.labels import NAMES, NUMBERED
 from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
@@ -28,35 +24,20 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Label, Labels
 
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-
-_CHECK = b"# %s of run %s, crc32 %08x\n"
 _MAX_DEPTH = 64
 _LONGEST = 1 << 15  # characters of a text that a reader gives; a PATH has a tenth
-_MAX_NODES = 200_000
 _MAX_DIGITS = 1000  # int() is quadratic, and refuses more than 4300
-_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
-_CONSTRUCTED = _NUMBERS | {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:null"}
 
 _WORD = re.compile(r"[\w.-]{1,40}")
 _MOST = 1 << 62
 
 
-class PlainDumper(_Dumper):  # type: ignore[misc] # whichever dumper this PyYAML was built with
-    """A safe dumper that writes no anchors."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 -- the signature is PyYAML's
-        """Always True: a value that occurs twice is written twice, without a YAML anchor."""
-        return True
-
-
 def plain(value: object, depth: int = 0) -> Any:
     """`value` as dicts, lists, texts, numbers, booleans and None; of anything else its `str`.
 
-    Tuples become lists, sets sorted lists, integers of 3000 bits or more hexadecimal texts, lone surrogates a backslash
-    and their number, and whatever is no text or number and lies 62 levels deep or more `...`. Of keys that become equal
-    the last wins.
+    Keys become texts, tuples lists, sets sorted lists, integers of 3000 bits or more hexadecimal texts, lone surrogates
+    a backslash and their number, and whatever is no text or number and lies 62 levels deep or more `...`. Of keys that
+    become equal the last wins.
 
     Args:
         value: any object.
@@ -74,7 +55,7 @@ def plain(value: object, depth: int = 0) -> Any:
     if depth >= _MAX_DEPTH - 2:
         return "..."
     if isinstance(value, Mapping):
-        return {_key(key): plain(item, depth + 1) for key, item in value.items()}
+        return {plain(str(key)): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value]
     if isinstance(value, AbstractSet):
@@ -82,129 +63,39 @@ def plain(value: object, depth: int = 0) -> Any:
     return plain(str(value))
 
 
-def _key(key: object) -> Any:
-    return plain(key) if isinstance(key, (str, int, float, type(None))) else plain(str(key))
+def dump(value: object) -> bytes:
+    """`value`, reduced to plain data (`plain`), as JSON."""
+    return json.dumps(plain(value), ensure_ascii=False).encode()
 
 
-def dump(value: object, name: str, run_id: str) -> bytes:
-    """`value` as one YAML document, with a comment at its end by which `check` knows it.
-
-    Args:
-        value: reduced to plain data (`plain`) first.
-        name: of the file, which the comment repeats.
-        run_id: 32 hex digits, which it repeats too.
-    """
-    text: str = yaml.dump(
-        plain(value), Dumper=PlainDumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
-    )
-    data = text.encode()
-    return data + _check_line(data, name, run_id)
-
-
-def check(data: bytes, name: str, run_id: object, path: str) -> None:
-    """Raise DamageError unless the comment at the document's end fits its bytes, its `name` and `run_id`."""
-    end = len(data) - len(_check_line(b"", name, "0" * 32))
-    if end < 0 or data[end:] != _check_line(data[:end], name, str(run_id)):
-        raise DamageError(path, "it was altered or cut short, or belongs elsewhere")
-
-
-def _check_line(data: bytes, name: str, run_id: str) -> bytes:
-    return _CHECK % (name.encode("ascii", "replace"), run_id.encode("ascii", "replace"), zlib.crc32(data))
-
-
-def sanitized(value: Any) -> Any:
-    """A document's plain data with every text, keys too, bounded to 32768 characters and cleaned by `texts.bounded`."""
-    if isinstance(value, str):
-        return bounded(value, _LONGEST)
-    if isinstance(value, dict):
-        return {sanitized(key): sanitized(item) for key, item in value.items()}
-    return [sanitized(item) for item in value] if isinstance(value, list) else value
+def sealed(value: Mapping[str, Any]) -> bytes:
+    """A document with its CRC-32 as the last entry, for what stands in no log."""
+    return dump({**value, "crc32": zlib.crc32(dump(value))})
 
 
 def load(data: bytes, path: str) -> Any:
-    """The plain data of one YAML document, its size already bounded by the caller; None where it is empty.
+    """The plain data of a document, its size already bounded by the caller.
+
+    Every text, keys too, is bounded to 32768 characters and cleaned by `texts.bounded`.
 
     Raises:
-        DamageError: it is not valid YAML, or holds what a store never does: anchors, aliases, tags, a repeated key,
-            several documents, over 64 levels or 200,000 values.
+        DamageError: it is not JSON, or nested over 64 levels.
     """
-    loader = None
     try:
-        loader = _Loader(data)
-        return _Builder(loader, path).document()
-    except DamageError:
-        raise
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise DamageError(path, f"it is not valid YAML{where}") from None
-    except (ValueError, OverflowError, RecursionError, UnicodeError):
-        raise DamageError(path, "it holds a value that cannot be read") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
+        return _sanitized(json.loads(data))
+    except (ValueError, RecursionError):
+        raise DamageError(path, "it is not a document of a run") from None
 
 
-class _Builder:
-    """Builds plain data from the events of one YAML document; refuses anchors, aliases, tags and repeated keys."""
-
-    def __init__(self, loader: Any, path: str) -> None:
-        """Keep the loader, whose events `document` reads; `path` is for messages."""
-        self._loader = loader
-        self._path = path
-        self._nodes = 0
-
-    def document(self) -> Any:
-        """The stream's only document; None where the stream is empty, DamageError where it holds more than one."""
-        root: list[Any] = []
-        stack: list[list[Any]] = [root]
-        documents = 0
-        while self._loader.check_event():
-            event = self._loader.get_event()
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise DamageError(self._path, "it holds several documents")
-            elif isinstance(event, (yaml.SequenceStartEvent, yaml.MappingStartEvent)):
-                self._check(event, len(stack))
-                stack.append([])
-            elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
-                done = stack.pop()
-                stack[-1].append(done if isinstance(event, yaml.SequenceEndEvent) else self._mapping(done))
-            elif isinstance(event, yaml.ScalarEvent):
-                self._check(event, len(stack))
-                stack[-1].append(self._scalar(event))
-            elif isinstance(event, yaml.AliasEvent):
-                raise DamageError(self._path, "it uses YAML aliases, which a store never does")
-        return root[0] if root else None
-
-    def _check(self, event: Any, depth: int) -> None:
-        """Count a value; DamageError for a tag or an anchor, and over `_MAX_DEPTH` levels or `_MAX_NODES` values."""
-        self._nodes += 1
-        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
-            raise DamageError(self._path, "it is nested too deeply or holds too many values")
-        if event.anchor is not None or event.tag not in (None, "!"):
-            raise DamageError(self._path, "it uses YAML tags or anchors, which a store never does")
-
-    def _mapping(self, items: list[Any]) -> dict[Any, Any]:
-        """A dict from alternating keys and values; DamageError for a key that is a list or dict, or comes twice."""
-        keys, values = items[::2], items[1::2]
-        if any(isinstance(key, (list, dict)) for key in keys):
-            raise DamageError(self._path, "it has a list or a mapping as a key")
-        out = dict(zip(keys, values, strict=True))
-        if len(out) != len(keys):
-            raise DamageError(self._path, "it names a key twice")
-        return out
-
-    def _scalar(self, event: Any) -> Any:
-        """A number, boolean, None or text, by YAML's rules; DamageError for a number over `_MAX_DIGITS` digits."""
-        tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-        if tag in _NUMBERS and len(event.value) > _MAX_DIGITS:
-            raise DamageError(self._path, "it holds a number of too many digits")
-        if tag not in _CONSTRUCTED:
-            return event.value
-        value = self._loader.construct_object(yaml.ScalarNode(tag, event.value))
-        return math.nan if isinstance(value, float) and math.isnan(value) else value
+def _sanitized(value: Any, depth: int = 0) -> Any:
+    """A document's plain data with every text bounded and cleaned; ValueError over `_MAX_DEPTH` levels."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(depth)
+    if isinstance(value, str):
+        return bounded(value, _LONGEST)
+    if isinstance(value, dict):
+        return {bounded(key, _LONGEST): _sanitized(item, depth + 1) for key, item in value.items()}
+    return [_sanitized(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
 def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:

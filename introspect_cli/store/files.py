@@ -24,12 +24,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from introspect_cli.errors import StoreError, scarcity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from typing_extensions import Self
 
@@ -114,22 +114,6 @@ class Source(Closing, ABC):
         """What of object storage holds the bytes `begin` to `end`, for `remote.prefetch`; empty on disk."""
         return ()
 
-    def blocks(self, begin: int = 0, end: int | None = None, most: int = 8 << 20) -> Iterator[bytes]:
-        """The bytes from `begin` to before `end` (None: the end of the source), in blocks of at most `most` bytes."""
-        end = self.size() if end is None else end
-        while begin < end and (data := self.read(begin, min(begin + most, end))):
-            yield data
-            begin += len(data)
-
-    def on_disk(self) -> Handle:
-        """A file with the same bytes that can be mapped into memory: itself, or else an unnamed temporary copy."""
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            file.writelines(self.blocks())
-            file.flush()
-            return Handle(os.dup(file.fileno()), self.path)
-
 
 class Descriptor(Closing):
     """An open file descriptor that closes with its owner, or at the end of a `with`.
@@ -178,10 +162,6 @@ class Descriptor(Closing):
 
 class Handle(Descriptor, Source):
     """An open file on disk, for reading."""
-
-    def on_disk(self) -> Handle:
-        """The handle itself."""
-        return self
 
     def is_locked(self) -> bool:
         """Whether another process holds the exclusive lock; False where the file system has no locks.
@@ -241,8 +221,7 @@ REDACTED = "<redacted>"
 FORMAT = 2
 """What this version writes, and the newest it reads."""
 
-MANIFEST = "manifest.yaml"
-SETTINGS = "settings"
+MANIFEST = "manifest.json"
 GOLDEN_RUN = "run.zip"
 """Where the directory of a golden run has what was recorded."""
 TENSORS = "tensors"
@@ -250,7 +229,6 @@ SOURCES = "sources"
 CHILDREN = "children"
 DIVERGENCE = "divergence.jsonl"
 """What the first of several ranks says to the others while they are compared with a reference; see the capture."""
-LOCK = ".lock"
 LABEL = "label"
 LOG = "log.bin"
 HEADS = "heads.bin"
@@ -262,19 +240,18 @@ ATTEMPT_NAME = re.compile(r"attempt([1-9]\d{0,3})")
 
 NAMES = re.compile(
     r"(attempt\d{1,6}/)?(rank\d{1,6}/)?"
-    r"(manifest\.yaml|label|(log|heads)\.bin|divergence\.jsonl|settings/[a-z0-9_]{1,64}\.yaml|tensors/[0-9a-f]{16}\.safetensors"
-    r"|sources/[0-9a-f]{16}\.gz)"
+    r"(manifest\.json|label|(log|heads)\.bin|divergence\.jsonl|tensors/[0-9a-f]{16}\.safetensors|sources/[0-9a-f]{16}\.gz)"
 )
 """Files of a run, by their paths in it."""
 
 LIMIT_DOCUMENT = 4 << 20
-"""Bytes of a YAML document."""
+"""Bytes of a document."""
 
 LONGEST_LABEL = 200
 """Characters of a label."""
 
-Data: TypeAlias = "bytes | memoryview"
-"""Bytes that are written as they are."""
+Pieces = list[bytes | memoryview]
+"""Bytes that are written one after the other."""
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
@@ -298,25 +275,17 @@ class DamageError(StoreError):
 
 
 class Appended(Handle):
-    """A file of the store that is only appended to.
+    """A file of the store that is only appended to, locked until it is closed.
 
     Attributes:
         length: bytes written.
     """
 
-    def __init__(self, folder: Folder, name: str, *, locked: bool = False) -> None:
-        """Create the file `name` in `folder` now; FileExistsError where it is there.
-
-        Args:
-            folder: its directory, on disk.
-            name: of the file.
-            locked: whether to hold the exclusive lock on it until it is closed, unless another process has it.
-        """
+    def __init__(self, folder: Folder, name: str) -> None:
+        """Create the file `name` in `folder` now, and lock it; FileExistsError where it is there."""
         super().__init__(folder.create(name), f"{folder.path}/{name}")
         self.length = 0
-        self._locked = locked
-        if locked:
-            take_lock(self.fd)
+        take_lock(self.fd)
 
     def append(self, *pieces: bytes | memoryview) -> None:
         """Write all of `pieces` at byte `length`, wherever the descriptor stands, and move `length` to their end.
@@ -324,17 +293,7 @@ class Appended(Handle):
         An error (OSError, StoreError as `reopen_if_closed`) leaves `length`; what was written by then is written over.
         """
         self.reopen_if_closed()
-        rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-        check_size(self.length + sum(map(len, rest)))
-        end = self.length
-        while rest:
-            written = os.pwritev(self.fd, rest[:_MOST_PIECES], end)
-            end += written
-            while rest and written >= len(rest[0]):
-                written -= len(rest.pop(0))
-            if written:
-                rest[0] = rest[0][written:]
-        self.length = end
+        self.length = write_all(self.fd, pieces, self.length)
 
     def reopen_if_closed(self) -> None:
         """Open the file again, and lock it again, where the script closed its descriptor.
@@ -346,8 +305,7 @@ class Appended(Handle):
         status = status_of(self.fd)
         if status is None or (status.st_dev, status.st_ino) != self._file:
             self.open_again(os.O_WRONLY)
-            if self._locked:
-                take_lock(self.fd)
+            take_lock(self.fd)
         elif status.st_nlink == 0:
             raise StoreError("its files were removed")
 
@@ -487,23 +445,22 @@ class Folder(Descriptor, Directory):
             return False
         return True
 
-    def make_folder(self, name: str, mode: int = 0o777) -> Folder:
-        """Open the directory `name` inside this one; create it with `mode` where it does not exist."""
+    def make_folder(self, name: str) -> Folder:
+        """Open the directory `name` inside this one; create it, for its owner alone, where it does not exist."""
         with suppress(FileExistsError):
-            os.mkdir(name, mode, dir_fd=self.fd)
+            os.mkdir(name, 0o700, dir_fd=self.fd)
         return self.folder(name)
 
-    def create(self, name: str, mode: int = 0o666) -> int:
-        """Create the file `name` for writing and return its descriptor; FileExistsError where it exists."""
-        return os.open(name, _CREATE, mode, dir_fd=self.fd)
+    def create(self, name: str) -> int:
+        """Create the file `name`, for its owner alone, and return its descriptor; FileExistsError where it exists."""
+        return os.open(name, _CREATE, 0o600, dir_fd=self.fd)
 
-    def replace(self, name: str, pieces: Iterable[Data], mode: int, *, durable: bool = False, new: bool = False) -> int:
+    def replace(self, name: str, pieces: Pieces, *, durable: bool = False, new: bool = False) -> int:
         """Write the file `name` atomically, by a temporary file that gets its name, and return the number of bytes.
 
         Args:
             name: of the file.
             pieces: its content, joined.
-            mode: its permissions.
             durable: whether to force file and directory to disk before returning.
             new: whether a file that is there stays, and FileExistsError is raised.
         """
@@ -511,9 +468,9 @@ class Folder(Descriptor, Directory):
         temporary = f".{name}.{os.getpid()}{threading.get_native_id()}"
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=self.fd)
-        fd = self.create(temporary, mode)
+        fd = self.create(temporary)
         try:
-            written = write_all(fd, list(pieces))
+            written = write_all(fd, pieces)
             if durable:
                 os.fsync(fd)
             (os.link if new else os.rename)(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
@@ -536,14 +493,18 @@ def check_size(size: int) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
-def write_all(fd: int, pieces: Sequence[Data]) -> int:
-    """Write all of `pieces`, at least one, joined, to `fd`; returns bytes written. Raises as `check_size` does."""
-    data = memoryview(b"".join(pieces)) if len(pieces) > 1 else memoryview(pieces[0])
-    total = len(data)
-    check_size(total)
-    while data:
-        data = data[os.write(fd, data) :]
-    return total
+def write_all(fd: int, pieces: Sequence[bytes | memoryview], at: int = 0) -> int:
+    """Write all of `pieces` from byte `at` on; returns the byte after them. Raises as `check_size` does."""
+    rest = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    check_size(at + sum(map(len, rest)))
+    while rest:
+        written = os.pwritev(fd, rest[:_MOST_PIECES], at)
+        at += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if written:
+            rest[0] = rest[0][written:]
+    return at
 
 
 _DAMAGE = {
@@ -577,20 +538,19 @@ def reason(error: OSError | StoreError) -> str:
 
 
 def any_lock_held(run: Directory) -> bool:
-    """Whether a writer holds a lock in any `rank*` or `attempt*` directory of `run`, or in those in turn."""
+    """Whether a writer holds the lock of a log in `run`, or in any `rank*` or `attempt*` directory of it."""
+    if is_locked(run):
+        return True
     for name in run.names():
-        if not name.startswith(("rank", "attempt")):
-            continue
-        with run.folder(name) as folder:
-            if any_lock_held(folder) or is_locked(folder):
-                return True
+        if name.startswith(("rank", "attempt")):
+            with run.folder(name) as folder:
+                if any_lock_held(folder):
+                    return True
     return False
 
 
-def is_locked(folder: Directory, *names: str) -> bool:
-    """Whether any of the files `names` in `folder` (default: the lock file and the log) is locked by a writer."""
-    for name in names or (LOCK, LOG):
-        with suppress(FileNotFoundError), folder.file(name) as handle:
-            if handle.is_locked():
-                return True
+def is_locked(rank: Directory) -> bool:
+    """Whether the log in a rank's directory is locked by a writer."""
+    with suppress(FileNotFoundError), rank.file(LOG) as handle:
+        return handle.is_locked()
     return False

@@ -16,7 +16,6 @@ pseudorandom number generators", 2014).
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from functools import cached_property
@@ -26,19 +25,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.columns import (
-    FIRST_CHAIN,
-    LIMIT_BATCH,
-    LIMIT_COLUMNS,
-    LIMIT_FRAMES,
-    RECORD_COLUMNS,
-    TEXT,
-    Malformed,
-    Schema,
-    padded,
-    parse_columns,
-)
+from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, TEXT, Schema, parse_columns
 from introspect_cli.store.files import FORMAT, DamageError, unreadable
+from introspect_cli.store.frames import (
+    BACK,
+    COLUMNS,
+    DOCUMENT,
+    DROP,
+    END,
+    FIRST_CHAIN,
+    HEAD,
+    LABELS,
+    LAYOUTS,
+    LIMIT_FRAMES,
+    MAGIC,
+    NAMED,
+    SITES,
+    START,
+    STEP,
+    TOTALS,
+    chained,
+)
 from introspect_cli.sums import mix
 from introspect_cli.version import __version__
 
@@ -50,31 +57,10 @@ if TYPE_CHECKING:
 
 Entries = NDArray[np.void]
 
-MAGIC = b"INTROSPL"
-START = struct.Struct("<8sII16s28xI")
-"""What a log begins with: magic, format, rank, run id, zeros, CRC-32 of the 60 bytes before."""
-
-HEAD = struct.Struct("<4sIQq16s16sII")
-"""A frame's head: kind, rows, bytes of the body, step, digest, chain, CRC-32 of the body, CRC-32 of the 60 bytes before
-that begins with the one of the head before, or with that of the log's beginning."""
-
-HEADS = np.dtype(
-    [
-        ("kind", "S4"),
-        ("rows", "<u4"),
-        ("length", "<u8"),
-        ("step", "<i8"),
-        ("digest", "V16"),
-        ("chain", "V16"),
-        ("body_crc", "<u4"),
-        ("crc", "<u4"),
-    ]
-)
+_FIELDS = ["kind", "rows", "length", "step", "digest", "chain", "body_crc", "crc"]
+HEADS = np.dtype({"names": _FIELDS, "formats": ["S4", "<u4", "<u8", "<i8", "V16", "V16", "<u4", "<u4"]})
 """The same as an array."""
 
-COLUMNS, SITES, LAYOUTS, MODULES = b"COLS", b"SITE", b"LAYO", b"MODU"
-LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END = b"LABL", b"SUMS", b"STEP", b"BACK", b"DROP", b"META", b"ENDS"
-NAMED = (SITES, LAYOUTS, MODULES)
 KINDS = (COLUMNS, *NAMED, LABELS, TOTALS, STEP, BACK, DROP, DOCUMENT, END)
 SMALL = (COLUMNS, LABELS, TOTALS, DROP, DOCUMENT)
 """Frames whose bodies lie beside the log with the heads."""
@@ -108,31 +94,6 @@ class StepEntry(NamedTuple):
     rows: int
     digest: bytes
     chain: bytes
-
-
-def begin_log(rank: int, run_id: bytes) -> bytes:
-    """The first bytes of a log: magic, format, rank, run id and their CRC-32."""
-    start = START.pack(MAGIC, FORMAT, rank, run_id, 0)[:-4]
-    return start + zlib.crc32(start).to_bytes(4, "little")
-
-
-def head_of(
-    kind: bytes, body: tuple[int, int], crc: int, *, rows: int, step: int, digest: bytes, chain: bytes
-) -> tuple[bytes, int]:
-    """Encode a frame's head; returns its bytes and its CRC-32.
-
-    Args:
-        kind: of the frame.
-        body: length and CRC-32 of its body.
-        crc: CRC-32 of the head before.
-        rows: of the table in the body.
-        step: of the frame.
-        digest: 16 bytes.
-        chain: 16 bytes.
-    """
-    head = HEAD.pack(kind, rows, body[0], step, digest, chain, body[1], 0)[:-4]
-    crc = zlib.crc32(head, crc)
-    return head + crc.to_bytes(4, "little"), crc
 
 
 class Frames:
@@ -261,9 +222,9 @@ class Frames:
                         break
                     raise DamageError(self.path, f"its frame {len(self.heads) + len(heads)} was altered")
                 length = int.from_bytes(head[8:16], "little")
-                if at + HEAD.size + padded(length) > size:
+                if at + HEAD.size + length > size:
                     break
-                crc, at = checked, at + HEAD.size + padded(length)
+                crc, at = checked, at + HEAD.size + length
                 heads.append(head)
                 if len(heads) > LIMIT_FRAMES:
                     raise DamageError(self.path, "it has more frames than a log")
@@ -275,7 +236,7 @@ class Frames:
         kinds = heads["kind"]
         if not np.isin(kinds, KINDS).all():
             raise DamageError(self.path, "a frame is of a kind that no version writes")
-        if (heads["length"] > LIMIT_BATCH).any():
+        if (heads["length"] > LIMIT_BATCH).any() or (heads["length"] % 8).any():
             raise DamageError(self.path, "a frame's length is not one")
         self.heads, self.begins = heads, _frame_offsets(heads)
 
@@ -341,22 +302,16 @@ class Frames:
             return *RECORD_COLUMNS, TEXT
         if self.heads["length"][described[0]] > LIMIT_COLUMNS:
             raise DamageError(self.path, "what it says of columns is too long")
-        try:
-            return parse_columns(self.body(described[0]))
-        except Malformed as error:
-            raise DamageError(self.path, str(error)) from None
+        return parse_columns(self.body(described[0]), self.path)
 
     @cached_property
     def dropped(self) -> NDArray[np.int64]:
         """Numbers of the steps that DROP frames after the last BACK frame name.
 
         Raises:
-            DamageError: a frame is not what a writer writes.
+            DamageError: a frame was altered.
         """
-        try:
-            return np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8")
-        except ValueError:
-            raise DamageError(self.path, "what it says of dropped steps cannot be") from None
+        return np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8")
 
     def entries(self) -> tuple[Entries, tuple[str, ...]]:
         """Steps after the last BACK frame that were not dropped, and in words which were; () for none.
@@ -417,9 +372,8 @@ def _is_small(heads: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _frame_offsets(heads: NDArray[np.void]) -> NDArray[np.int64]:
-    """int64 (n + 1,), byte offsets of the frames and of the next one to come; bodies are padded to 8 bytes."""
-    sizes = HEAD.size + (heads["length"].astype(np.int64) + 7) // 8 * 8
-    return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    """int64 (n + 1,), byte offsets of the frames and of the next one to come."""
+    return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(HEAD.size + heads["length"].astype(np.int64))])
 
 
 def newer_format(number: int, version: str | None, path: str) -> StoreError:
@@ -469,8 +423,3 @@ def step_digest(keys: Words, checksums: Words, statuses: NDArray[Any], setting: 
     low = int(mixed.sum(dtype=np.uint64))
     high = int(again.sum(dtype=np.uint64))
     return struct.pack("<QQ", low, high)
-
-
-def chained(chain: bytes, step: int, digest: bytes) -> bytes:
-    """The 16-byte chain after a step: BLAKE2b of the chain before, the step number and its digest."""
-    return hashlib.blake2b(chain + struct.pack("<q", step) + digest, digest_size=16).digest()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from introspect_cli.errors import NoRunError, StoreError
 from introspect_cli.store.files import (
     GOLDEN_RUN,
-    LOCK,
     MANIFEST,
     NAMES,
     SOURCES,
@@ -141,14 +140,14 @@ def pack(run: Path, out: Path, *, sources: bool = True) -> int:
 
 
 def files_of(run: Path, *, sources: bool = True) -> Iterator[tuple[str, Path]]:
-    """(name, path) of each file of a run, the manifest first, then by name; without lock, links and foreign files."""
+    """(name, path) of each file of a run, the manifest first, then by name; without links and foreign files."""
     files = {}
     for folder, _, names in os.walk(run):
         for name in names:
             path = Path(folder) / name
             relative = path.relative_to(run).as_posix()
             wanted = sources or path.parent.name != SOURCES
-            if name != LOCK and wanted and not path.is_symlink() and NAMES.fullmatch(relative):
+            if wanted and not path.is_symlink() and NAMES.fullmatch(relative):
                 files[relative] = path
     yield from sorted(files.items(), key=lambda item: (item[0] != MANIFEST, item[0]))
 
@@ -195,8 +194,7 @@ def unpack(path: str | Path, source: str = "") -> Unpacked:
             members = archive.infolist()
             _check_members(path, members, source)
             held = tempfile.TemporaryDirectory(prefix="introspect-unpacked-")
-            for member in members:
-                _unpack_member(archive, member, Path(held.name) / member.filename)
+            archive.extractall(held.name, members)
             folder = Unpacked.at(held.name)
             folder.held = held
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
@@ -216,18 +214,6 @@ def _check_members(path: str | Path, members: list[zipfile.ZipInfo], source: str
         raise StoreError(f"{source} is not a packed run: {why}; name a directory that `introspect capture -o` made")
     if sum(member.file_size for member in members) > _MOST_TIMES * Path(path).stat().st_size + _SPARE:
         raise StoreError(f"{source} is not unpacked: it claims to hold far more than a run of its size can")
-
-
-def _unpack_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:
-    """Unpack one file, which is refused where it is larger than it claims."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(member) as source, target.open("xb") as file:
-        left = member.file_size
-        while piece := source.read(min(_PIECE, left + 1)):
-            left -= len(piece)
-            if left < 0:
-                raise EOFError("a file is larger than it claims")
-            file.write(piece)
 
 
 # --- elsewhere

@@ -1,13 +1,5 @@
 """Writes what one rank records, a step at a time, so that a killed process loses nothing that was written.
 
-A process may be interrupted between any two lines, and the script may catch the interrupt and train on. So what counts
-as written is one value, exchanged by one assignment once the frames are out; whatever writes next first takes back what
-was written beyond it.
-
-A log only grows, so that a kill loses nothing; a long run must not fill the disk. So where steps are dropped, a frame
-says which, so that nobody takes them for steps that were never recorded, and then the file system is asked to let go of
-their bytes: a hole is left in the file, which reads as zeros.
-
 Sites, layouts and modules are written once and named by number after: each is a table, of which numbers are handed out
 and the rows not yet written are encoded.
 
@@ -18,284 +10,64 @@ plain write; what is torn off at the end does not exist. The first failure ends 
 
 from __future__ import annotations
 
-import functools
-import os
 import threading
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import reduce
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Part, Site, SiteInfo
-from introspect_cli.store.columns import (
-    FIRST_CHAIN,
-    LAYOUT_COLUMNS,
-    LIMIT_BATCH,
-    LIMIT_FRAMES,
-    LIMIT_NAMES,
-    MODULE_COLUMNS,
-    SITE_COLUMNS,
-    ColumnData,
-    Message,
-    Pieces,
-    Schema,
-    column_of,
-    described,
-    encode_rows,
-    padded,
-    storable,
-)
+from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, Message, described
 from introspect_cli.store.documents import encode_labels
-from introspect_cli.store.files import HEADS, LOG, Appended, Folder, reason
-from introspect_cli.store.log import (
+from introspect_cli.store.files import reason
+from introspect_cli.store.frames import (
     BACK,
     COLUMNS,
-    DOCUMENT,
-    DROP,
-    END,
-    HEAD,
     LABELS,
     LAYOUTS,
     NAMED,
     SITES,
     STEP,
     TOTALS,
-    Frames,
-    begin_log,
-    chained,
-    head_of,
-    step_digest,
+    Frame,
 )
+from introspect_cli.store.log import step_digest
+from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_columns
 from introspect_cli.store.totals import SETTINGS, StepTotals
-from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import StepBatch
-
-
-_NO_DIGEST = bytes(16)
-_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
-_LEAST_CACHED = 256
-"""Frames of a log whose heads are gone through in no time."""
-
-
-class Frame(NamedTuple):
-    """A frame to append; see `log.HEAD` for its fields."""
-
-    kind: bytes
-    body: Pieces
-    rows: int = 0
-    step: int = 0
-    digest: bytes = _NO_DIGEST
-    crc: int | None = None
-
-
-class Written(NamedTuple):
-    """State of the log up to the last frame that counts as written.
-
-    Attributes:
-        length: bytes.
-        crc: of the last head.
-        frames: how many.
-        step: the last step that counts, -1 where there is none.
-        chain: after that step.
-        rows: records in the steps that count.
-        names: rows of names, by kind of frame.
-    """
-
-    length: int
-    crc: int
-    frames: int = 0
-    step: int = -1
-    chain: bytes = FIRST_CHAIN
-    rows: int = 0
-    names: tuple[int, ...] = (0,) * len(NAMED)
-
-    def after(self, frame: Frame) -> tuple[Written, Pieces]:
-        """The state after appending a frame, and the frame's bytes."""
-        length = sum(map(len, frame.body))
-        crc = reduce(lambda crc, piece: zlib.crc32(piece, crc), frame.body, 0) if frame.crc is None else frame.crc
-        step, chain, rows, names = self.step, self.chain, self.rows, self.names
-        if frame.kind == STEP:
-            step, chain, rows = frame.step, chained(chain, frame.step, frame.digest), rows + frame.rows
-        elif frame.kind == BACK:
-            step, chain, rows = -1, FIRST_CHAIN, 0
-        elif frame.kind in NAMED:
-            at = NAMED.index(frame.kind)
-            names = (*names[:at], names[at] + frame.rows, *names[at + 1 :])
-        head, crc = head_of(
-            frame.kind, (length, crc), self.crc, rows=frame.rows, step=frame.step, digest=frame.digest, chain=chain
-        )
-        written = Written(self.length + HEAD.size + padded(length), crc, self.frames + 1, step, chain, rows, names)
-        return written, [head, *frame.body, bytes(-length % 8)]
-
-
-class LogWriter:
-    """A rank's log, open for appending by one thread at a time; `document` may be called from any thread.
-
-    Attributes:
-        folder: the rank's directory.
-        written: what counts as written.
-    """
-
-    def __init__(self, folder: Folder, rank: int, run_id: bytes, *, durable: bool) -> None:
-        """Make the file and lock it.
-
-        Args:
-            folder: the rank's directory, which is closed with the log.
-            rank: its number.
-            run_id: of the run.
-            durable: whether to force each step to disk before the next begins.
-
-        Raises:
-            OSError: it cannot be made; FileExistsError where there is a log.
-        """
-        self.folder, self.rank = folder, rank
-        self._durable = durable
-        self._pid = os.getpid()
-        self._torn = False  # whether the file may hold what does not count as written
-        self._ended = False
-        self._lock = threading.RLock()
-        start = begin_log(rank, run_id)
-        self._file = Appended(folder, LOG, locked=True)
-        self.written = Written(len(start), zlib.crc32(start[:-4]))
-        try:
-            self._file.append(start)
-        except BaseException:
-            self.close()
-            raise
-
-    def commit(self, frames: Iterable[Frame]) -> int:
-        """Append frames in one write, either all or none; returns how many bytes the log has then.
-
-        Raises:
-            OSError: they cannot be written.
-            StoreError: too many frames, or a forked child.
-        """
-        with self._lock:
-            self.undo_uncounted()
-            pieces: Pieces = []
-            written = self.written
-            for frame in frames:
-                written, more = written.after(frame)
-                pieces += more
-            if written.frames >= LIMIT_FRAMES:
-                raise StoreError(f"more steps than a store holds ({LIMIT_FRAMES:,} frames)")
-            self._torn = True
-            self._file.append(*pieces)
-            if self._durable:
-                os.fsync(self._file.fd)
-            self.written = written
-            self._torn = False
-            return written.length
-
-    def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
-        """The frame of so many rows of a table of names (`kind`), with the digest of the encoded rows."""
-        return Frame(kind, [data], rows, 0, bytes.fromhex(content_digest(data)))
-
-    def document(self, name: str, data: bytes) -> None:
-        """Append a document, which replaces an earlier one of the same name.
-
-        Raises:
-            OSError: it cannot be written.
-            StoreError: too many frames, or a forked child.
-        """
-        self.commit([Frame(DOCUMENT, [f"{name}\n".encode(), data])])
-
-    def drop(self, bodies: Mapping[int, tuple[int, int]]) -> None:
-        """Append a DROP frame for steps, and make holes where their bodies lie, if the file system can.
-
-        Args:
-            bodies: by step, the first byte of its body in the log, and how many it has.
-
-        Raises:
-            OSError: the frame cannot be written; then all steps are still there.
-            StoreError: too many frames, or a forked child.
-        """
-        self.commit([Frame(DROP, [np.array(sorted(bodies), "<i8").tobytes()])])
-        import ctypes  # for this alone
-
-        punch: Any = getattr(ctypes.CDLL(None), "fallocate", None)
-        for begin, length in bodies.values() if punch else ():
-            punch(self._file.fd, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(length))
-
-    def undo_uncounted(self) -> None:
-        """Truncate the log to what counts as written, where a write may have failed.
-
-        Whether the descriptor is still the log's, and the log still there, is checked again when it is written to.
-
-        Raises:
-            StoreError: this is a forked child.
-        """
-        if os.getpid() != self._pid:
-            raise StoreError("a forked child does not write its parent's store")
-        if self._torn:
-            self._file.shorten(self.written.length)
-            self._torn = False
-
-    def end(self) -> None:
-        """Append the END frame, once.
-
-        Raises:
-            OSError: it cannot be written.
-            StoreError: too many frames, or a forked child.
-        """
-        if not self._ended:
-            self.commit([Frame(END, [])])
-            self._ended = True
-
-    def close(self) -> None:
-        """Close the file and the rank's directory.
-
-        A log with an END frame and `_LEAST_CACHED` frames or more gets its file of heads, if it can be written.
-        """
-        if self._ended and self._file.fd >= 0 and self.written.frames >= _LEAST_CACHED:
-            with suppress(OSError, StoreError), self.folder.reopen_if_closed().file(LOG) as log:
-                frames = Frames(log, self.rank, log.path)
-                self.folder.replace(HEADS, [frames.encoded()], 0o666, durable=self._durable)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close the descriptors and write nothing: all that a forked child does."""
-        self._file.close()
-        self.folder.close()
+    from introspect_cli.store.columns import Schema
+    from introspect_cli.store.files import Pieces
+    from introspect_cli.store.frames import LogWriter
+    from introspect_cli.store.names import Names
 
 
 # --- names
 
 
 Row = TypeVar("Row")
-Encoded = Mapping[str, ColumnData]
 
 
 class Interner(Generic[Row]):
     """Numbers rows from 0 and encodes those not yet written. Several threads may intern; one writes.
 
-    A site's name is a hundred bytes and recurs every step: a row gets the next number when it is first seen, and waits
-    here until a step that was written holds it. An interrupt may come at any line: whoever writes keeps what counts as
-    written, and no statement here leaves a number without its row.
+    A row gets the next number when it is first seen, and waits here until a step that was written holds it. An
+    interrupt may come at any line: whoever writes keeps what counts as written, and no statement here leaves a number
+    without its row.
     """
 
-    def __init__(self, schema: Schema, encoder: Callable[[Sequence[Row]], Encoded]) -> None:
-        """Start without rows.
-
-        Args:
-            schema: the columns of the table.
-            encoder: makes these columns of rows.
-        """
-        self._schema = schema
-        self._encoder = encoder
+    def __init__(self, columns: Callable[[Sequence[Row]], Names]) -> None:
+        """Start without rows; `columns` makes the columns of a table of them."""
+        self._columns = columns
         self._numbers: dict[Hashable, int] = {}
         self._waiting: dict[int, Row] = {}
         self._lock = threading.Lock()
@@ -335,55 +107,11 @@ class Interner(Generic[Row]):
             for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]
             rows = [self._waiting[number] for number in range(written, len(self._numbers))]
-        data = encode_rows(self._schema, self._encoder(rows)) if rows else b""
+        data = encode(self._columns(rows)) if rows else b""
         self._bytes = {written: self._bytes[written], written + len(rows): self._bytes[written] + len(data)}
         if self._bytes[written + len(rows)] > LIMIT_NAMES:
             raise StoreError(f"more names than a store holds ({LIMIT_NAMES >> 20} MB of them)")
         return data, len(rows)
-
-
-def encode_sites(rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-    """The columns of sites; the key is that of the texts as they are stored, so that it can be computed again."""
-    sites = [
-        site
-        if site.fqn.isascii() and site.path.isascii()
-        else replace(site, fqn=storable(site.fqn), path=storable(site.path))
-        for site, _ in rows
-    ]
-    infos = [info for _, info in rows]
-    values = {
-        "key": [site.key() for site in sites],
-        **{name: [getattr(site, name) for site in sites] for name in ("phase", "kind", "fqn", "call", "path")},
-        **{name: [getattr(info, name) for info in infos] for name in ("module_class", "op", "source")},
-    }
-    return {column.name: column_of(column, values[column.name]) for column in SITE_COLUMNS}
-
-
-_WHOLE = Part((), "", 1, "")
-"""What stands in the columns of parts where a rank holds the whole."""
-
-
-def encode_layouts(rows: Sequence[Layout]) -> Encoded:
-    """The columns of layouts, as `columns.LAYOUT_COLUMNS` has them."""
-    parts = [row.part or _WHOLE for row in rows]
-    values = {
-        **{name: [getattr(row, name) for row in rows] for name in ("shape", "dtype", "device", "strides")},
-        "part": [[n for ranges in part.ranges for n in (len(ranges), *chain(*ranges))] for part in parts],
-        "part_owed": [part.reduction for part in parts],
-        "part_owing": [part.reduced_over for part in parts],
-        "part_source": [part.source for part in parts],
-    }
-    return {column.name: column_of(column, values[column.name]) for column in LAYOUT_COLUMNS}
-
-
-def encode_modules(rows: Sequence[ModuleInfo]) -> Encoded:
-    """The columns of modules, as `columns.MODULE_COLUMNS` has them."""
-    values = {
-        **{name: [getattr(row, name) for row in rows] for name in ModuleInfo.__dataclass_fields__},
-        "attribute_names": [[name for name, _ in row.attributes] for row in rows],
-        "attribute_values": [[value for _, value in row.attributes] for row in rows],
-    }
-    return {column.name: column_of(column, values[column.name]) for column in MODULE_COLUMNS}
 
 
 # --- rank writer
@@ -419,9 +147,9 @@ class RankWriter:
         self._keys, self._kinds = np.zeros(0, np.uint64), np.zeros(0, np.int64)
         self._setting = np.zeros(0, np.bool_)
         self._expiring: dict[int, tuple[int, int]] = {}  # where the bodies of steps lie that may be dropped
-        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(SITE_COLUMNS, self._encode_sites)
-        self._layouts: Interner[Layout] = Interner(LAYOUT_COLUMNS, self._encode_layouts)
-        self._modules: Interner[ModuleInfo] = Interner(MODULE_COLUMNS, encode_modules)
+        self._sites: Interner[tuple[Site, SiteInfo]] = Interner(self._site_columns)
+        self._layouts: Interner[Layout] = Interner(self._layout_columns)
+        self._modules: Interner[ModuleInfo] = Interner(partial(columns_of, names=MODULE))
         self._interners: dict[bytes, Interner[Any]] = dict(
             zip(NAMED, (self._sites, self._layouts, self._modules), strict=True)
         )
@@ -521,7 +249,7 @@ class RankWriter:
         crc = _crc(self.compiled, data, message.address)
         end = self._log.commit([*frames, Frame(STEP, data, message.rows, step, digest, crc)])
         if expires:
-            self._expiring[step] = end - padded(size), size
+            self._expiring[step] = end - size, size
         self.digest = digest
 
     def restart(self) -> None:
@@ -594,24 +322,24 @@ class RankWriter:
         except (OSError, StoreError) as error:
             self._fail(reason(error))
 
-    def _encode_sites(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Encoded:
-        """Encode sites, and keep their keys, kinds and settings by number for digests and totals.
+    def _site_columns(self, rows: Sequence[tuple[Site, SiteInfo]]) -> Names:
+        """The columns of sites, whose keys, kinds and settings are kept by number for digests and totals.
 
         Those of numbers that do not count as written are replaced: an append that failed had encoded them.
         """
-        encoded = encode_sites(rows)
         counted = self._log.written.names[0]  # beyond it, what an append encoded that did not end
+        keys = np.array([site.key() for site, _ in rows], np.uint64)
         kinds = np.array([KIND_CODES[site.kind] for site, _ in rows], np.int64)
-        self._keys = np.concatenate([self._keys[:counted], np.asarray(encoded["key"])])
+        self._keys = np.concatenate([self._keys[:counted], keys])
         self._kinds = np.concatenate([self._kinds[:counted], kinds])
         self._setting = np.isin(self._kinds, SETTINGS)
-        return encoded
+        return site_columns(rows)
 
-    def _encode_layouts(self, rows: Sequence[Layout]) -> Encoded:
-        """Encode layouts, and hand them to the totals, if any, for numbers from those that count as written on."""
+    def _layout_columns(self, rows: Sequence[Layout]) -> Names:
+        """The columns of layouts, handed to the totals, if any, for numbers from those that count as written on."""
         if self._totals is not None:
             self._totals.name_layouts(self._log.written.names[1], list(rows))
-        return encode_layouts(rows)
+        return columns_of(rows, LAYOUT)
 
 
 def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[Any], setting: NDArray[Any]) -> bytes:
@@ -627,4 +355,4 @@ def _digest(compiled: Any, columns: Mapping[str, NDArray[Any]], keys: NDArray[An
 def _crc(compiled: Any, data: Pieces, address: int) -> int:
     """The CRC-32 of `data`, its first piece at memory `address`; by compiled code where there is any."""
     first = 0 if compiled is None else compiled.crc32(address, len(data[0]), 0)
-    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)
+    return reduce(lambda crc, piece: zlib.crc32(piece, crc), data if compiled is None else data[1:], first)

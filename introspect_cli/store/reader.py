@@ -3,9 +3,8 @@
 Who compares, checks or shows a run need not know which of the two it reads. Of statistics, those that follow from
 others need no bytes of their own: they are worked out here.
 
-Sites, layouts and modules are columns that are decoded when they are first asked for. Thousands of ranks have a model
-each, most often the same one: what ranks have the same bytes of is decoded once. What a reader gives is harmless: a
-name comes from somebody's script, or from somebody.
+Thousands of ranks have a model each, most often the same one: tables of names that ranks have the same bytes of are
+decoded once.
 
 Of a rank, heads are read at once, names when asked for, records one step at a time. Comparing must not read what
 digests show to be equal, nor trust a byte before it is checked, nor be upset by a writer that is still at work. A step
@@ -14,63 +13,42 @@ is one read of the bytes that its head names, its CRC is taken over those very b
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import (
-    SETTING_KINDS,
     Joined,
-    Kind,
     Layout,
     ModuleInfo,
-    Part,
-    Phase,
     Record,
-    Site,
-    SiteInfo,
     Status,
     Summary,
 )
 from introspect_cli.statistics import DERIVED_STATS
 from introspect_cli.store.batch import StepBatch
-from introspect_cli.store.columns import (
-    LAYOUT_COLUMNS,
-    LIMIT_NAME,
-    LIMIT_NAMES,
-    MODULE_COLUMNS,
-    SITE_COLUMNS,
-    Lists,
-    Malformed,
-    Texts,
-    absent_column,
-    concatenated,
-    decode_rows,
-)
+from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
 from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
-from introspect_cli.store.log import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS, Frames, StepEntry
+from introspect_cli.store.frames import COLUMNS, DOCUMENT, LABELS, LAYOUTS, MODULES, SITES, TOTALS
+from introspect_cli.store.log import Frames, StepEntry
+from introspect_cli.store.names import INFO, LAYOUT, MODULE, SITE, SiteTable, layouts_of, modules_of
 from introspect_cli.store.remote import prefetch
 from introspect_cli.store.totals import Totals
 from introspect_cli.store.totals import decode as decode_totals
-from introspect_cli.texts import shallow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from introspect_cli.labels import Labels
     from introspect_cli.store.batch import Array
-    from introspect_cli.store.columns import ColumnData, Schema
     from introspect_cli.store.files import Source
     from introspect_cli.store.log import Entries
     from introspect_cli.store.remote import Range
@@ -120,11 +98,6 @@ class Reader(ABC):
 
     @property
     @abstractmethod
-    def modules(self) -> list[ModuleInfo]:
-        """The module tree, one row per module: its first."""
-
-    @property
-    @abstractmethod
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
 
@@ -136,10 +109,6 @@ class Reader(ABC):
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step."""
-
-    @abstractmethod
-    def rows_in(self, rows: Array) -> int:
-        """Number of records in some steps (positions among the entries)."""
 
     def read(self, step: int) -> StepBatch:
         """All records of a step.
@@ -153,6 +122,14 @@ class Reader(ABC):
     def __len__(self) -> int:
         """Number of steps."""
         return len(self.entries)
+
+    @cached_property
+    def modules(self) -> list[ModuleInfo]:
+        """The module tree in the order in which it was written; of several rows of a module the first."""
+        first: dict[str, ModuleInfo] = {}
+        for module in self.module_rows:
+            first.setdefault(module.fqn, module)
+        return list(first.values())
 
     @cached_property
     def steps(self) -> tuple[StepEntry, ...]:
@@ -272,8 +249,12 @@ def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]
 # --- name tables
 
 
-TABLES = {SITES: "sites", LAYOUTS: "layouts", MODULES: "modules"}
-Names = TypeVar("Names")
+TABLES = {
+    SITES: (SITE + INFO, SiteTable),
+    LAYOUTS: (LAYOUT, layouts_of),
+    MODULES: (MODULE, modules_of),
+}
+"""Columns of each table, and what makes it of them."""
 
 
 class Shared:
@@ -288,200 +269,40 @@ class Shared:
         self.opened = deque[Any]()
         self._tables: dict[tuple[Any, ...], Any] = {}
 
-    def table(
-        self,
-        frames: Frames,
-        kind: bytes,
-        schema: Schema,
-        made: Callable[[dict[str, ColumnData], str], Names],
-    ) -> Names:
+    def table(self, frames: Frames, kind: bytes) -> Any:
         """The table that a rank's frames of `kind` hold; the same object for frames with equal digests.
 
         Args:
             frames: of the rank's log.
             kind: one of `TABLES`.
-            schema: columns of the table.
-            made: makes the table of its columns and a path for messages.
 
         Raises:
-            DamageError: it was altered, or is longer than LIMIT_NAMES.
+            DamageError: it was altered, is no such table, or is longer than LIMIT_NAMES.
         """
-        numbers, path = frames.numbers_of(kind, counting=False), f"{frames.path} ({TABLES[kind]})"
+        numbers, path = frames.numbers_of(kind, counting=False), f"{frames.path} ({kind.decode()})"
         heads = frames.heads[numbers]
-        key = kind, schema, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
+        key = kind, tuple(heads["rows"].tolist()), heads["digest"].tobytes()
         if key not in self._tables:
-            self._tables[key] = made(_columns(frames, numbers, schema, path), path)
-        return self._tables[key]  # type: ignore[no-any-return]  # what these very frames were made into
-
-
-def _columns(frames: Frames, numbers: list[int], schema: Schema, path: str) -> dict[str, ColumnData]:
-    """The columns of the table in the frames `numbers`, end to end.
-
-    Raises:
-        DamageError: the bytes are no such table, or it is longer than LIMIT_NAMES.
-    """
-    parts, size = [], 0
-    for number in numbers:
-        head = frames.heads[number]
-        data = frames.body(number)
-        size += len(data)
-        if size > LIMIT_NAMES:
-            raise DamageError(path, "it is longer than a table of names")
-        try:
-            parts.append(decode_rows(schema, memoryview(data), int(head["rows"])))
-        except Malformed as error:
-            raise DamageError(path, str(error)) from None
-    parts = parts or [{column.name: absent_column(column, 0) for column in schema}]
-    return {column.name: concatenated([part[column.name] for part in parts]) for column in schema}
-
-
-_MAX_DIMS = 1024
-_MAX_ELEMENTS = (1 << 63) - 1
-
-
-def _part(flat: tuple[int, ...], reduction: str, reduced_over: int, source: str, path: str) -> Part | None:
-    """Decode a row's part, from `[count, start, size, ...]` for each dimension; None where `source` is "".
-
-    Raises:
-        DamageError: the numbers are not such a list.
-    """
-    if not source:
-        return None
-    dims, at = [], 0
-    while at < len(flat):
-        length = flat[at]
-        numbers = flat[at + 1 : at + 1 + 2 * length]
-        if min(flat) < 0 or len(numbers) < 2 * length:
-            raise DamageError(path, "a part of a tensor has ranges that cannot be")
-        dims.append(tuple(zip(numbers[::2], numbers[1::2], strict=True)))
-        at += 1 + 2 * length
-    return Part(tuple(dims), reduction, reduced_over, source)
-
-
-def layouts_of(columns: Mapping[str, ColumnData], path: str) -> list[Layout]:
-    """Decode all layouts, by number.
-
-    Raises:
-        DamageError: a shape has a negative size, over 1024 dimensions or over 2**63 - 1 elements, or the ranges of a
-            part cannot be.
-    """
-    shapes = columns["shape"]
-    assert isinstance(shapes, Lists)
-    if len(shapes) and int(np.diff(shapes.offsets).max()) > _MAX_DIMS:
-        raise DamageError(path, "a shape has more dimensions than a tensor can have")
-    if len(shapes.values) and np.asarray(shapes.values).min() < 0:
-        raise DamageError(path, "a shape has a negative size")
-    names = [plain_values(columns[name]) for name in ("dtype", "device", "strides")]
-    columns_of_parts = [plain_values(columns[name]) for name in ("part", "part_owed", "part_owing", "part_source")]
-    parts = [
-        _part(flat, reduction, over, source, path)
-        for flat, reduction, over, source in zip(*columns_of_parts, strict=True)
-    ]
-    layouts = [Layout(*row) for row in zip(shapes.tolist(), *names, parts, strict=True)]
-    if any(math.prod(layout.shape) > _MAX_ELEMENTS for layout in layouts):
-        raise DamageError(path, "a shape has more elements than a tensor can have")
-    return layouts
-
-
-def modules_of(columns: Mapping[str, ColumnData], path: str) -> list[ModuleInfo]:
-    """All rows of modules, in the order in which they were written.
-
-    Raises:
-        DamageError: a module has another number of attributes than of values.
-    """
-    plain = {name: plain_values(column) for name, column in columns.items()}
-    names, values = plain["attribute_names"], plain["attribute_values"]
-    if any(len(keys) != len(other) for keys, other in zip(names, values, strict=True)):
-        raise DamageError(path, "a module has another number of attributes than of values")
-    attributes = [tuple(zip(keys, other, strict=True)) for keys, other in zip(names, values, strict=True)]
-    every = ("fqn", "module_class", "source", "parameters", "buffers", "aliases")
-    rows = zip(*(plain[name] for name in every), attributes, plain["step"], plain["variable"], strict=True)
-    return [ModuleInfo(*row) for row in rows]
-
-
-def plain_values(column: ColumnData) -> list[Any]:
-    """The values of a column as a list, lists in it as tuples, texts bounded to LIMIT_NAME characters and cleaned."""
-    if isinstance(column, Texts):
-        return column.sanitized(LIMIT_NAME).tolist()
-    if isinstance(column, Lists) and isinstance(column.values, Texts):
-        values, offsets = column.values.sanitized(LIMIT_NAME).tolist(), column.offsets.tolist()
-        return [tuple(values[start:end]) for start, end in pairwise(offsets)]
-    return list(column.tolist())
-
-
-_SETTING = frozenset(kind.value for kind in SETTING_KINDS)
-_SHORT = 64  # characters of a path that cannot be too deep
-
-
-def _texts(name: str) -> cached_property[list[str]]:
-    """A lazily decoded text column `name` of a table of sites."""
-    return cached_property(lambda table: plain_values(table.columns[name]))
-
-
-class SiteTable:
-    """All sites of a rank, by number.
-
-    Attributes:
-        columns: as they are stored.
-        key: uint64 (n,), `Site.key()` of each, as stored; `verify` recomputes it.
-        call: uint32 (n,).
-        path_of_file: where the table is stored, for messages.
-        phase, kind, fqn: texts of each, made when they are asked for.
-        module_class: of the module, optimizer or loader.
-        op, source: "" where there is none.
-    """
-
-    phase, kind, fqn = _texts("phase"), _texts("kind"), _texts("fqn")
-    module_class, op, source = _texts("module_class"), _texts("op"), _texts("source")
-
-    def __init__(self, columns: dict[str, ColumnData], path: str) -> None:
-        """Keep the columns; texts are decoded when they are asked for. `path` is for messages."""
-        self.columns = columns
-        self.path_of_file = path
-        self.key = cast("NDArray[np.uint64]", columns["key"])
-        self.call = cast("NDArray[np.uint32]", columns["call"])
-
-    @cached_property
-    def path(self) -> list[str]:
-        """Path of each site inside nested values; see `texts.shallow` for one that is nested too deeply."""
-        return [shallow(path) if len(path) > _SHORT else path for path in plain_values(self.columns["path"])]
-
-    @cached_property
-    def setting(self) -> NDArray[np.bool_]:
-        """Bool (n,), True for sites of settings, which digests leave out."""
-        return np.array([kind in _SETTING for kind in self.kind], np.bool_)
-
-    def __len__(self) -> int:
-        return len(self.key)
-
-    def __getitem__(self, number: int) -> tuple[Site, SiteInfo]:
-        """The site with a number, and its class, operator and source.
-
-        Raises:
-            IndexError: there is no such number.
-            StoreError: its phase or kind is not one.
-        """
-        try:
-            phase, kind = Phase(self.phase[number]), Kind(self.kind[number])
-        except ValueError:
-            raise DamageError(self.path_of_file, f"site {number} has a phase or a kind that is not one") from None
-        site = Site(phase, kind, self.fqn[number], int(self.call[number]), self.path[number])
-        return site, SiteInfo(self.module_class[number], self.op[number], self.source[number])
-
-    def key_of(self, number: int) -> int:
-        """The key of a site, computed from its texts as they are stored."""
-        fqn, path = (cast("Texts", self.columns[name])[number] for name in ("fqn", "path"))
-        site, _ = self[number]
-        return replace(site, fqn=fqn, path=path).key()
-
-    def __iter__(self) -> Iterator[tuple[Site, SiteInfo]]:
-        return (self[number] for number in range(len(self)))
+            if heads["length"].sum() > LIMIT_NAMES:
+                raise DamageError(path, "it is longer than a table of names")
+            names, made = TABLES[kind]
+            columns: dict[str, list[Any]] = {name: [] for name in names}
+            try:
+                for number, rows in zip(numbers, heads["rows"].tolist(), strict=True):
+                    part = json.loads(frames.body(number))
+                    for name in names:
+                        columns[name] += part[name]
+                    if {len(part[name]) for name in names} != {rows}:
+                        raise ValueError(rows)  # noqa: TRY301 - told as all damage is
+                self._tables[key] = made(columns)
+            except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+                raise DamageError(path, "it is no table of names") from None
+        return self._tables[key]
 
 
 # --- rank reader
 
 
-_STATUSES = len(Status)
 LARGEST_HEADS = 320 << 20
 _MOST_OPEN = 64
 """Logs that the ranks of a run have open at once."""
@@ -502,9 +323,7 @@ class RankReader(Reader):
         unfinished: when it was sent to object storage, in seconds since 1970, if more was to follow; else 0.
     """
 
-    def __init__(
-        self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None, rank_count: int = 1
-    ) -> None:
+    def __init__(self, run: Directory, rank: int, *, damaged: bool = False, shared: Shared | None = None) -> None:
         """Open a rank's log and read the heads of its frames; nothing is raised where it has no log yet.
 
         Args:
@@ -513,13 +332,12 @@ class RankReader(Reader):
             damaged: whether a damaged log is read up to the damage, which `cut` tells, instead of raising; the file of
                 heads is then not read.
             shared: what it shares with other ranks of the run; None for a reader by itself.
-            rank_count: how many ranks were put together in this one.
 
         Raises:
             StoreError: the log is damaged, or a newer version wrote it.
         """
         self._shared = Shared() if shared is None else shared
-        self.rank_count = rank_count
+        self.rank_count = 1
         self.rank = rank
         self.path = f"{run.path}/rank{rank}"
         self._run = run
@@ -605,35 +423,20 @@ class RankReader(Reader):
         self._reopen()
         return self.frames.body(number)
 
-    # --- documents
-
     @cached_property
-    def _documents(self) -> dict[str, bytes]:
-        """The body of each document in the log, by name; the last one of a name counts."""
+    def documents(self) -> dict[str, bytes]:
+        """The body of each document in the log, by name, `manifest` among them; the last one of a name counts.
+
+        Raises:
+            StoreError: one is damaged.
+        """
         found = {}
         for number in self.frames.numbers_of(DOCUMENT, counting=False):
             name, _, data = self.body(number).partition(b"\n")
             found[name.decode("ascii", "replace")] = data
         return found
 
-    def documents(self) -> list[str]:
-        """Names of the documents in its log, `manifest` among them."""
-        return list(self._documents)
-
-    def document(self, name: str) -> bytes:
-        """A document of its log.
-
-        Raises:
-            KeyError: there is none.
-            StoreError: it is damaged.
-        """
-        return self._documents[name]
-
     # --- steps
-
-    def rows_in(self, rows: Any) -> int:
-        """Number of records in some steps (positions among the entries)."""
-        return int(self.entries["rows"][rows].sum(dtype=np.int64))
 
     @cached_property
     def labels(self) -> dict[int, Labels]:
@@ -650,32 +453,24 @@ class RankReader(Reader):
 
     # --- names
 
-    def _names(self, kind: bytes, schema: Schema, made: Callable[[dict[str, ColumnData], str], Names]) -> Names:
+    def _table(self, kind: bytes) -> Any:
         self._reopen()
-        return self._shared.table(self.frames, kind, schema, made)
+        return self._shared.table(self.frames, kind)
 
     @cached_property
     def sites(self) -> SiteTable:
         """All sites, by number."""
-        return self._names(SITES, SITE_COLUMNS, SiteTable)
+        return cast("SiteTable", self._table(SITES))
 
     @cached_property
     def layouts(self) -> list[Layout]:
         """All layouts, by number."""
-        return self._names(LAYOUTS, LAYOUT_COLUMNS, layouts_of)
-
-    @cached_property
-    def modules(self) -> list[ModuleInfo]:
-        """The module tree in the order in which it was written; of several rows of a module the first."""
-        first: dict[str, ModuleInfo] = {}
-        for module in self.module_rows:
-            first.setdefault(module.fqn, module)
-        return list(first.values())
+        return cast("list[Layout]", self._table(LAYOUTS))
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All rows of modules in order: a module that changed is there again, with the step from which that holds."""
-        return self._names(MODULES, MODULE_COLUMNS, modules_of)
+        return cast("list[ModuleInfo]", self._table(MODULES))
 
     # --- records
 
@@ -702,18 +497,17 @@ class RankReader(Reader):
             raise StoreError(f"step {step} of {log.path} was dropped while it was read: try again")
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
             raise DamageError(log.path, f"the records of step {step} are not those that were written")
-        try:
-            out = StepBatch.from_columns(decode_rows(self._schema, memoryview(data), int(entry["rows"])), self._schema)
-        except Malformed as error:
-            raise DamageError(log.path, f"step {step}: {error}") from None
+        path = f"{log.path} (step {step})"
+        columns = decode_rows(self._schema, memoryview(data), int(entry["rows"]), path)
+        out = StepBatch.from_columns(columns, self._schema)
         if len(out) and (
             out.site.max() >= entry["n_sites"]
             or out.layout.max() >= entry["n_layouts"]
-            or out.status.max() >= _STATUSES
+            or out.status.max() >= len(Status)
+            or (out.how is not None and out.how.max() >= len(Joined))
+            or (out.given is not None and not out.given.within(int(entry["n_sites"])))
         ):
-            raise DamageError(log.path, f"a record of step {step} names a site, layout or status that is not there")
-        if out.given is not None and not out.given.within(int(entry["n_sites"])):
-            raise DamageError(log.path, f"an operator of step {step} names a site that is not there")
+            raise DamageError(path, "a record names a site, layout or status that is not there")
         return out
 
     def ranges(self, rows: Iterable[int]) -> list[Range]:

@@ -3,8 +3,8 @@
 Objects cannot be appended to. So what a file has grown by is put in an object of its own, which never changes again:
 `log.bin.000000000064` has the bytes of `log.bin` from byte 64 on. One small object, the *catalogue*, is put after them
 and says how long they are. Whatever a catalogue names is there; what came later does not exist. It also holds what
-every reader needs first: the heads of logs, with the bodies of their small frames, and the manifest. So opening a rank
-is one request, and a step is a range of an object.
+every reader needs first: the heads of the log, with the bodies of its small frames. So opening a rank is one request,
+and a step is a range of an object.
 
 A process that is killed sends no more, and says nothing of it. So a catalogue says whether it is the last one, when it
 was put, and within how many seconds another was to follow.
@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import threading
 import time
 import zlib
 from collections import OrderedDict
@@ -33,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from introspect_cli.errors import NoRunError, StoreError
-from introspect_cli.store.files import FORMAT, LIMIT_DOCUMENT, LOCK, MANIFEST, NAMES, DamageError, Directory, Source
+from introspect_cli.store.files import FORMAT, LABEL, LIMIT_DOCUMENT, MANIFEST, NAMES, DamageError, Directory, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,7 +193,7 @@ _LATEST = 1e11
 
 @dataclass
 class Catalogue:
-    """What there is of an uploaded directory: a file's bytes are those that are inline, then those of its objects.
+    """What there is of a rank's directory: a file's bytes are those that are inline, then those of its objects.
 
     Attributes:
         run_id: of the run; hexadecimal.
@@ -308,6 +307,11 @@ class Range(NamedTuple):
         """URL of the object."""
         return f"{self.storage.url}/{self.name}"
 
+    def aligned(self) -> Range:
+        """The range with all of the blocks in which it begins and ends."""
+        end = min(-(-self.end // _BLOCK) * _BLOCK, self.size)
+        return self._replace(begin=self.begin // _BLOCK * _BLOCK, end=end)
+
     def blocks(self) -> list[tuple[str, int, int]]:
         """Cache keys of the blocks that hold the range: the object, its size, and where each begins."""
         return [(self.url, self.size, at) for at in range(self.begin // _BLOCK * _BLOCK, self.end, _BLOCK)]
@@ -320,22 +324,15 @@ class BlockCache:
         """Start empty; at most `most` bytes are kept."""
         self._most = most // _BLOCK
         self._blocks: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
 
     def read(self, wanted: Sequence[Range]) -> list[bytes | StoreError]:
         """The bytes of ranges of one storage; in place of a range that cannot be read, the error, which is not raised.
 
-        All that is missing is asked for at once: of each range the blocks from the first to the last that is missing.
-        Errors are not kept: who asks again asks storage again.
+        All ranges that are not there whole are asked for at once. Errors are not kept: who asks again asks storage
+        again.
         """
-        keys = [key for each in wanted for key in each.blocks()]
-        with self._lock:
-            found = {key: self._blocks[key] for key in keys if key in self._blocks}
-        missing = dict[Range, None]()
-        for each in wanted:
-            lacking = [at for url, size, at in each.blocks() if (url, size, at) not in found]
-            if lacking:
-                missing[each._replace(begin=lacking[0], end=min(lacking[-1] + _BLOCK, each.size))] = None
+        missing = [each.aligned() for each in wanted if not self._blocks.keys() >= {*each.blocks()}]
+        missing = list(dict.fromkeys(missing))
         failed: dict[str, StoreError] = {}
         read = wanted[0].storage.read([(each.name, each.begin, each.end) for each in missing]) if missing else []
         for each, data in zip(missing, read, strict=True):
@@ -343,22 +340,18 @@ class BlockCache:
                 failed[each.name] = _failure(each, data)
                 continue
             for key in each.blocks():
-                found[key] = data[key[2] - each.begin : key[2] - each.begin + _BLOCK]
-        with self._lock:
-            for key in keys:
-                if key in found:
-                    self._blocks[key] = found[key]
-                    self._blocks.move_to_end(key)
-            while len(self._blocks) > self._most:
-                self._blocks.popitem(last=False)
+                self._blocks[key] = data[key[2] - each.begin : key[2] - each.begin + _BLOCK]
         out: list[bytes | StoreError] = []
         for each in wanted:
-            of_range = each.blocks()
-            if all(key in found for key in of_range):
-                first = each.begin - of_range[0][2] if of_range else 0
-                out.append(b"".join(found[key] for key in of_range)[first : first + each.end - each.begin])
+            keys, first = each.blocks(), each.begin % _BLOCK
+            if self._blocks.keys() >= {*keys}:
+                out.append(b"".join(map(self._blocks.__getitem__, keys))[first : first + each.end - each.begin])
+                for key in keys:
+                    self._blocks.move_to_end(key)
             else:
                 out.append(failed[each.name])
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)
         return out
 
 
@@ -407,7 +400,7 @@ class RemoteFile(Source):
 
         Args:
             storage: of the run.
-            place: the path of the directory that was uploaded; "" for all of the run.
+            place: the path of the directory that was uploaded.
             catalogue: of that.
             name: the file's path in it.
         """
@@ -538,11 +531,8 @@ class RemoteFolder(Directory):
         return other
 
     def file(self, name: str) -> Source:
-        """The file `name` inside this directory, for reading; FileNotFoundError for a directory too.
-
-        The lock file is an empty one, whose `is_locked` says whether the upload is not over.
-        """
-        if name not in self._files and name != LOCK:
+        """The file `name` inside this directory, for reading; FileNotFoundError for a directory too."""
+        if name not in self._files:
             raise FileNotFoundError(name)
         return RemoteFile(self._storage, self._place, self.catalogue, f"{self._prefix}{name}")
 
@@ -569,20 +559,17 @@ def open_remote(url: str) -> RemoteFolder | None:
         raise NoRunError(f"there is no run at {url}: check the URL") from None
     if entries is None:
         return None
-    if CATALOGUE in entries:
-        [catalogue] = catalogues(storage, [""])
-        return RemoteFolder(storage, "", catalogue or Catalogue())
     if MANIFEST in entries:
         return _launch(storage, "", entries)
     runs = sorted(name for name, size in entries.items() if size < 0)
     remedy = (
         f"name one of the runs in it, such as {url}/{runs[0]}" if runs else "`introspect publish RUN URL` sends one"
     )
-    raise NoRunError(f"{url} is not a run: it has no {CATALOGUE}; {remedy}")
+    raise NoRunError(f"{url} is not a run: it has no {MANIFEST}; {remedy}")
 
 
 def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = None) -> RemoteFolder:
-    """The directory of a launch, or of an attempt of it, with its manifest, read now; a rank's catalogue is read later.
+    """The directory of a run, or of an attempt of it, with its manifest, read now; a rank's catalogue is read later.
 
     Empty where it has no manifest yet.
 
@@ -597,11 +584,15 @@ def _launch(storage: Storage, place: str, entries: Mapping[str, int] | None = No
     entries = (storage.entries(place) or {}) if entries is None else entries
     if MANIFEST not in entries:
         return RemoteFolder(storage, place, Catalogue(over=True))
-    [manifest] = storage.read([(below(place, MANIFEST), 0, min(entries[MANIFEST], LIMIT_DOCUMENT))])
-    if isinstance(manifest, StoreError):
-        raise manifest
+    names = [name for name in (MANIFEST, LABEL) if name in entries]
+    inline = {}
+    read = storage.read([(below(place, name), 0, min(entries[name], LIMIT_DOCUMENT)) for name in names])
+    for name, data in zip(names, read, strict=True):
+        if isinstance(data, StoreError):
+            raise data
+        inline[name] = data
     folders = (name for name in entries if _FOLDER.fullmatch(name))
-    return RemoteFolder(storage, place, Catalogue(over=True, inline={MANIFEST: manifest}), others=folders)
+    return RemoteFolder(storage, place, Catalogue(over=True, inline=inline), others=folders)
 
 
 def catalogues(storage: Storage, places: list[str], *, attempts: int = 3) -> list[Catalogue | None]:
@@ -639,4 +630,5 @@ def fetch_files(folder: RemoteFolder, target: Path) -> None:
         out = target / name
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("xb") as opened, file:
-            opened.writelines(file.blocks())
+            for at in range(0, file.size(), _LARGEST_WINDOW):
+                opened.write(file.read(at, at + _LARGEST_WINDOW))

@@ -1,6 +1,6 @@
 """What a run says of itself: its manifest, those of its ranks, its settings; and which of several directories it is.
 
-Of a run that several processes wrote, each rank says how it ended and what it saw, and the run is what all of them say.
+The log of a rank has what its process says: how it ended and what it saw. The run is what all of them say together.
 It is complete where every rank is, and a rank that was started and left nothing is told of, since silence would pass
 for agreement.
 
@@ -41,12 +41,10 @@ from introspect_cli.store.files import (
     LONGEST_LABEL,
     MANIFEST,
     RANK_NAME,
-    SETTINGS,
     TENSORS,
     Closing,
     DamageError,
     Directory,
-    is_locked,
     reason,
 )
 from introspect_cli.store.log import newer_format
@@ -61,8 +59,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_NAME_OF_MANIFEST = MANIFEST.removesuffix(".yaml")
-SETTINGS_NAME = re.compile(r"([a-z0-9_]{1,64})\.yaml")
+_MANIFEST = MANIFEST.removesuffix(".json")
 _VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
 _TYPES = {
     **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
@@ -71,62 +68,25 @@ _TYPES = {
 """What readers of a manifest take for granted; what is of another type was written by no capture, and is left out."""
 
 
-class Settings(Mapping[str, Any]):
-    """The settings documents of a run by name, each read when first asked for."""
-
-    def __init__(self, path: str, names: Iterable[str], read: Callable[[str], bytes], run_id: object) -> None:
-        """Name the documents; none is read yet.
-
-        Args:
-            path: their directory, for messages.
-            names: of the documents, without `.yaml`.
-            read: gives the bytes of one; raises FileNotFoundError where it is gone.
-            run_id: of the run.
-        """
-        self._path, self._names, self._bytes, self._run_id = path, sorted(names), read, run_id
-        self._read: dict[str, Any] = {}
-
-    @classmethod
-    def in_folder(cls, folder: Directory, run_id: object) -> Settings:
-        """The settings documents in `folder`, files named `<name>.yaml`.
-
-        It must stay open, since each is read when asked for.
-        """
-        matches = [match[1] for match in map(SETTINGS_NAME.fullmatch, folder.names()) if match]
-        return cls(folder.path, matches, lambda name: folder.read_file(f"{name}.yaml", LIMIT_DOCUMENT), run_id)
-
-    def __getitem__(self, name: str) -> Any:
-        """A document's plain data.
-
-        Raises:
-            KeyError: there is no such document.
-            StoreError: it is damaged.
-        """
-        if name not in self._read:
-            if name not in self._names:
-                raise KeyError(name)
-            path = f"{self._path}/{name}.yaml"
-            try:
-                data = self._bytes(name)
-            except FileNotFoundError:
-                raise KeyError(name) from None
-            documents.check(data, f"{SETTINGS}/{name}.yaml", self._run_id, path)
-            self._read[name] = documents.sanitized(documents.load(data, path))
-        return self._read[name]
+class Settings(dict[str, Any]):
+    """The settings documents of a rank, by name."""
 
     def document(self, name: str) -> dict[str, Any]:
-        """The document `name` where it is a mapping; {} where it is missing or anything else.
-
-        StoreError where it is damaged.
-        """
+        """The document `name` where it is a mapping; {} where it is missing or anything else."""
         found = self.get(name)
         return found if isinstance(found, dict) else {}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
-    def __len__(self) -> int:
-        return len(self._names)
+def settings_in(reader: RankReader) -> Settings:
+    """The settings documents in a rank's log.
+
+    Raises:
+        StoreError: one is damaged.
+    """
+    every = sorted(reader.documents.items())
+    return Settings(
+        (name, documents.load(data, f"{reader.path} ({name})")) for name, data in every if name != _MANIFEST
+    )
 
 
 def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[int, dict[str, Any]]:
@@ -137,18 +97,11 @@ def read_rank_manifests(readers: Iterable[RankReader], run_id: object) -> dict[i
     """
     manifests = {}
     for reader in readers:
-        if _NAME_OF_MANIFEST in reader.documents():
-            path = f"{reader.path}/{MANIFEST}"
-            manifests[reader.rank] = checked_manifest(reader.document(_NAME_OF_MANIFEST), path, reader.path)
+        if _MANIFEST in reader.documents:
+            manifests[reader.rank] = checked_manifest(reader.documents[_MANIFEST], f"{reader.path} (manifest)")
             if manifests[reader.rank].get("id") != run_id:
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
     return manifests
-
-
-def rank_settings(reader: RankReader, run_id: object) -> Settings:
-    """The settings documents in a rank's log, each read when asked for."""
-    names = [name for name in reader.documents() if name != _NAME_OF_MANIFEST]
-    return Settings(f"{reader.path}/{SETTINGS}", names, reader.document, run_id)
 
 
 def last_attempt(folder: Directory) -> Directory:
@@ -195,11 +148,15 @@ def read_manifest(folder: Directory) -> dict[str, Any]:
         data = folder.read_file(MANIFEST, LIMIT_DOCUMENT)
     except FileNotFoundError:
         raise DamageError(path, "it is missing") from None
-    return checked_manifest(data, path, folder.path)
+    manifest = checked_manifest(data, path)
+    manifest.pop("crc32", None)
+    if data != documents.sealed(manifest):
+        raise DamageError(path, "it was altered")
+    return manifest
 
 
-def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
-    """The plain data of a manifest, cleaned, without keys of unexpected types; `run` is the run's path, for messages.
+def checked_manifest(data: bytes, path: str) -> dict[str, Any]:
+    """The plain data of a manifest, cleaned, without keys of unexpected types; `path` is for messages.
 
     Raises:
         DamageError: it was altered, or names no format or an older one.
@@ -213,10 +170,8 @@ def checked_manifest(data: bytes, path: str, run: str) -> dict[str, Any]:
         tool = manifest.get("tool")
         version = tool.get("version") if isinstance(tool, dict) else None
         is_version = isinstance(version, str) and _VERSION.fullmatch(version)
-        raise newer_format(number, version if is_version else None, run)
-    documents.check(data, MANIFEST, manifest.get("id"), path)
-    plain = documents.sanitized(manifest)
-    return {key: value for key, value in plain.items() if isinstance(value, _TYPES.get(key, object))}
+        raise newer_format(number, version if is_version else None, path)
+    return {key: value for key, value in manifest.items() if isinstance(value, _TYPES.get(key, object))}
 
 
 # --- the stages of a pipeline
@@ -302,7 +257,7 @@ def world_size(manifest: Mapping[str, Any]) -> int:
 
 
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """One manifest for a run of several ranks: the lowest rank's, with the lists of all ranks joined.
+    """One manifest for a run: the lowest rank's where one process wrote it, else with the lists of all ranks joined.
 
     What the launch's manifest says takes the place of what the rank's does; `rank`, `local_rank` and `host` are left
     out. Exit code, exception, `how` and `raised_at` are those of the rank that failed first, by its end; without a
@@ -316,6 +271,8 @@ def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapp
     if not ranks:
         return {**launch_manifest, "status": "running"}
     first = ranks[min(ranks)]
+    if launch_of(launch_manifest) is None:
+        return {**first, **launch_manifest}
     every = list(ranks.values())
     out = {**first, **launch_manifest, "world_size": world_size(launch_manifest)}
     for name in ("rank", "local_rank", "host"):
@@ -430,22 +387,25 @@ class Run(Closing):
         self._on_close: list[Callable[[], None]] = []
         self.load_tensor: Callable[[int], NDArray[Any] | None] | None = None
         """Gives whole tensors by their checksums that lie in no store."""
-        # Asked first: a run that ends while it is opened is called running, never interrupted.
-        locked = is_locked(folder)
         self.manifest = read_manifest(folder)
         self._ranks = self._open_ranks(only)
         self.ranks = tuple(sorted(self._ranks))
-        self.manifests: dict[int, dict[str, Any]] = {}
+        self._saying = self._ranks
+        if launch_of(self.manifest) is None:  # the lowest rank says all, whoever is opened
+            lowest = self._all_ranks[:1]
+            self._saying = {rank: self._ranks.get(rank) or RankReader(folder, rank) for rank in lowest}
+        manifests = read_rank_manifests(self._saying.values(), self.manifest.get("id"))
+        self.manifests = {} if launch_of(self.manifest) is None else manifests
+        self.manifest = merge_manifests(self.manifest, manifests)
         self.world_size = world_size(self.manifest) or self.combined_ranks or len(self.ranks)
-        if launch_of(self.manifest) is not None:
-            self.manifests = read_rank_manifests(self._ranks.values(), self.manifest.get("id"))
-            self.manifest = merge_manifests(self.manifest, self.manifests)
+        for reader in self._ranks.values():
+            reader.rank_count = self.combined_ranks or 1
         self.left_out = frozenset(rank for rank, one in self.manifests.items() if one.get("left_out") is True)
         self.recorded = tuple(rank for rank in self.ranks if rank not in self.left_out) or self.ranks
         self.last_step = last_common_step(self._ranks[rank] for rank in self.ranks if rank not in self.left_out)
         self.steps = max(map(len, self._ranks.values()), default=0)
         self.stages = stages_in(self.manifests)
-        self.state = run_state(self.manifest, self.manifests, self._ranks.values(), locked=locked)
+        self.state = run_state(self.manifest, self.manifests, self._ranks.values())
 
     def spawned(self) -> Directory | None:
         """The only launch among the children of a run without steps of its own (`mp.spawn`), opened; None otherwise."""
@@ -467,7 +427,7 @@ class Run(Closing):
         self._folder.prefetch([match[0] for match in matches])
         for match in matches:
             rank = int(match[1])
-            reader = readers[rank] = RankReader(self._folder, rank, shared=shared, rank_count=self.combined_ranks or 1)
+            reader = readers[rank] = RankReader(self._folder, rank, shared=shared)
             if reader.run_id and reader.run_id.hex() != self.manifest.get("id"):
                 raise DamageError(reader.path, "it belongs to another run than the manifest")
         return readers
@@ -549,20 +509,12 @@ class Run(Closing):
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings documents by name, read when asked for; the lowest rank's, where each has its own.
-
-        Empty where the run has none.
-        """
-        if self.manifests:
-            return self.settings_of(min(self.manifests))
-        try:
-            return Settings.in_folder(self._folder.folder(SETTINGS), self.manifest.get("id"))
-        except FileNotFoundError:
-            return Settings("", (), str.encode, None)
+        """The settings documents by name; the lowest rank's, where each has its own."""
+        return settings_in(self._saying[min(self._saying)]) if self._saying else Settings()
 
     def settings_of(self, rank: int) -> Settings:
         """The settings documents of one rank; the run's, where one process wrote it."""
-        return rank_settings(self._ranks[rank], self.manifest.get("id")) if rank in self.manifests else self.settings
+        return settings_in(self._ranks[rank]) if rank in self.manifests else self.settings
 
     def tensor(self, checksum: int) -> NDArray[Any] | None:
         """A tensor that was stored in full, by its checksum; None where it was not.
@@ -598,19 +550,13 @@ class Run(Closing):
         return [rank for rank, place in zip(self._all_ranks, self._places(), strict=False) if TENSORS in place]
 
     def _places(self, ranks: Iterable[int] | None = None) -> Iterator[Directory]:
-        """Directories that may hold whole tensors and sources: of a run of one process the run's own.
+        """The directories of `ranks` (None: all), which may hold whole tensors and sources.
 
-        Else those of `ranks` (None: all ranks), each closed when the next is asked for.
+        Each is closed when the next is asked for.
         """
-        if not self.manifests:
-            yield self._folder
-            return
         for rank in self._all_ranks if ranks is None else ranks:
-            place = self._folder.rank(rank)
-            try:
+            with self._folder.rank(rank) as place:
                 yield place
-            finally:
-                place.close()
 
     @property
     def remote_size(self) -> int:
@@ -623,7 +569,7 @@ class Run(Closing):
 
     def close(self) -> None:
         """Close all files; what was read stays valid."""
-        for reader in self._ranks.values():
+        for reader in (*self._ranks.values(), *self._saying.values()):
             reader.close()
         self._folder.close()
         while self._on_close:
@@ -631,11 +577,7 @@ class Run(Closing):
 
 
 def run_state(
-    manifest: Mapping[str, Any],
-    manifests: Mapping[int, Mapping[str, Any]],
-    ranks: Iterable[RankReader],
-    *,
-    locked: bool,
+    manifest: Mapping[str, Any], manifests: Mapping[int, Mapping[str, Any]], ranks: Iterable[RankReader]
 ) -> RunState:
     """RUNNING where a writer holds a lock; COMPLETE where the manifest says so and every rank ended; else INTERRUPTED.
 
@@ -646,10 +588,9 @@ def run_state(
         manifest: the run's.
         manifests: each rank's, by number; empty where one process wrote the run.
         ranks: the readers.
-        locked: whether a process holds the run.
     """
     ranks = list(ranks)
-    if locked or any(rank.running for rank in ranks):
+    if any(rank.running for rank in ranks):
         return RunState.RUNNING
     # A rank that says that it recorded no step has no records that could tell how it ended.
     recorded = [rank for rank in ranks if rank.began or manifests.get(rank.rank, manifest).get("steps") != 0]

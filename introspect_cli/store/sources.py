@@ -1,8 +1,8 @@
-"""The text of the source files that a run was made of: files under `sources/`, compressed, named by what they held.
+"""The text of the source files that a run was made of: files in `sources/` of a rank, compressed, named by content.
 
 That a file changed is told by its digest; what changed in it only by its text, and by the time somebody asks, the file
 may be another one or gone. So a run keeps the text, each file once, compressed, under the digest by which
-`settings/sources.yaml` names it. Secrets were taken out before: a text whose own digest is not that of its name is
+the settings `sources` name it. Secrets were taken out before: a text whose own digest is not that of its name is
 not all that the file held. A store may be a stranger's: names that lead out of a directory are left out, and no file is
 unpacked beyond the limit.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,10 +74,10 @@ def tasks_of(runs: Sequence[Run], ranks: Sequence[int], given: Any = None, each:
     return [Task(paths, tuple(ranks[at : at + each]), given) for at in range(0, len(ranks), each)]
 
 
-_OPEN: list[tuple[object, Run, Reader]] = []
-"""The runs that the last tasks read: to open thousands of ranks takes longer than to put a step together."""
-
-_MOST_OPEN = 2
+@lru_cache(maxsize=2)
+def _opened(path: str) -> Reader:
+    """All ranks of a run as one, kept for the next task: to open thousands takes longer than to put a step together."""
+    return as_one(open_run(path))
 
 
 def combine_steps(task: Task) -> tuple[list[StepBatch], list[Layout]]:
@@ -92,22 +93,16 @@ def combine_steps(task: Task) -> tuple[list[StepBatch], list[Layout]]:
 
     mark, rows = task.given
     [path] = task.paths
-    opened = next((opened for opened in _OPEN if opened[0] == path), None)
-    if opened is None:
-        run = open_run(path)
-        _OPEN.append(opened := (path, run, as_one(run)))
-        forget(_MOST_OPEN)
-    reader = opened[2]
+    reader = _opened(path)
     if not isinstance(reader, WholeReader) or mark_of(reader) != mark:
         forget()
         raise StoreError(f"{path} changed while it was read: wait for its end, then try again")
     return [reader.read_row(row) for row in rows], list(reader.layouts)
 
 
-def forget(but: int = 0) -> None:
-    """Close the runs that tasks left open in this process, all but the `but` that were opened last."""
-    while len(_OPEN) > but:
-        _OPEN.pop(0)[1].close()
+def forget() -> None:
+    """Let go of the runs that tasks left open in this process."""
+    _opened.cache_clear()
 
 
 def mark_of(reader: WholeReader) -> bytes:

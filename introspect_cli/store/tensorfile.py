@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,14 +21,13 @@ from introspect_cli.store.files import TENSORS, DamageError, unreadable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from introspect_cli.store.files import Directory, Handle, Source
+    from introspect_cli.store.files import Directory, Source
 
 
 NAME = "tensor"
 
 _LIMIT_HEADER = 1 << 16
 _LIMIT_DATA = 1 << 36
-_PIECE = 1 << 24
 _LIMIT_DIMS = 32  # numpy 1 has no more
 _WIDENED = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 _NUMBERS = ("float64", "float32", "float16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (64, 32, 16, 8)))
@@ -86,37 +84,17 @@ def encode(data: memoryview, checksum: int, dtype: str, shape: tuple[int, ...]) 
     return content._replace(crc=zlib.crc32(data, content.begin_crc())).header()
 
 
-def check(handle: Source, checksum: int) -> tuple[_Content, int]:
-    """Check a tensor file's header and its data's CRC-32, a piece at a time.
-
-    Returns:
-        what the header says, and the byte where the data begins.
-
-    Raises:
-        DamageError: it is not what `encode` would have written for the tensor with this checksum.
-    """
-    content, offset = _content(handle, checksum)
-    crc = content.begin_crc()
-    for piece in handle.blocks(offset, offset + content.length, _PIECE):
-        crc = zlib.crc32(piece, crc)
-    if crc != content.crc:
-        raise DamageError(handle.path, "its data is not what it was written with")
-    return content, offset
-
-
-def decode(handle: Handle, checksum: int) -> Any:
+def decode(handle: Source, checksum: int) -> Any:
     """The tensor in an open file, checked; bfloat16, fp8 and complex32 widened exactly, unknown dtypes as flat uint8.
-
-    Where nothing is widened it is a read-only view of the mapped file, so that a large tensor takes no memory.
 
     Raises:
         DamageError: it is not what `encode` and the data would be for the tensor with this checksum.
     """
-    content, offset = check(handle, checksum)
-    data = np.zeros(0, np.uint8)
-    if content.length:
-        data = np.frombuffer(mmap.mmap(handle.fd, 0, access=mmap.ACCESS_READ), np.uint8, offset=offset)
-    stored = NUMPY.get(content.dtype)
+    content, offset = _content(handle, checksum)
+    read = handle.read(offset, offset + content.length)
+    if zlib.crc32(read, content.begin_crc()) != content.crc:
+        raise DamageError(handle.path, "its data is not what it was written with")
+    data, stored = np.frombuffer(read, np.uint8), NUMPY.get(content.dtype)
     return data if stored is None else widened(data.view(stored).reshape(content.shape), content.dtype)
 
 
@@ -190,7 +168,7 @@ def read(place: Directory, checksum: int) -> NDArray[Any] | None:
     """
     try:
         name = f"{checksum:016x}.safetensors"
-        with place.folder(TENSORS) as folder, folder.file(name) as source, source.on_disk() as handle:
+        with place.folder(TENSORS) as folder, folder.file(name) as handle:
             tensor: NDArray[Any] = decode(handle, checksum)
     except FileNotFoundError:
         return None

@@ -121,39 +121,16 @@ def site_factors(sites: Array) -> Array:
     return np.asarray(np.stack([mix(sites), mix(sites ^ _SECOND)], axis=1) | np.uint64(1))
 
 
-class _Arrangement(NamedTuple):
-    """The rows of each share of a step, and their multipliers; kept for steps with the same rows.
-
-    Attributes:
-        site: as below, of the step that it was made for.
-        layout: numbers of layouts.
-        status: what was seen.
-        order: rows of shares that add up, share by share.
-        starts: where in `order` each begins.
-        factors: uint64 (rows, 2), by what each of these is multiplied.
-        heads: uint64 of each, what its checksum has beside its elements; 0 of wholes.
-        mixed: rows of the other share.
-        form: the shares, as they are written.
-    """
-
-    site: Array
-    layout: Array
-    status: Array
-    order: Array
-    starts: Array
-    factors: Array
-    heads: Array
-    mixed: Array
-    form: bytes
-
-
 class StepTotals:
     """Adds up the steps that a rank writes, one after the other."""
 
     def __init__(self) -> None:
         """Start without layouts."""
         self._places, self._heads = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        self._last: _Arrangement | None = None
+        self._arranged: tuple[Array, ...] = ()  # sites, layouts and statuses of the step that the rest is worked out of
+        self._order = self._starts = self._mixed = np.zeros(0, np.int64)
+        self._factors = self._row_heads = np.zeros(0, np.uint64)
+        self._form = b""
 
     def name_layouts(self, counted: int, layouts: list[Layout]) -> None:
         """Set the layouts numbered from `counted` on; those that had these numbers are forgotten."""
@@ -174,26 +151,27 @@ class StepTotals:
             kinds: int64, codes of their kinds.
         """
         site, layout, status = (np.asarray(columns[name]) for name in ("site", "layout", "status"))
-        last = self._last
-        same = last is not None and map(np.array_equal, last[:3], (site, layout, status))
-        if last is None or not same or not all(same):
-            self._last = last = self._arranged(site.copy(), layout.copy(), status.copy(), keys, kinds)
+        if not self._arranged or not all(map(np.array_equal, self._arranged, (site, layout, status))):
+            self._arrange(site.copy(), layout.copy(), status.copy(), keys, kinds)
         checksum = np.asarray(columns["checksum"], np.uint64)
-        raw = unmix(checksum[last.order]) - last.heads
-        totals = np.zeros((len(last.form) // SHARE.itemsize, 2), np.uint64)
-        if len(last.order):
-            totals[: len(last.starts)] = np.add.reduceat(last.factors * raw[:, None], last.starts, axis=0)
-        if len(last.mixed):
-            rows = last.mixed
+        raw = unmix(checksum[self._order]) - self._row_heads
+        totals = np.zeros((len(self._form) // SHARE.itemsize, 2), np.uint64)
+        if len(self._order):
+            totals[: len(self._starts)] = np.add.reduceat(self._factors * raw[:, None], self._starts, axis=0)
+        if len(self._mixed):
+            rows = self._mixed
             none = np.zeros(len(rows), np.bool_)
             totals[-1] = struct.unpack("<QQ", step_digest(keys[site[rows]], checksum[rows], status[rows], none))
-        return len(totals).to_bytes(8, "little") + last.form + totals.tobytes()
+        return len(totals).to_bytes(8, "little") + self._form + totals.tobytes()
 
-    def _arranged(self, site: Array, layout: Array, status: Array, keys: Array, kinds: Array) -> _Arrangement:
+    def _arrange(self, site: Array, layout: Array, status: Array, keys: Array, kinds: Array) -> None:
         """Group the rows into shares: by kind and part for state and parts, one for settings, one for all other rows.
 
-        Rows of kinds in LEFT_OUT are only in the share of settings, if they are settings.
+        Rows of kinds in LEFT_OUT are only in the share of settings, if they are settings. Of shares that add up,
+        `_order` has their rows, share by share, `_starts` where in that each begins, `_factors` by what each row is
+        multiplied, `_row_heads` what its checksum has beside its elements, 0 of wholes.
         """
+        self._arranged = ()  # should an interrupt come before the end
         kind, place = kinds[site], self._places[layout]
         counts = ~np.isin(kind, LEFT_OUT)
         adds_up = counts & (np.isin(kind, STATE) | (place > 0))
@@ -211,8 +189,9 @@ class StepTotals:
             shares[len(starts)] = SET, len(settings), 0, _two_sums(seen[settings])
         if len(mixed):
             shares[-1] = MIXED, len(mixed), 0, _two_sums(seen[mixed])
-        factors, heads = site_factors(keys[site[order]]), self._heads[layout[order]]
-        return _Arrangement(site, layout, status, order, starts, factors, heads, mixed, shares.tobytes())
+        self._order, self._starts, self._mixed, self._form = order, starts, mixed, shares.tobytes()
+        self._factors, self._row_heads = site_factors(keys[site[order]]), self._heads[layout[order]]
+        self._arranged = site, layout, status
 
 
 def _two_sums(values: Array) -> tuple[int, int]:

@@ -7,29 +7,24 @@ wrong becomes a finding instead of an error.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store import documents, tensorfile
+from introspect_cli.store import tensorfile
 from introspect_cli.store.files import (
     ATTEMPT_NAME,
     CHILDREN,
     HEADS,
     LABEL,
-    LIMIT_DOCUMENT,
-    LOCK,
     MANIFEST,
     RANK_NAME,
-    SETTINGS,
     SOURCES,
     TENSORS,
     DamageError,
     Directory,
-    is_locked,
     outside_cause,
     reason,
 )
@@ -37,22 +32,19 @@ from introspect_cli.store.log import CACHE, step_digest
 from introspect_cli.store.pack import open_store
 from introspect_cli.store.reader import LARGEST_HEADS, RankReader, last_common_step
 from introspect_cli.store.run import (
-    SETTINGS_NAME,
     RunState,
     launch_of,
     merge_manifests,
-    rank_settings,
     read_manifest,
     read_rank_manifests,
     run_state,
+    settings_in,
 )
 from introspect_cli.store.sources import SOURCE_NAME, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    import numpy as np
 
 
 _TENSOR_NAME = re.compile(r"[0-9a-f]{16}\.safetensors")
@@ -129,29 +121,25 @@ class _Check:
         Raises:
             StoreError: the system is out of resources or refuses permission, or a newer version wrote the run.
         """
-        locked = bool(self._try(is_locked, self._folder))
         manifest: dict[str, Any] = self._try(read_manifest, self._folder) or {}
-        self.sound["documents"] += bool(manifest)
         run_id, numbers = manifest.get("id"), self._check_top_level()
         ranks = [reader for number in numbers if (reader := self._check_rank(number, run_id)) is not None]
-        places = [self._folder]
         manifests: dict[int, dict[str, Any]] = {}
-        if launch_of(manifest) is not None:
-            for reader in ranks:
-                own = self._try(read_rank_manifests, [reader], run_id) or {}
-                manifests |= own
-                settings = self._try(rank_settings, reader, run_id)
-                found = () if settings is None else [self._try(settings.__getitem__, name) for name in settings]
-                self.sound["documents"] += len(own) + sum(document is not None for document in found)
-            manifest = merge_manifests(manifest, manifests)
-            places = [self._folder.rank(number) for number in numbers]
-        state = run_state(manifest, manifests, ranks, locked=locked)
+        for reader in ranks:
+            manifests |= self._try(read_rank_manifests, [reader], run_id) or {}
+            self.sound["documents"] += len(self._try(settings_in, reader) or ())
+            reader.close()
+        self.sound["documents"] += bool(manifest) + len(manifests)
+        launched = launch_of(manifest) is not None
+        if manifest and not launched and not manifests:
+            self._add_finding(f"{self._folder.path}: the log that says what ran is missing")
+        manifest = merge_manifests(manifest, manifests)
+        state = run_state(manifest, manifests if launched else {}, ranks)
         if manifest.get("status") == "complete" and state is RunState.INTERRUPTED and len(ranks) == len(numbers):
             self._add_finding(
                 f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
             )
-        for place in places:
-            self._check_files("documents", place, SETTINGS, SETTINGS_NAME, functools.partial(_check_document, run_id))
+        for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
             self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
             self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
@@ -201,7 +189,7 @@ class _Check:
         """Numbers of the ranks, sorted; any entry that is no part of a run, nor a temporary file, is a finding."""
         names = self._folder.names()
         numbers = sorted(int(match[1]) for match in map(RANK_NAME.fullmatch, names) if match)
-        known = {MANIFEST, SETTINGS, SOURCES, TENSORS, CHILDREN, LOCK, LABEL, *(f"rank{n}" for n in numbers)}
+        known = {MANIFEST, CHILDREN, LABEL, *(f"rank{n}" for n in numbers)}
         for name in names:
             if name not in known and not ATTEMPT_NAME.fullmatch(name) and not _TEMPORARY.fullmatch(name):
                 self._add_finding(f"{self._folder.path}: {name!a} is not part of a run")
@@ -219,11 +207,10 @@ class _Check:
             self._add_finding(f"{reader.frames.path}: {reader.cut}")
         if reader.run_id and reader.run_id.hex() != run_id:
             self._add_finding(f"{reader.path}: it belongs to another run than the manifest")
-        keys = self._try(_check_keys, reader)
-        for table in ("layouts", "modules", "labels", "totals"):
+        for table in ("sites", "layouts", "modules", "labels", "totals"):
             self._try(getattr, reader, table)
         for row in range(len(reader)):
-            rows = self._try(_check_step, reader, row, keys)
+            rows = self._try(_check_step, reader, row)
             if rows is not None:
                 self.sound.update(steps=1, records=rows)
         self._try(reader.frames.check_chain)
@@ -256,29 +243,15 @@ class _Check:
                     self._add_finding(f"{folder.path}: {file!a} is not part of a run")
 
 
-def _check_keys(reader: RankReader) -> np.ndarray[Any, Any]:
-    """The keys of all sites; DamageError where one differs from the key computed again."""
-    sites = reader.sites
-    for number in range(len(sites)):
-        if sites.key_of(number) != sites.key[number]:
-            raise DamageError(sites.path_of_file, f"site {number} is stored with the key of another site")
-    return sites.key
-
-
-def _check_step(reader: RankReader, row: int, keys: np.ndarray[Any, Any] | None) -> int:
-    """Number of records in a step; DamageError where its digest differs from the one computed again.
-
-    Without `keys` (of all sites, by number) the digest is not checked.
-    """
-    batch = reader.read_row(row)
-    if keys is not None:
-        digest = step_digest(keys[batch.site], batch.checksum, batch.status, reader.sites.setting[batch.site])
-        if digest != reader.entry(row).digest:
-            step = int(reader.entries["step"][row])
-            raise DamageError(
-                reader.frames.path,
-                f"the records of step {step} do not add up to the digest that they were written with",
-            )
+def _check_step(reader: RankReader, row: int) -> int:
+    """Number of records in a step; DamageError where its digest differs from the one computed again."""
+    batch, sites = reader.read_row(row), reader.sites
+    digest = step_digest(sites.key[batch.site], batch.checksum, batch.status, sites.setting[batch.site])
+    if digest != reader.entry(row).digest:
+        step = int(reader.entries["step"][row])
+        raise DamageError(
+            reader.frames.path, f"the records of step {step} do not add up to the digest that they were written with"
+        )
     return len(batch)
 
 
@@ -294,13 +267,6 @@ def _check_heads(run: Directory, reader: RankReader) -> None:
         raise DamageError(f"{reader.path}/{HEADS}", "it is not what the log has: remove it")
 
 
-def _check_document(run_id: object, folder: Directory, name: str) -> None:
-    """Raise DamageError unless a settings document is unaltered, of this run, and valid YAML."""
-    data = folder.read_file(name, LIMIT_DOCUMENT)
-    documents.check(data, f"{SETTINGS}/{name}", run_id, f"{folder.path}/{name}")
-    documents.load(data, f"{folder.path}/{name}")
-
-
 def _check_tensor(folder: Directory, name: str) -> None:
     with folder.file(name) as handle:
-        tensorfile.check(handle, int(name[:16], 16))
+        tensorfile.decode(handle, int(name[:16], 16))

@@ -33,7 +33,7 @@ why.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import starmap
@@ -44,9 +44,9 @@ import numpy as np
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, UNPLACED, Joined, Kind, Layout, ModuleInfo, Phase, Status
 from introspect_cli.store.batch import StepBatch, rows_of
 from introspect_cli.store.log import ENTRY
-from introspect_cli.store.rank_writer import encode_sites
-from introspect_cli.store.reader import RankReader, Reader, SiteTable, read_rows
-from introspect_cli.store.totals import FIRST, LEFT_OUT, MIXED, STATE, codes_that, kinds_that, part_hash, site_factors
+from introspect_cli.store.names import SiteTable, site_columns
+from introspect_cli.store.reader import RankReader, Reader, read_rows
+from introspect_cli.store.totals import FIRST, LEFT_OUT, MIXED, codes_that, kinds_that, site_factors
 from introspect_cli.sums import header, mix, unmix
 from introspect_cli.texts import rank_list
 
@@ -190,7 +190,6 @@ class StackedStep:
 _NOT_SEEN = int(Status.NOT_OBSERVED)
 
 
-@dataclass(frozen=True)
 class Plan:
     """How each site of a step is combined, as far as layouts and statuses decide it. A group is one site's rows.
 
@@ -211,19 +210,52 @@ class Plan:
             worked out where the parts lie.
     """
 
-    basis: Rows
-    rows: Array
-    starts: Array
-    group: Array
-    kind: Array
-    flows: Array
-    unseen: dict[int, int]
-    mixed: Array
-    unreduced: Array
-    parts: Array
-    partless: Array
-    owner: Array
-    misfits: dict[int, str | None]
+    def __init__(self, step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> None:
+        """Plan how the sites of a step are combined.
+
+        Args:
+            step: of all ranks.
+            tables: the ranks' layouts.
+            kinds: code of each site's kind.
+            left_out: bool, rows that are ignored.
+        """
+        basis = step.rows
+        rows = np.flatnonzero(~left_out)
+        rows = rows[np.argsort(basis.site[rows], kind="stable")]
+        starts = starts_of(basis.site[rows])
+        unseen = basis.status[rows] == _NOT_SEEN
+        partly_unseen = any_of(unseen, starts)
+        number = basis.layout[rows]
+        whole = tables.part[number] == 0
+        holds = whole | (tables.local_numel[number] > 0)
+        placed = any_of(holds & ~whole, starts)
+        partless = any_of(holds, starts) & ~placed & ~partly_unseen
+        keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
+        rows = rows[keep]
+        starts = starts_of(basis.site[rows])
+        group = group_of(starts, len(rows))
+        number = basis.layout[rows]
+        part, shape = tables.part[number], tables.shape[number]
+        parts = ~partly_unseen & any_of(part > 0, starts)
+        mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
+        kind = kinds[basis.site[rows[starts]]]
+        flows = np.isin(kind, codes_that("flows"))
+        # samples beside one another may each be cut: only what fits is added up
+        samples = mixed & flows & ~any_of(part == 0, starts)
+        unreduced = parts & ~mixed & tables.unreduced[number[starts]]
+        mixed = mixed & ~samples
+        parts = parts & ~mixed & ~unreduced & ~samples
+        owner = np.arange(len(rows))
+        by_part = np.lexsort((owner, part, group))
+        new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
+        if len(rows):
+            owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
+        unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
+        self.unseen: dict[int, int] = dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True))
+        self.basis, self.rows, self.starts, self.group, self.owner = basis, rows, starts, group, owner
+        self.kind, self.flows, self.mixed, self.unreduced, self.parts = kind, flows, mixed, unreduced, parts
+        self.partless = ~(partly_unseen | mixed | unreduced | parts)
+        self.misfits = _misfits(step, tables, rows, starts, parts)
 
     @cached_property
     def copies(self) -> Array:
@@ -258,7 +290,7 @@ class Plan:
     @cached_property
     def site(self) -> Array:
         """uint32, the site of each group."""
-        return self.basis.site[self.rows[self.starts]].astype(np.uint32)
+        return np.asarray(self.basis.site[self.rows[self.starts]], np.uint32)
 
 
 def starts_of(values: Array) -> Array:
@@ -274,63 +306,6 @@ def any_of(mask: Array, starts: Array) -> Array:
 def group_of(starts: Array, size: int) -> Array:
     """int64 (size,), the group number of each row; groups begin at `starts`."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=size))
-
-
-def plan_of(step: StackedStep, tables: LayoutTables, kinds: Array, left_out: Array) -> Plan:
-    """Plan how the sites of a step are combined.
-
-    Args:
-        step: of all ranks.
-        tables: the ranks' layouts.
-        kinds: code of each site's kind.
-        left_out: bool, rows that are ignored.
-    """
-    basis = step.rows
-    rows = np.flatnonzero(~left_out)
-    rows = rows[np.argsort(basis.site[rows], kind="stable")]
-    starts = starts_of(basis.site[rows])
-    unseen = basis.status[rows] == _NOT_SEEN
-    partly_unseen = any_of(unseen, starts)
-    number = basis.layout[rows]
-    whole = tables.part[number] == 0
-    holds = whole | (tables.local_numel[number] > 0)
-    placed = any_of(holds & ~whole, starts)
-    partless = any_of(holds, starts) & ~placed & ~partly_unseen
-    keep = holds | ~partless[group_of(starts, len(rows))]  # else it holds nothing of what others have all of
-    rows = rows[keep]
-    starts = starts_of(basis.site[rows])
-    group = group_of(starts, len(rows))
-    number = basis.layout[rows]
-    part, shape = tables.part[number], tables.shape[number]
-    parts = ~partly_unseen & any_of(part > 0, starts)
-    mixed = parts & any_of((part == 0) | (shape != shape[starts][group]), starts)
-    kind = kinds[basis.site[rows[starts]]]
-    flows = np.isin(kind, codes_that("flows"))  # samples beside one another may each be cut: only what fits is added up
-    samples = mixed & flows & ~any_of(part == 0, starts)
-    unreduced = parts & ~mixed & tables.unreduced[number[starts]]
-    mixed = mixed & ~samples
-    parts = parts & ~mixed & ~unreduced & ~samples
-    owner = np.arange(len(rows))
-    by_part = np.lexsort((owner, part, group))
-    new = (np.diff(part[by_part], prepend=-1) != 0) | (np.diff(group[by_part], prepend=-1) != 0)
-    if len(rows):
-        owner[by_part] = by_part[np.flatnonzero(new)][np.cumsum(new) - 1]
-    unseen = np.flatnonzero(basis.status[rows] == _NOT_SEEN)[::-1]
-    return Plan(
-        basis=basis,
-        rows=rows,
-        starts=starts,
-        group=group,
-        kind=kind,
-        flows=flows,
-        unseen=dict(zip(group[unseen].tolist(), rows[unseen].tolist(), strict=True)),
-        mixed=mixed,
-        unreduced=unreduced,
-        parts=parts,
-        partless=~(partly_unseen | mixed | unreduced | parts),
-        owner=owner,
-        misfits=_misfits(step, tables, rows, starts, parts),
-    )
 
 
 def _misfits(
@@ -619,7 +594,7 @@ class CombinedStep:
         The batch must have sketches.
         """
         assert self.block.sketch is not None
-        return self.block.sketch[self.plan.rows[at]].astype(np.float64)
+        return np.asarray(self.block.sketch[self.plan.rows[at]], np.float64)
 
     def _members(self, groups: Array) -> tuple[Array, Array, Array]:
         """All members of some groups (numbers), group after group in rising order.
@@ -839,7 +814,7 @@ class CombinedStep:
         whole = self.how == Joined.PARTS
         values = self.reader.value_of[here[groups]]
         # of parts, the copies of each are equal where they add up to the whole
-        return np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole]))
+        return np.asarray(np.isin(values, here[equals]) | (plan.parts[groups] & np.isin(values, here[whole])))
 
     def _add_gradients(self, groups: Array) -> None:
         """Add up the sketches of the ranks' gradients of `groups` (numbers).
@@ -898,7 +873,7 @@ def layout_free_digests(
     tables: LayoutTables,
     rows: Array,
     plans_of: Callable[[int], Sequence[Plan]],
-) -> tuple[list[bytes | None], NDArray[np.int64]]:
+) -> list[bytes | None]:
     """Digests of steps that are equal for equal values in any layout.
 
     A form is the list of shares of a rank's step: rows of one kind and part, which are added up.
@@ -913,22 +888,19 @@ def layout_free_digests(
 
     Returns:
         the digest of each step, None where the ranks' totals do not determine it (a rank has none, copies differ,
-        parts do not fit together), nor for any but the `_MOST_FORMS` commonest combinations of the ranks' forms; and
-        int64 (steps,), the number of each step's combination, -1 where a rank has no totals.
+        parts do not fit together), nor for any but the `_MOST_FORMS` commonest combinations of the ranks' forms.
     """
     out: list[bytes | None] = [None] * rows.shape[1]
-    groups = np.full(rows.shape[1], -1, np.int64)
     form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
     there = np.flatnonzero((form >= 0).all(axis=0))
     if not len(there):
-        return out, groups
+        return out
     every, group, number = np.unique(form[:, there], axis=1, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
-    groups[there] = group
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_constant_parts(keys, kinds, tables, plan, shares) for plan in plans_of(int(steps[0]))]
+        every_slice = [_constant_parts(keys, kinds, tables, plan) for plan in plans_of(int(steps[0]))]
         slices = [each for each in every_slice if each is not None]
         if len(slices) < len(every_slice):
             continue
@@ -942,7 +914,7 @@ def layout_free_digests(
         for step, lanes, is_whole in zip(steps.tolist(), added, whole.tolist(), strict=True):
             if is_whole:
                 out[step] = blake2b(unseen.tobytes() + (lanes + headers).tobytes(), digest_size=16).digest()
-    return out, groups
+    return out
 
 
 def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
@@ -974,9 +946,7 @@ def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Ar
     return lanes, whole
 
 
-def _constant_parts(
-    site_keys: Array, kinds: Array, tables: LayoutTables, plan: Plan, shares: Sequence[Array]
-) -> tuple[Array, Array] | None:
+def _constant_parts(site_keys: Array, kinds: Array, tables: LayoutTables, plan: Plan) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
@@ -997,8 +967,6 @@ def _constant_parts(
     headers = tables.header[number]
     if (plan.parts[group] & (headers != tables.header[basis.layout[plan.rows[plan.starts]]][group])).any():
         return None
-    if not _is_separate(group, tables.part[number], _share_of(kinds, tables, basis, rows, shares)):
-        return None
     groups = np.unique(group[plan.parts[group]])
     keys = site_factors(site_keys[basis.site[plan.rows[plan.starts[groups]]]])
     head = tables.header[basis.layout[plan.rows[plan.starts[groups]]]]
@@ -1006,48 +974,6 @@ def _constant_parts(
     lanes[:2] = (keys * head[:, None]).sum(axis=0, dtype=np.uint64)
     unseen = plan.rows[plan.starts[np.array(sorted(plan.unseen), np.int64)]]
     return site_keys[basis.site[unseen]], lanes
-
-
-def _share_of(kinds: Array, tables: LayoutTables, basis: Rows, rows: Array, shares: Sequence[Array]) -> Array:
-    """For each row the number of its share, equal for shares of ranks that hold copies of the same rows.
-
-    -1 is for values that each rank has its own of, -2 where the rank's totals do not have such a share.
-    """
-    kind, rank = kinds[basis.site[rows]], basis.rank[rows]
-    place = np.array([part_hash(layout) for layout in tables.layouts], np.uint64)[basis.layout[rows]]
-    adds_up = np.isin(kind, STATE) | (place > 0)
-    numbers: dict[bytes, int] = {}
-    by_rank = [
-        {
-            (int(kind), int(place)): numbers.setdefault(share.tobytes(), len(numbers))
-            for share, kind, place in zip(of_rank, of_rank["kind"], of_rank["part"], strict=True)
-        }
-        for of_rank in shares
-    ]
-    out = np.full(len(rows), -1, np.int64)
-    placed = np.flatnonzero(adds_up)
-    every = np.stack([rank[placed].astype(np.uint64), kind[placed].astype(np.uint64), place[placed]])
-    different, which = np.unique(every, axis=1, return_inverse=True)
-    named = [by_rank[r].get((k, p), -2) for r, k, p in different.T.tolist()]
-    out[placed] = np.array(named, np.int64)[which.reshape(-1)]
-    return out
-
-
-def _is_separate(group: Array, part: Array, share: Array) -> bool:
-    """Whether all holders of one part of a site have one share, so that the total of one copy stands for all.
-
-    False also where a row's share is not on record (-2), and where one copy counts as its rank's own (-1) and another
-    not.
-
-    Args:
-        group: of each row, the number of its site's group.
-        part: of each row, the number of the part that it holds.
-        share: of each row, the number from `_share_of`.
-    """
-    order = np.lexsort((part, group))
-    group, part, share = group[order], part[order], share[order]
-    adjacent = (np.diff(group) == 0) & ((np.diff(part) == 0) | (share[1:] < 0) | (share[:-1] < 0))
-    return bool((share > -2).all()) and not bool((adjacent & (np.diff(share) != 0)).any())
 
 
 # --- whole reader
@@ -1111,8 +1037,6 @@ class WholeReader(Reader):
         self.ended = all(reader.ended for reader in self.readers)
         self.thinned = tuple(dict.fromkeys(dropped for reader in self.readers for dropped in reader.thinned))
         self.lacking, self.complete = lacking, complete
-        self._sizes: dict[tuple[int, int], int] = {}
-        self._forms = np.full(len(self.common_steps), -1, np.int64)
         self._last_plan: tuple[tuple[int, int], Plan, Array] | None = None
         self._batched: dict[bytes, int] = {}
         self._read = lru_cache(maxsize=3)(self._combined_row)
@@ -1128,7 +1052,7 @@ class WholeReader(Reader):
 
     @cached_property
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
-        """Entries of the steps that every rank has; only step, digest and chain are set (see `rows_in` for `rows`).
+        """Entries of the steps that every rank has; only step, digest and chain are set.
 
         A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests.
         """
@@ -1148,22 +1072,18 @@ class WholeReader(Reader):
     def _layout_free_digests(self) -> list[bytes | None]:
         """For each step a digest that is equal in any layout; None where the ranks' totals do not determine it.
 
-        None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded. Else
-        sets `_forms` to the number of each step's combination of forms, for `rows_in`.
+        None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
         """
         if self._fold or self.stages or self.lacking or len(self.readers) == 1:
             return [None] * len(self.common_steps)
         totals, tables = [reader.totals for reader in self.readers], self.tables
         keys = np.asarray(self.sites.key, np.uint64)
-        step_digests, self._forms = layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
-        return step_digests
+        return layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
 
     def _plans(self, row: int) -> list[Plan]:
-        """The plan of each slice of the step at a position; sets its number of records, for `rows_in`."""
+        """The plan of each slice of the step at a position."""
         of = self._slices_of(row)
-        plans = [self._planned(self._stacked(row, which, of), (which, of))[0] for which in range(of)]
-        self._sizes[self._size_key(row)] = sum(len(plan.starts) for plan in plans)
-        return plans
+        return [self._planned(self._stacked(row, which, of), (which, of))[0] for which in range(of)]
 
     @property
     def layout_mark(self) -> str:
@@ -1182,22 +1102,6 @@ class WholeReader(Reader):
         for reader in reversed(self.readers):
             labels |= reader.labels
         return labels
-
-    def rows_in(self, rows: Array) -> int:
-        """Number of combined records in some steps (positions among the entries).
-
-        No index says that: a step is planned for it, unless one with the same forms of totals was planned or read.
-        """
-        every = np.arange(len(self))[rows].tolist()
-        for row in every:
-            if self._size_key(row) not in self._sizes:
-                self._plans(row)
-        return sum(self._sizes[self._size_key(row)] for row in every)
-
-    def _size_key(self, row: int) -> tuple[int, int]:
-        """A key that is equal only for steps with as many combined records: the forms, else the position."""
-        form = int(self._forms[row])
-        return (form, -1) if form >= 0 else (-1, row)
 
     # --- names
 
@@ -1271,27 +1175,19 @@ class WholeReader(Reader):
                     if number_of[key] == len(rows):
                         rows.append((site, info))
             numbers.append(np.array([number_of[key] for key in keys], np.int64))
-        return SiteTable(dict(encode_sites(rows)), f"{self.path}: its ranks"), numbers
-
-    @cached_property
-    def modules(self) -> list[ModuleInfo]:
-        """The modules of all ranks, one per name: the lowest rank's, then further ones of the others."""
-        every = (module for reader in reversed(self.readers) for module in self._named(reader, reader.modules))
-        return list({module.fqn: module for module in every}.values())
+        return SiteTable(site_columns(rows)), numbers
 
     @cached_property
     def module_rows(self) -> list[ModuleInfo]:
         """All distinct rows of modules of all ranks, in order of rank."""
-        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader, reader.module_rows)))
+        return list(dict.fromkeys(row for reader in self.readers for row in self._named(reader)))
 
-    def _named(self, reader: RankReader, modules: list[ModuleInfo]) -> list[ModuleInfo]:
-        """A rank's modules under their names in the whole model; `modules` itself for a rank without stages."""
-        stages = self.stages.get(reader.rank)
-        return (
-            modules
-            if stages is None
-            else [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
-        )
+    def _named(self, reader: RankReader) -> list[ModuleInfo]:
+        """A rank's modules under their names in the whole model."""
+        stages, modules = self.stages.get(reader.rank), reader.module_rows
+        if stages is None:
+            return modules
+        return [replace(module, fqn=stages.name(module.fqn, self.distinct_roots)) for module in modules]
 
     @cached_property
     def kinds(self) -> Array:
@@ -1386,15 +1282,13 @@ class WholeReader(Reader):
         return self._read(row)
 
     def _combined_row(self, row: int) -> StepBatch:
-        """Combine the `row`-th step, and set the number of its records for `rows_in`."""
+        """Combine the `row`-th step."""
         of, slices = self._slices_of(row), []
         for which in range(of):
             step = self._stacked(row, which, of)
             plan, layouts = self._planned(step, (which, of))
             slices.append(CombinedStep(self, step, plan, layouts.copy()).combined())
-        batch = join_slices(slices)
-        self._sizes[self._size_key(row)] = len(batch)
-        return batch
+        return join_slices(slices)
 
     def _slices_of(self, row: int) -> int:
         """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
@@ -1426,7 +1320,7 @@ class WholeReader(Reader):
             of: which slice of how many.
         """
         if self._last_plan is None or self._last_plan[1].basis is not step.rows:
-            plan = plan_of(step, self.tables, self.kinds, self.left_out(step))
+            plan = Plan(step, self.tables, self.kinds, self.left_out(step))
             different, which = np.unique(step.rows.layout[plan.rows[plan.starts]], return_inverse=True)
             wholes = np.array([self.whole_number(number) for number in different.tolist()], np.uint32)
             self._last_plan = of, plan, wholes[which.reshape(-1)]

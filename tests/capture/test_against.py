@@ -279,7 +279,7 @@ def cut(_place, reference):
 
 
 def newer(_place, reference):
-    (reference / "manifest.yaml").write_text("format: 99\nid: 0\n")
+    (reference / "manifest.json").write_text('{"format": 99}')
 
 
 def another(place, reference):

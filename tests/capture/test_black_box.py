@@ -59,7 +59,7 @@ def captured(path, work=train, options=None, **asked):
 
 def stored(path):
     """The files of whole tensors, by name."""
-    return {file.name: file.read_bytes() for file in (path / "tensors").glob("*")}
+    return {file.name: file.read_bytes() for file in (path / "rank0/tensors").glob("*")}
 
 
 def named(path, *steps):
@@ -77,7 +77,7 @@ def whole(tmp_path_factory):
 
 def test_training_is_the_same_to_the_bit_and_nothing_is_written_unless_something_happens(tmp_path, whole):
     assert_neutral(train, tmp_path / "run", keep_around=2)
-    assert not (tmp_path / "run" / "tensors").exists()
+    assert not (tmp_path / "run/rank0/tensors").exists()
     assert_neutral(train, tmp_path / "beside", keep_around=2, against=str(whole))
 
 
@@ -153,13 +153,13 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_file(tmp_path, 
 
             left, original = [at], files.write_all
 
-            def write_all(fd, pieces):
+            def write_all(fd, pieces, begin=0):
                 if len(pieces) > 1 and b"tensor" in bytes(pieces[0][:200]):
                     left[0] -= 1
                     if left[0] < 0:
                         os.write(fd, bytes(pieces[0])[:50])
                         os.kill(os.getpid(), 9)
-                return original(fd, pieces)
+                return original(fd, pieces, begin)
 
             files.write_all = write_all
             captured(tmp_path / "run", nan=4, options={"keep_around": 2})

@@ -226,7 +226,7 @@ def test_a_sender_goes_on_where_another_stopped_and_mends_what_is_missing(bucket
     puts = [path for method, path, _ in asked if method == "PUT"]
     assert [re.sub(r"\d+$", "N", path.partition("resumed/")[2]) for path in puts] == [
         "rank0/log.bin.N",
-        "catalogue",
+        "rank0/catalogue",
     ]
     system = Sender(tmp_path / "run", url).storage.system
     system.rm("bucket/resumed/rank0/log.bin.000000000064")
@@ -282,7 +282,7 @@ def test_memory_is_a_place_as_well_and_whole_tensors_and_sources_go_there(tmp_pa
 
 
 def test_a_catalogue_from_a_stranger_is_no_way_out():
-    said = remote.Catalogue("ab", inline={"manifest.yaml": b"abc"}, objects={"rank0/log.bin": [3, 4]})
+    said = remote.Catalogue("ab", inline={"manifest.json": b"abc"}, objects={"rank0/log.bin": [3, 4]})
     whole = said.encoded()
     assert remote.decode_catalogue(whole, "x") == said
     for at in range(len(whole)):

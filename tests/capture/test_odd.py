@@ -8,7 +8,7 @@ from laid_out import ALL, ROWS, STATES, TWICE, WHOLE, write
 from logs import rewrite, without
 from verbs import verb
 
-from introspect_cli.store.log import TOTALS
+from introspect_cli.store.frames import TOTALS
 from introspect_cli.store.run import open_run
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from logs import documents_of
 from opcapture import captured, forward_of, inputs_of, named, operators, records
 from summaries import checksum, taken
 from torch import fx, nn
@@ -348,7 +348,7 @@ def test_the_argument_that_differs_is_named(tmp_path, said, words):
 
 def test_arguments_are_noted_once(tmp_path):
     train_told(tmp_path / "a", {})
-    found = yaml.safe_load((tmp_path / "a/settings/operators.yaml").read_text())
+    found = documents_of(tmp_path / "a")["operators"]
     assert found["forward Told 0 aten.leaky_relu.default"] == {"negative_slope": 0.01}
     assert found["forward Told 0 aten.native_layer_norm.default"] == {"normalized_shape": "[4]", "eps": 1e-05}
 

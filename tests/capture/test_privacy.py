@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-import yaml
+from logs import documents_of
 from opcapture import captured
 
 from introspect_cli.store.files import REDACTED
@@ -75,20 +75,19 @@ def runs(tmp_path_factory):
 
 def test_no_file_of_a_run_holds_a_secret(runs):
     files = [path for path in (runs / "a").rglob("*") if path.is_file()]
-    assert len(files) > 8
+    assert len(files) >= 3
     for path in files:
         data = path.read_bytes()
         assert [secret for secret in HIDDEN if secret.encode() in data] == [], path.name
-    environment = (runs / "a/settings/environment.yaml").read_text()
+    environment = str(documents_of(runs / "a")["environment"])
     for name, _ in SECRETS.values():
         assert name in environment
     assert environment.count("<redacted>") >= len(SECRETS)
 
 
 def test_what_holds_settings_is_its_owners_alone(runs):
-    for path in [runs / "a/manifest.yaml", *(runs / "a/settings").iterdir()]:
+    for path in [runs / "a/manifest.json", *(runs / "a").glob("rank0/*.bin"), *(runs / "a").glob("rank0/*/*")]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
-    assert stat.S_IMODE((runs / "a/settings").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
@@ -129,9 +128,7 @@ def kept(tmp_path, forks):
         )
         done = forks("capture", "-q", "--force", "-o", "run", "train.py", *words, cwd=tmp_path, env=tuple(variables))
         assert done.returncode == 0, done.stderr
-        documents = [
-            yaml.safe_load((tmp_path / f"run/settings/{name}.yaml").read_text()) for name in ("command", "environment")
-        ]
+        documents = [documents_of(tmp_path / "run")[name] for name in ("command", "environment")]
         files = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
         return documents[0]["arguments"], documents[1], files
 

@@ -13,7 +13,7 @@ from logs import rewrite, without
 from opcapture import captured
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.log import END
+from introspect_cli.store.frames import END
 from introspect_cli.store.run import RunState, Sources, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -79,7 +79,7 @@ def launched(tmp_path_factory):
 def test_ranks_started_together_write_one_run(launched):
     path, said = launched
     assert [code for code, _ in said] == [0, 0, 9], said
-    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.yaml", "rank0", "rank1", "rank2"]
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.json", "rank0", "rank1", "rank2"]
     with open_run(path) as run:
         assert run.ranks == (0, 1, 2)
         assert [len(run.rank(rank)) for rank in run.ranks] == [3, 2, 1]

@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-import yaml
+from logs import documents_of
 from opcapture import compared
 from synthetic import row, write_run
 from torch import nn
@@ -142,7 +142,7 @@ def test_the_value_or_the_file_that_differs_is_the_likely_cause(captured, tmp_pa
 
 
 def test_what_is_on_record_is_what_was_read(captured):
-    found = yaml.safe_load((captured / "settings/files.yaml").read_text())
+    found = documents_of(captured)["files"]
     assert found["config.yaml"]["line"] == "train.py:10"
     assert found["init.pt"] | {"digest": "", "size": 0} == {"size": 0, "digest": "", "line": "train.py:18"}
     assert found["many/*.dat"] == {"many": True, "line": "train.py:21"}
@@ -152,9 +152,9 @@ def test_what_is_on_record_is_what_was_read(captured):
 
 
 def test_no_secret_of_a_configuration_is_on_record(captured):
-    texts = [gzip.decompress(path.read_bytes()).decode() for path in (captured / "sources").iterdir()]
+    texts = [gzip.decompress(path.read_bytes()).decode() for path in (captured / "rank0/sources").iterdir()]
     assert any("dropout: 0.1" in text for text in texts)
-    everything = "\n".join([*texts, *(path.read_text() for path in (captured / "settings").iterdir())])
+    everything = "\n".join([*texts, str(documents_of(captured))])
     assert "secret-" not in everything.replace("secret-one", "secret-", 0)
     assert not [word for word in ("one", "two", "three", "four", "five") if f"secret-{word}" in everything]
 
@@ -164,7 +164,7 @@ def test_without_sources_no_text_is_kept_and_a_file_is_another_one(tmp_path, int
     made(introspect, tmp_path, "a", "--no-sources")
     CHANGES["config.yaml: model.dropout 0.1 -> 0.2"](tmp_path)
     made(introspect, tmp_path, "b", "--no-sources")
-    assert not (tmp_path / "a/sources").exists()
+    assert not (tmp_path / "a/rank0/sources").exists()
     answer = introspect("diff", "a", "b", "--settings").stdout
     assert "config.yaml: another file" in answer
 
@@ -243,7 +243,7 @@ def test_hostile_files_change_nothing_for_the_script_and_hold_up_nobody(tmp_path
     places = str(folders[0]), str(folders[1])
     assert (bare.returncode, bare.stdout) == (run.returncode, run.stdout)
     assert bare.stderr.replace(*places) == run.stderr
-    found = yaml.safe_load((folders[1] / "run/settings/files.yaml").read_text())
+    found = documents_of(folders[1] / "run")["files"]
     assert found["small/*.json"]["many"]
     assert {"gone.json", "latin.yaml", "laughs.yaml"} <= found.keys()
     assert not {"fifo", "/dev/zero", "written.json"} & found.keys()
@@ -307,7 +307,7 @@ def test_files_that_libraries_open_by_themselves_are_on_record(tmp_path, introsp
     run = introspect("capture", "-q", "-o", "run", "train.py")
     assert (bare.returncode, bare.stdout, bare.stderr) == (run.returncode, run.stdout, run.stderr)
     assert run.returncode == 0, run.stderr
-    found = yaml.safe_load((tmp_path / "run/settings/files.yaml").read_text())
+    found = documents_of(tmp_path / "run")["files"]
     assert found.keys() == {
         "table.parquet", "file.parquet", "table.arrow", "set/1.parquet", "set/2.parquet", "data.h5",
         "head.safetensors",

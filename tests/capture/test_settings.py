@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-import yaml
+from logs import documents_of
 from opcapture import captured, compared
 from small_runs import MODULES, train
 from synthetic import write_run
@@ -17,7 +17,7 @@ import introspect_cli
 
 def test_nothing_wakes_a_device(tmp_path):
     captured(tmp_path / "run", lambda: None)
-    assert "gpus" not in yaml.safe_load((tmp_path / "run/settings/hardware.yaml").read_text())
+    assert "gpus" not in documents_of(tmp_path / "run")["hardware"]
     assert not torch.cuda.is_initialized()
 
 
@@ -32,7 +32,7 @@ def test_of_what_a_deep_model_draws_before_the_first_step_the_first_draws_are_ke
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    document = yaml.safe_load((tmp_path / "run/settings/beginning.yaml").read_text())
+    document = documents_of(tmp_path / "run")["beginning"]
     assert "last" not in document
     assert (len(document["events"]), document["left_out"]) == (2200, 1 + 2 * 1200 - 2200)
     assert re.fullmatch(r"seed torch.manual_seed 0 \S+:\d+", document["events"][0])
@@ -148,9 +148,9 @@ def test_nothing_of_the_script_runs_to_describe_its_objects(tmp_path, introspect
     bare = forks.python("train.py", cwd=tmp_path)
     run = introspect("capture", "-q", "-o", "run", "train.py")
     assert (run.stdout, run.stderr) == (bare.stdout, bare.stderr)
-    (found,) = yaml.safe_load((tmp_path / "run/settings/built.yaml").read_text())["loaders"].values()
+    (found,) = documents_of(tmp_path / "run")["built"]["loaders"].values()
     assert found["dataset"] == "Rows"
     assert found["sampler"] == "Slots"
     assert found["dataset.many"] == "list of 100,000"
     assert found["dataset.token"] == found["dataset.api_key"] == "<redacted>"
-    assert "not_observed: []" in (tmp_path / "run/manifest.yaml").read_text()
+    assert documents_of(tmp_path / "run")["manifest"]["not_observed"] == []

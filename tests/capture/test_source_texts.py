@@ -27,7 +27,7 @@ def test_the_text_of_each_file_is_in_the_run_and_no_secret(project):
         assert "hunter2" not in kept["model.py"].text
         assert not kept["model.py"].exact
         assert kept["model.py"].text == MODEL.replace("hunter2-is-long", "<redacted>")
-    for file in (path / "sources").iterdir():
+    for file in (path / "rank0/sources").iterdir():
         assert file.stat().st_mode & 0o077 == 0
     assert verify_run(path).findings == ()
 
@@ -51,7 +51,7 @@ def test_what_leaves_the_machine_has_the_texts_only_if_asked_for_and_a_pack_if_n
     assert done.returncode == 0, done.stderr
     (packed,) = tmp_path.rglob("*.zip")
     names = zipfile.ZipFile(packed).namelist()
-    assert any(name.startswith("sources/") for name in names) is with_texts
+    assert any(name.startswith("rank0/sources/") for name in names) is with_texts
 
 
 def test_code_that_no_file_of_a_module_holds_is_kept(tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_damaged_texts_are_refused_with_a_sentence(project, damage):
     path = project("run")
     with open_run(path) as run:
         digest = run.settings["sources"]["train.py"]
-    file = path / "sources" / f"{digest}.gz"
+    file = path / "rank0/sources" / f"{digest}.gz"
     data = {"bomb": gzip.compress(b"\0" * (50 << 20)), "cut": file.read_bytes()[:-9], "other": b"not gzip"}[damage]
     file.write_bytes(data)
     assert len(verify_run(path).findings) == 1

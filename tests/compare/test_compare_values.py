@@ -147,7 +147,7 @@ def f(x):
 def test_the_pieces_of_a_rename_and_of_a_move_are_one_unit(code):
     b = MOVED.replace("y", "renamed").replace("import torch\n\n\nclass Part:\n    w = 1\n", "from part import Part\n")
     b = b.replace("k(x)", "k(x) + 1").replace("print", "tell")
-    edits = edits_of("f.py", MOVED, b)
+    edits = [*edits_of("f.py", MOVED, b)]
     changes = [one.change for one in code({"f.py": MOVED}, {"f.py": b}).ranked]
     made = join_edits(edits, {"f.py": MOVED}, {"f.py": b}, changes)
     by_text = {frozenset((piece.b or piece.a).text for piece in one.pieces or (one,)) for one in made}

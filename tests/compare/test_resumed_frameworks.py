@@ -152,6 +152,6 @@ def test_the_answer_names_what_a_framework_did_not_restore(resume, framework, pa
         assert result.origins[0].divergence is result.first
         return
     assert result.verdict is Verdict.SAME, result.sentence
-    assert result.sentence.startswith("Resumed correctly: run b restored all that is on record"), result.sentence
+    assert "restored all that is on record" in result.sentence, result.sentence
     found = {part.part: part.state for part in result.resumed.parts}
     assert all(found[part] is Restored.YES for part in PARTS.values()), found

@@ -16,7 +16,7 @@ from introspect_cli.compare.result import DiffOptions, Verdict
 from introspect_cli.records import Layout, SiteInfo
 from introspect_cli.store.batch import StepBatch
 from introspect_cli.store.files import LOG
-from introspect_cli.store.log import HEAD, TOTALS
+from introspect_cli.store.frames import HEAD, TOTALS
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from logs import frames_of
+from logs import documents_of, frames_of
 from neutrality import Seen, assert_neutral, assert_same, mlp, trajectory, watched
 from torch import nn
 
 from introspect_cli.store.files import LIMIT_DOCUMENT
-from introspect_cli.store.log import LAYOUTS, MODULES, SITES
+from introspect_cli.store.frames import LAYOUTS, MODULES, SITES
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.store.verify import verify_run
 
@@ -129,13 +129,13 @@ def test_settings_without_room_cost_the_run_nothing_else(tmp_path, monkeypatch):
 
     dump = documents.dump
 
-    def padded(value, name, keys):
-        """The document of optimizers is too large."""
-        return dump(value, name, keys) + b"\n" * (LIMIT_DOCUMENT if "optimizers" in name else 0)
+    def padded(value):
+        """The document of optimizers, a list of them, is too large."""
+        return dump(value) + b"\n" * (LIMIT_DOCUMENT if isinstance(value, list) else 0)
 
     def written(name):
         train_mlp()
-        return {file.stem for file in (tmp_path / name / "settings").iterdir()}
+        return documents_of(tmp_path / name).keys()
 
     with watched(tmp_path / "whole"):
         whole = written("whole")

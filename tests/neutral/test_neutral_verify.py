@@ -54,7 +54,7 @@ def test_a_script_is_called_what_it_is(introspect, tmp_path, script, code, said)
     assert out.returncode == code, out.stderr
     assert said in out.stderr
     assert len(out.stdout.splitlines()) in {3, 6}
-    assert (tmp_path / "run" / "manifest.yaml").exists()
+    assert (tmp_path / "run" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("options", [("--verify-neutral", "--perturb", "0"), ("--last", "0")])

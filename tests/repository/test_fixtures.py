@@ -80,7 +80,7 @@ def test_deterministic_and_unchanged_under_capture(command, tmp_path, forks):
     assert watched.returncode == 0
     assert watched.stdout == bare.stdout
     assert watched.stderr == bare.stderr
-    assert (tmp_path / "run" / "manifest.yaml").exists()
+    assert (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_no_line_of_a_fixture_knows_the_tool():

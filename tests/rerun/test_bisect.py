@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from answer_schema import schema
+from logs import documents_of
 from repositories import MODEL, git, introspect
 
 pytestmark = pytest.mark.usefixtures("quick_python")
@@ -76,11 +76,11 @@ def state(repository: Path) -> list[str]:
 
 
 def steps_of(kept: Path) -> dict[str, int]:
-    return {run.parent.name: yaml.safe_load(run.read_text())["steps"] for run in kept.glob("*/manifest.yaml")}
+    return {run.parent.name: documents_of(run.parent)["manifest"]["steps"] for run in kept.glob("*/manifest.json")}
 
 
 def written(kept: Path) -> dict[Path, int]:
-    return {run: run.stat().st_mtime_ns for run in kept.glob("*/manifest.yaml")}
+    return {run: run.stat().st_mtime_ns for run in kept.glob("*/manifest.json")}
 
 
 def test_a_killed_bisection_goes_on_where_it_stopped(repository: Path):
@@ -165,8 +165,8 @@ def test_settings_that_make_runs_diverge(repository: Path):
     assert answer.stdout.startswith("Of 3 differing settings, one makes them diverge: --scale; proven by 2 runs")
     assert set(steps_of(repository.parent / "kept").values()) == {1}, "no variant runs past the first divergence"
     assert "--scale: - -> 2" in answer.stdout
-    for path in (repository.parent / "kept").glob("*/settings/command.yaml"):
-        made = yaml.safe_load(path.read_text())["arguments"]
+    for path in (repository.parent / "kept").glob("*/manifest.json"):
+        made = documents_of(path.parent)["command"]["arguments"]
         assert made[4 : 4 + len(WORDS)] == WORDS
         assert made[:3] == ["--lr", "0.1", "--name"]
         assert made[4 + len(WORDS) :] in ([], ["--scale", "2"])

@@ -315,20 +315,22 @@ def test_the_lines_of_a_configuration_file_that_differ(name, a, b, places):
     if name.endswith(".toml") and sys.version_info < (3, 11):
         pytest.skip("no reader of TOML")
     changes = edits_of(name, a, b)
+
+    def applied(*chosen):
+        return apply_edits(name, [edit for change in chosen for edit in changes[change]], a, b)
+
     if places is None:
         assert [change.unit for change in changes] == ["file"]
-        assert apply_edits(changes, a, b) == b
+        assert applied(*changes) == b
         return
     assert [change.place for change in changes] == [f"{name}:{place}" for place in places]
-    ending = Path(name).suffix
-    assert apply_edits([], a, b) == a
-    parsed = READERS[ending]
-    assert parsed(apply_edits(changes, a, b)) == parsed(b)
+    assert applied() == a
+    parsed = READERS[Path(name).suffix]
+    assert parsed(applied(*changes)) == parsed(b)
     for change in changes:
         others = [other for other in changes if other is not change]
-        between = parsed(apply_edits(others, a, b))
-        assert between != parsed(a) or not others
-        assert parsed(apply_edits([change], a, b)) != parsed(a)
+        assert parsed(applied(*others)) != parsed(a) or not others
+        assert parsed(applied(change)) != parsed(a)
 
 
 def test_a_run_that_fails_before_it_diverges_is_not_bisected(first, tmp_path):

@@ -103,7 +103,7 @@ def left(repository: Path) -> list[str]:
     return [
         path.name
         for path in (repository / "introspect-runs" / "commits").glob("*")
-        if path.suffix != ".log" and not (path / "manifest.yaml").exists()
+        if path.suffix != ".log" and not (path / "manifest.json").exists()
     ]
 
 
@@ -121,7 +121,7 @@ def test_two_commits_are_compared_and_a_second_question_is_answered_from_disk(re
     assert again.stdout == answer.stdout
     assert again.stderr.count("captured before") == 2
 
-    runs = (repository / "introspect-runs" / "commits").glob("*/manifest.yaml")
+    runs = (repository / "introspect-runs" / "commits").glob("*/manifest.json")
     runs = [run.parent.name for run in sorted(runs, key=lambda run: run.stat().st_mtime)]
     proof = introspect(repository, "bisect", "--changes", *(f"introspect-runs/commits/{run}" for run in runs), code=1)
     assert "one makes them diverge: model.py:" in proof.stdout
@@ -187,9 +187,9 @@ def test_a_killed_comparison_touches_nothing_and_leaves_nothing(repository: Path
     )
     kept = repository / "introspect-runs" / "commits"
     deadline = time.monotonic() + 600
-    while not list(kept.glob("*/manifest.yaml")) and time.monotonic() < deadline:
+    while not list(kept.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert list(kept.glob("*/manifest.yaml"))
+    assert list(kept.glob("*/manifest.json"))
     os.killpg(running.pid, number) if number != signal.SIGTERM else running.send_signal(number)
     with running:
         assert running.wait(600) != 0
@@ -324,12 +324,12 @@ def test_the_project_is_imported_from_the_revision_where_it_is_installed_as_edit
 def test_captures_that_were_not_used_for_longest_go(repository: Path):
     introspect(repository, "diff", "first", "refactored", "--", "train.py", "1", code=0)
     base = repository / "introspect-runs" / "commits"
-    runs = sorted(path.parent for path in base.glob("*/manifest.yaml"))
+    runs = sorted(path.parent for path in base.glob("*/manifest.json"))
     for number in range(20):
         copy = Path(shutil.copytree(runs[0], base / f"old-{number}"))
         os.utime(copy, (1 + number, 1 + number))
     introspect(repository, "diff", "first", "faulty", "--", "train.py", "1", code=1)
-    left = {path.parent.name for path in base.glob("*/manifest.yaml")}
+    left = {path.parent.name for path in base.glob("*/manifest.json")}
     assert {run.name for run in runs} <= left
     assert len(left) == 20
     assert "old-0" not in left

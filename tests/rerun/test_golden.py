@@ -54,7 +54,7 @@ def test_the_golden_run_of_a_script_is_small_and_checked_by_running_it_again(tmp
     (tmp_path / "train.py").write_text(TRAIN)
     done = introspect("golden", "save", "-o", "gold", "train.py", "0.1")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "gold").iterdir()) == ["golden.yaml", "run.zip"]
+    assert sorted(path.name for path in (tmp_path / "gold").iterdir()) == ["golden.json", "run.zip"]
     assert sum(path.stat().st_size for path in (tmp_path / "gold").iterdir()) < 50_000
     assert introspect("golden", "check", "gold").returncode == 0
     (tmp_path / "train.py").write_text(TRAIN.replace("lr=float(sys.argv[1])", "lr=0.2"))
@@ -111,7 +111,7 @@ def test_what_is_no_golden_run_is_reported(tmp_path, kept):
     (path / "run.zip").write_bytes(b"no zip")
     with pytest.raises(StoreError, match="is not a run"):
         compare_golden(path, Golden(), captured(tmp_path / "b", train))
-    (path / "golden.yaml").write_text("steps: x\n")
+    (path / "golden.json").write_text('{"steps": "x"}')
     with pytest.raises(StoreError, match="save it again with --force"):
         golden.check(path)
 

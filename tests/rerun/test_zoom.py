@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 import repositories
-import yaml
+from logs import change_document, documents_of
 from repositories import git
 from synthetic import row, write_run
-
-from introspect_cli.store import documents
 
 pytestmark = pytest.mark.usefixtures("quick_python")
 
@@ -108,11 +106,7 @@ def moved_to(directory: Path, *runs: Path) -> None:
 
 def changed(run: Path, **change: object) -> None:
     """Write other values into what a run tells of its command."""
-    file = run / "settings" / "command.yaml"
-    found = yaml.safe_load(file.read_text())
-    kept = {key: value for key, value in found.items() if key not in ("written", "crc32", "run")}
-    run_id = yaml.safe_load((run / "manifest.yaml").read_text())["id"]
-    file.write_bytes(documents.dump({**kept, **change}, "settings/command.yaml", run_id))
+    change_document(run, "command", change)
 
 
 def test_each_run_is_repeated_from_its_own_sources(project):
@@ -129,7 +123,7 @@ def test_each_run_is_repeated_from_its_own_sources(project):
     assert "ULPs of float32" in said
     after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]
     assert after == before
-    new = yaml.safe_load((project / "introspect-runs/zoom-a-b/b/manifest.yaml").read_text())
+    new = documents_of(project / "introspect-runs/zoom-a-b/b")["manifest"]
     assert new["options"]["steps"] == "0"
     assert new["options"]["until_step"] == 0
     assert new["options"]["level"] == "op"
@@ -172,7 +166,7 @@ def test_a_run_that_does_not_repeat_itself_is_not_zoomed_into(pair):
     (place / "model.py").write_text("raise SystemExit('no model any more')\n")
     said = introspect(place, "zoom", "a", "b", code=1)
     assert "Run a was run again from its recorded sources, and repeats what was recorded." in said
-    for text in place.glob("?/sources/*"):
+    for text in place.glob("?/rank0/sources/*"):
         text.unlink()
     said = introspect(place, "zoom", "a", "b", code=1)
     assert "where it ran, although model.py has changed since and its text is not kept" in said
@@ -244,7 +238,7 @@ def test_a_run_is_repeated_with_the_interpreter_that_it_had_if_it_is_there(proje
     changed(project / "runs/b", python="/no/such/python")
     said = " ".join(introspect(project, "zoom", "runs/a", "runs/b", code=1).split())
     assert "its interpreter /no/such/python does not exist: this one is used" in said
-    command = yaml.safe_load((project / "introspect-runs/zoom-a-b/a/settings/command.yaml").read_text())
+    command = documents_of(project / "introspect-runs/zoom-a-b/a")["command"]
     assert command["python"] == str(another_python)
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from logs import documents_of
 from opcapture import compared
 
 SCRIPT = """
@@ -62,13 +63,13 @@ def answer(tmp_path_factory, forks):
         (
             THERE,
             "if step == 1: torch.set_rng_state(kept)",
-            "torch.set_rng_state (train.py:19) sets it in b only.",
+            "differs, in b torch.set_rng_state (train.py:19).",
         ),
-        (THERE, "if step == 2: torch.manual_seed(5)", "cause: torch.manual_seed(5) (train.py:19) sets it in b only."),
+        (THERE, "if step == 2: torch.manual_seed(5)", "differs, in b torch.manual_seed(5) (train.py:19)."),
         (
             WITHIN,
             "if step == 1: torch.manual_seed(5)",
-            "cause: torch.manual_seed(5) (train.py:21) sets it",
+            "differs, in b torch.manual_seed(5) (train.py:21)",
         ),
     ],
 )
@@ -81,7 +82,7 @@ def test_what_set_a_state_is_named_where_one_run_alone_sets_it(answer, place, ch
 
 def test_a_seed_between_two_recorded_steps_is_named(answer):
     result = answer(THERE, "if step == 1: torch.manual_seed(5)", THERE, "--steps", "::2")
-    assert "torch.manual_seed(5) (train.py:19) sets it in b only." in result.sentence
+    assert "differs, in b torch.manual_seed(5) (train.py:19)." in result.sentence
 
 
 def test_runs_that_set_the_same_are_the_same_and_nothing_stays_replaced(answer):
@@ -94,9 +95,6 @@ def test_one_line_has_all_steps_none_what_checkpointing_restores_and_new_generat
     (tmp_path / "train.py").write_text(SCRIPT.replace(THERE, "torch.manual_seed(7)"))
     done = introspect("capture", "-q", "-o", "run", "train.py")
     assert done.returncode == 0, done.stderr
-    assert "seed numpy.random.default_rng 3 train.py:9" in (tmp_path / "run/settings/beginning.yaml").read_text()
-    assert (
-        (tmp_path / "run/settings/seedings.yaml")
-        .read_text()
-        .startswith("set:\n- before 1 2 2 torch.manual_seed 7 train.py:19\n#")
-    )
+    found = documents_of(tmp_path / "run")
+    assert "seed numpy.random.default_rng 3 train.py:9" in found["beginning"]["events"]
+    assert found["seedings"] == {"set": ["before 1 2 2 torch.manual_seed 7 train.py:19"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from laid_out import ALL, FLOWS, SHARED, STATES, copy, exchanged, write
-from logs import frames_of
+from logs import recorded
 from verbs import verb
 
 from introspect_cli import engine
@@ -144,7 +144,7 @@ def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, intros
         done = introspect("merge", other, "-o", str(tmp_path / place / "merge"), *more)
         assert done.returncode == 0, done.stderr
     merged = [tmp_path / at / "merge" for at in ("here", "there")]
-    assert frames_of(merged[0] / "rank0")[1] == frames_of(merged[1] / "rank0")[1]
+    assert recorded(merged[0] / "rank0") == recorded(merged[1] / "rank0")
 
 
 def test_a_worker_that_dies_is_replaced_and_one_that_cannot_read_names_the_file(tmp_path, cluster):

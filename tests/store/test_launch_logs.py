@@ -38,7 +38,7 @@ def settled(path, ranks=3, steps=1):
 
 def test_a_launch_leaves_one_file_a_rank_and_few_beside_them(tmp_path):
     path = write(tmp_path / "run", 8, ALL)
-    assert files(path) == ["manifest.yaml", *(f"rank{rank}/log.bin" for rank in range(8))]
+    assert files(path) == ["manifest.json", *(f"rank{rank}/log.bin" for rank in range(8))]
     assert verify_run(path).sound
     with open_run(path) as opened:
         assert opened.state is RunState.COMPLETE

@@ -68,7 +68,7 @@ def test_a_pack_that_is_there_stays(introspect, tmp_path):
 @pytest.mark.parametrize("name", ["../evil.yaml", "/etc/evil.yaml", "rank0/../../log.bin", "run.py"])
 def test_names_that_no_run_has_are_refused(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as made:
-        made.writestr("manifest.yaml", "format: 2")
+        made.writestr("manifest.json", "{}")
         made.writestr(name, "owned")
     with pytest.raises(StoreError, match="it holds a file that no run has"):
         open_run(tmp_path / "evil.zip")
@@ -77,7 +77,7 @@ def test_names_that_no_run_has_are_refused(tmp_path, name):
 def test_what_claims_far_too_much_is_not_unpacked(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("manifest.yaml", "format: 2")
+        made.writestr("manifest.json", "{}")
         made.writestr("rank0/log.bin", bytes(300_000_000))
     (tmp_path / "bomb.zip").write_bytes(packed.getvalue())
     with pytest.raises(StoreError, match="far more than a run of its size can"):

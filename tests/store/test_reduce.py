@@ -7,7 +7,7 @@ from pathlib import Path
 import opcapture
 import pytest
 from laid_out import CHANGES, together, write_changed
-from logs import frames_of
+from logs import recorded
 from verbs import verb
 
 from introspect_cli.compare.result import Verdict
@@ -57,7 +57,7 @@ def test_slices_of_the_sites_make_the_same_wholes(wholes, change, tmp_path, monk
     monkeypatch.setattr(whole, "MOST_ROWS", 9)
     run = wholes / f"shared {change}"
     assert verb("merge", run, "-o", tmp_path / "sliced").returncode == 0
-    assert frames_of(tmp_path / "sliced/rank0")[1] == frames_of(Path(f"{run} together/rank0"))[1]
+    assert recorded(tmp_path / "sliced/rank0") == recorded(Path(f"{run} together/rank0"))
     with open_run(run) as opened:
         sliced = together(opened)
         assert sliced._slices_of(0) > 2

@@ -67,7 +67,7 @@ def runs(tmp_path):
         write_run(home / name, [[row("forward", "output", "Net", name)] for _ in range(3)])
     broken = home / "nested" / "broken"
     broken.mkdir(parents=True)
-    (broken / "manifest.yaml").write_text("format: [")
+    (broken / "manifest.json").write_text("[")
     return home
 
 

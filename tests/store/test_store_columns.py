@@ -7,7 +7,7 @@ from logs import rewrite
 from synthetic import row, write_run
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.log import COLUMNS
+from introspect_cli.store.frames import COLUMNS
 from introspect_cli.store.run import open_run
 
 

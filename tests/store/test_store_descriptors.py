@@ -70,8 +70,8 @@ def store(tmp_path):
 
 def taken(store, tmp_path):
     """Every descriptor of the store closed, and its number given to a file of the script."""
-    log = store._ranks[0][1]
-    handles = [store._folder, store._lock, log.folder, log._file]
+    [log] = store._logs
+    handles = [log.folder, log._file]
     numbers = sorted(handle.fd for handle in handles)
     found = {}
     for number in numbers:

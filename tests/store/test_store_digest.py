@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from synthetic import row, write_run
 
 from introspect_cli.records import Kind, Layout, Phase, Site, Status, Summary
-from introspect_cli.store.log import chained, step_digest
+from introspect_cli.store.frames import chained
+from introspect_cli.store.log import step_digest
 from introspect_cli.store.run import open_run
 
 WORDS = st.integers(0, 2**64 - 1)

@@ -12,7 +12,7 @@ from sweeps import sliced
 from synthetic import batch, row
 
 import introspect_cli
-from introspect_cli.store.rank_writer import LogWriter
+from introspect_cli.store.frames import LogWriter
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.store.verify import verify_run

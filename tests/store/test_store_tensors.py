@@ -31,7 +31,7 @@ def saved(path, tensor, checksum=0xABC):
     with StoreWriter.create(path) as store:
         store.save_tensor(checksum, data_of(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         store.write_manifest({"status": "complete"})
-    return path / "tensors" / f"{checksum:016x}.safetensors"
+    return path / "rank0/tensors" / f"{checksum:016x}.safetensors"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -68,7 +68,7 @@ def test_a_tensor_is_stored_once(tmp_path):
         first = store.save_tensor(1, data, "float32", (100,))
         assert first > 400
         assert store.save_tensor(1, data, "float32", (100,)) == 0
-    assert len(list((tmp_path / "run/tensors").iterdir())) == 1
+    assert len(list((tmp_path / "run/rank0/tensors").iterdir())) == 1
 
 
 def test_a_run_without_tensors_has_none(tmp_path):

@@ -39,38 +39,37 @@ def test_every_byte_of_a_run_is_checked(tmp_path):
 
 def test_findings_do_not_stop_at_the_first(tmp_path):
     files = build(tmp_path / "run")
-    for name in ("settings/git.yaml", f"tensors/{TENSOR:016x}.safetensors", "rank1/log.bin"):
+    for name in (f"rank0/tensors/{TENSOR:016x}.safetensors", "rank1/log.bin"):
         (tmp_path / "run" / name).write_bytes(files[name][:-20] + bytes(20))
     (tmp_path / "run" / "extra\n").write_text("")
-    (tmp_path / "run" / "settings" / "x.json").write_text("")
+    (tmp_path / "run" / "rank0" / "tensors" / "x.json").write_text("")
     report = verify_run(tmp_path / "run")
     text = "\n".join(report.findings)
     for part in (
-        "git.yaml: it was altered",
         "its data is not",
         "rank1/log.bin: ",
         "'extra\\n' is not",
         "'x.json' is not",
     ):
         assert part in text
-    assert report.counts["documents"] == 2
+    assert report.counts["documents"] == 4
     assert report.counts["steps"] >= 4  # what is before the damage is sound all the same
 
 
 def test_digests_and_keys_are_computed_again(tmp_path, monkeypatch):
     """A writer that counted wrongly would be found, though every CRC is right."""
-    rows, real = [row("forward", "output", "A", 1.0)], Site.key
+    rows, real, wrongly = [row("forward", "output", "A", 1.0)], Site.key, "do not add up to the digest"
     monkeypatch.setattr(Site, "key", lambda site: real(site) ^ 1)
     keys = write_run(tmp_path / "keys", [rows])
     monkeypatch.setattr(Site, "key", real)
-    assert "with the key of another site" in verify_run(keys).findings[0]
+    assert wrongly in verify_run(keys).findings[0]
     right = rank_writer.step_digest
 
     def wrong(keys, sums, statuses, left_out):
         return right(keys, sums + np.uint64(1), statuses, left_out)
 
     monkeypatch.setattr(rank_writer, "step_digest", wrong)
-    assert "do not add up to the digest" in verify_run(write_run(tmp_path / "run", [rows])).findings[0]
+    assert wrongly in verify_run(write_run(tmp_path / "run", [rows])).findings[0]
 
 
 def test_many_findings_are_counted(tmp_path):
@@ -88,7 +87,7 @@ def test_the_command_says_what_is_sound_and_what_is_not(tmp_path, introspect):
     sound = introspect("verify", "run")
     assert (sound.returncode, sound.stderr) == (0, "")
     assert (
-        sound.stdout == "sound: 8 steps with 40 records, 3 documents, 1 tensor; closed properly, last complete step 3\n"
+        sound.stdout == "sound: 8 steps with 40 records, 4 documents, 1 tensor; closed properly, last complete step 3\n"
     )
     with open_run(tmp_path / "run") as run:
         at = run.rank(0).entry(0).offset

@@ -37,9 +37,9 @@ def test_what_is_not_a_run_is_never_replaced(tmp_path, force):
         StoreWriter.create(path, force=True)
     with pytest.raises(StoreError, match="is a file"):
         StoreWriter.create(tmp_path / "precious" / "thesis.tex", force=force)
-    (tmp_path / "settings" / "settings").mkdir(parents=True)
+    (tmp_path / "other" / "tensors").mkdir(parents=True)
     with pytest.raises(StoreError, match="no manifest"):
-        StoreWriter.create(tmp_path / "settings", force=True)
+        StoreWriter.create(tmp_path / "other", force=True)
     assert (tmp_path / "precious" / "thesis.tex").read_text() == "x"
 
 
@@ -259,7 +259,7 @@ def test_nothing_stays_open(tmp_path):
 @pytest.mark.parametrize(
     ("where", "limit", "message"),
     [
-        ("rank_writer.LIMIT_FRAMES", 7, "more steps than a store holds"),
+        ("frames.LIMIT_FRAMES", 8, "more steps than a store holds"),
         ("rank_writer.LIMIT_BATCH", 8000, "one step has more records than a store holds"),
         ("rank_writer.LIMIT_NAMES", 4000, "more names than a store holds"),
     ],

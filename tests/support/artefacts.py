@@ -149,7 +149,7 @@ def launched(folder, runs, *, options=(), script=SCRIPT):
                 file = place / "train.py"
                 file.write_text(script)
             said = finish(launch(place, "run", world, *map(str, words), options=options, script=file))
-            assert (place / "run" / "manifest.yaml").exists(), said
+            assert (place / "run" / "manifest.json").exists(), said
             (place / "said.txt").write_text("".join(said))
 
         if not lacks(str(*words[:1])):

@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 
 import introspect_cli
 from introspect_cli.store.documents import encode_labels
-from introspect_cli.store.log import LABELS, STEP
-from introspect_cli.store.rank_writer import Frame
+from introspect_cli.store.frames import LABELS, STEP, Frame
 
 TRAIN = """
 import argparse

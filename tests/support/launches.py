@@ -141,7 +141,7 @@ def recorded(folder, started):
     """Wait for launches, by the names of the runs in `folder` that each of them leaves."""
     for name, processes in started.items():
         said = finish(processes)
-        assert (folder / name / "manifest.yaml").exists(), said
+        assert (folder / name / "manifest.json").exists(), said
 
 
 def free_port():

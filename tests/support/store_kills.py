@@ -53,7 +53,7 @@ def last_reported(report):
 
 def problems(path, reported, count):
     """What is wrong with what a killed writer left; [] if nothing."""
-    if not (path / "manifest.yaml").exists():
+    if not (path / "manifest.json").exists():
         return [] if reported < 0 else ["the manifest is gone"]
     with open_run(path) as run:
         if run.state is RunState.RUNNING:

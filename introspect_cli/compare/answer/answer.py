@@ -14,7 +14,7 @@ from introspect_cli.compare.answer.compared import (
     notes_on,
 )
 from introspect_cli.compare.result import DiffResult, Resumption, Verdict
-from introspect_cli.compare.say import head_of, resumed_rightly
+from introspect_cli.compare.say import head_of
 from introspect_cli.compare.settings.settings import (
     Blame,
     notes_on_some_ranks,
@@ -73,4 +73,4 @@ def _with_resumption(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
     """
     if verdict is Verdict.UNDECIDED:
         return f"{agreed} {head_of(resumed)}"
-    return f"{head_of(resumed) if resumed.lost else resumed_rightly(resumed)} {agreed}"
+    return f"{head_of(resumed)} {agreed}"

@@ -43,11 +43,12 @@ from introspect_cli.compare.say import head_of, how_far, parts_words, sentence, 
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
+    SCRIPT,
     differing_calls,
     find_first_event,
+    first_difference,
+    first_differences,
     last_fillings,
-    partings,
-    script_seedings,
     variables_that_differ,
 )
 from introspect_cli.compare.settings.differences import unequal
@@ -409,7 +410,6 @@ def clues_of(scene: View) -> Clues:
         reason="by_hand" if cause.rests_on(Thing.REWRITTEN) else reason,
         gap=cause.reason == "gap",
         classes=tuple(tree[name].module_class for name in names),
-        attributes=tuple(_last_part(name) for name in names),
         inside=tuple({tree[name].module_class: 0 for name in scene.unseen_inside}),
         models=frozenset(_last_part(module.variable) for module in tree.values() if module.variable),
         optimizers=tuple(dict.fromkeys(name.partition("#")[0] for side in scene.steppers for name in side)),
@@ -432,10 +432,10 @@ def _recorded_lines(scene: View) -> tuple[list[str], list[str]]:
     if (ended := cut_short(scene)) is not None and ended.file:
         lines[ended.side == "b"].append(f"{ended.file}:{ended.line}")
     if scene.cause.reason == "rng" and not scene.is_first_step:
-        for places, settings in zip(lines, differing_calls(scene.runs, scene.first), strict=True):
+        for places, settings in zip(lines, differing_calls(scene.runs, scene.first)[:2], strict=True):
             places.extend(setting.line for setting in settings)
     if scene.is_first_step and scene.explained_reason in MAY_REST_ON_THEM:
-        for places, event in zip(lines, script_seedings(scene.runs, scene.first.rank).first, strict=True):
+        for places, event in zip(lines, first_difference(scene.runs, scene.first.rank, SCRIPT).first, strict=True):
             places.extend([event.line] if event is not None else [])
     return lines
 
@@ -445,7 +445,7 @@ def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
 
     Of an initial value also its last filling, where function or arguments differ; none where it was filled alike.
     """
-    pairs = [parted.first for parted in partings(scene.runs, scene.first.rank)]
+    pairs = [parted.first for parted in first_differences(scene.runs, scene.first.rank)]
     if scene.cause.reason == "initial":
         filled = last_fillings(scene.runs, scene.first.rank, scene.site.fqn)
         one, two = (event and ((event.by, event.arguments), event.state) for event in filled)

@@ -13,74 +13,25 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     BLOCKS,
-    DEFINITIONS,
     FUNCTIONS,
     ORDER,
     Clues,
     Definition,
     Nearness,
     Ranked,
-    bodies_of,
-    first_line,
+    Statement,
+    statements_of,
     tree_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.statements import Change
-
-
-@dataclass(frozen=True, eq=False)
-class Statement:
-    """One statement, a compound one without its body; a local name has its function in front.
-
-    Attributes:
-        scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
-        around: the compound statements of its function that it stands in.
-        gives: names that it gives a value: variables, attributes, keywords, parameters, keys, options.
-        takes: names and attributes that it takes.
-        calls: last names of what it calls.
-    """
-
-    file: str
-    scope: str
-    node: ast.stmt
-    around: tuple[Statement, ...]
-    gives: frozenset[str]
-    takes: frozenset[str]
-    calls: frozenset[str]
-
-    @cached_property
-    def lines(self) -> tuple[int, int]:
-        """(first line, last line), counted from 1, with decorators; a compound statement ends before its body."""
-        body = getattr(self.node, "body", None)
-        last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
-        return first_line(self.node), last
-
-    @property
-    def place(self) -> Definition:
-        """File and qualified name of the function or class around the statement: `("model.py", "Block.__init__")`."""
-        return self.file, self.scope
-
-    @property
-    def can_matter(self) -> bool:
-        """Whether it can change a number.
-
-        False for an import, `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
-        statement.
-        """
-        if isinstance(self.node, ast.Expr) and isinstance(self.node.value, ast.Call):
-            return last_name(self.node.value.func) not in _LOGS
-        if self.gives and all(name.startswith("__") for name in self.gives):  # `__version__`
-            return False
-        return not isinstance(self.node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
 
 
 Depths: TypeAlias = dict[Statement, int]
@@ -110,72 +61,107 @@ _OF_EVERY_CLASS = _word_set("__init__ forward step train eval to backward")
 """Methods whose name does not say whose they are."""
 
 
-class _Reader:
-    """Fills a `Code` with the statements, classes and functions of one file."""
+def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
+    """Values of the nodes that are constant texts."""
+    return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
-    def __init__(self, code: Code, file: str, tree: ast.Module) -> None:
-        """Read the whole file at once and add its statements, classes and functions to `code`."""
-        self.code, self.file = code, file
-        imports = (node.names for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
-        self.imported = {(alias.asname or alias.name).partition(".")[0] for names in imports for alias in names}
-        self.read_block(tree.body)
 
-    def read_block(
-        self,
-        nodes: Iterable[ast.stmt],
-        scope: str = "",
-        prefix: str = "",
-        local: tuple[tuple[str, frozenset[str]], ...] = (),
-        around: tuple[Statement, ...] = (),
-    ) -> None:
-        """Add the statements, functions and classes of a block to `code`, and those inside them.
+def _innermost_object(node: ast.AST) -> ast.AST:
+    """The object that a chain of accesses and calls begins with: `rows` of `rows[0].append`."""
+    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node
 
-        Args:
-            nodes: the statements.
-            scope: qualified name of the function or class that they stand in; "" for the file.
-            prefix: what the qualified name of a definition in the block begins with, such as `Block.`.
-            local: the functions around, innermost first, each with the names that it binds.
-            around: the compound statements of the function around, outermost first.
-        """
-        for node in nodes:
-            if not isinstance(node, DEFINITIONS):
-                inner = *around, self.add_statement(node, scope, local, around)
-                for _, block in bodies_of(node):
-                    self.read_block(block, scope, prefix, local, inner)
-                continue
-            name = prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                self.code.classes[node.name].append((self.file, name, tuple(map(last_name, node.bases))))
-                self.add_statement(node, name, local, ())
-                self.read_block(node.body, name, f"{name}.", local)
-                continue
-            called = prefix[:-1].rpartition(".")[2] if node.name in {"__init__", "__call__"} else node.name
-            self.code.functions[called].append((self.file, name))
-            stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            stored |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
-            stored -= {each for n in ast.walk(node) if isinstance(n, (ast.Global, ast.Nonlocal)) for each in n.names}
-            inner_local = ((name, frozenset(stored)), *local)
-            head = self.add_statement(node, name, inner_local, ())
-            self.code.called_as.update(dict.fromkeys(head.gives, called))
-            self.read_block(node.body, name, f"{name}.<locals>.", inner_local)
 
-    def add_statement(
-        self,
-        node: ast.stmt,
-        scope: str,
-        local: tuple[tuple[str, frozenset[str]], ...],
-        around: tuple[Statement, ...],
-    ) -> Statement:
-        """Add one statement with the names that it gives, takes and calls, and return it; arguments as of `read_block`.
+def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """Nodes of a statement without its blocks: a simple statement itself, or the parts of a compound one's head."""
+    if not hasattr(node, "body"):
+        yield node
+        return
+    for name, value in ast.iter_fields(node):
+        if name not in BLOCKS:
+            yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST))
+
+
+def _bound_names(function: ast.AST) -> set[str]:
+    """Names that a function binds, parameters included, and those of functions inside it."""
+    nodes = [*ast.walk(function)]
+    bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound |= {n.arg for n in ast.walk(function.args) if isinstance(n, ast.arg)}  # type: ignore[attr-defined] # a function
+    return bound - {name for n in nodes if isinstance(n, (ast.Global, ast.Nonlocal)) for name in n.names}
+
+
+def can_matter(statement: Statement) -> bool:
+    """Whether a statement can change a number.
+
+    False for an import, `pass`, an assertion, assignments to dunder names alone, and a call in `_LOGS` that is a
+    statement.
+    """
+    node, gives = statement.node, statement.gives
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return last_name(node.value.func) not in _LOGS
+    if gives and all(name.startswith("__") for name in gives):  # `__version__`
+        return False
+    return not isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
+
+
+class Code:
+    """All statements of one version of the source, indexed by the names that they give, take and call."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        """Parse and index all files at once, by name; files that Python cannot parse are left out."""
+        self.statements: list[Statement] = []
+        self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
+        """By simple name: file, qualified name, and simple names of the bases."""
+        self.functions: dict[str, list[Definition]] = defaultdict(list)
+        """By the name that calls them."""
+        self.called_as: dict[str, str] = {}
+        """By parameter, what calls its function."""
+        self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
+        self.givers: dict[str, list[Statement]] = defaultdict(list)
+        self.callers: dict[str, list[Statement]] = defaultdict(list)
+        self.takers: dict[str, list[Statement]] = defaultdict(list)
+        self._bound: dict[ast.AST, set[str]] = {}
+        self._imported: set[str] = set()
+        for file, text in texts.items():
+            tree = tree_of(text)
+            for statement in statements_of(file, tree.body if tree is not None else ()):
+                self._add(statement)
+
+    def _add(self, statement: Statement) -> None:
+        """Index a statement, and the function or class whose head it is."""
+        node = statement.node
+        self._read_names(statement)
+        self.statements.append(statement)
+        self.by_definition[statement.place].append(statement)
+        read = (self.givers, statement.gives), (self.takers, statement.takes), (self.callers, statement.calls)
+        for index, names in read:
+            for name in names:
+                index[name].append(statement)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._imported |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ClassDef):
+            self.classes[node.name].append((*statement.place, tuple(map(last_name, node.bases))))
+        if isinstance(node, FUNCTIONS):
+            owner = statement.scope.rpartition(".")[0].rpartition(".")[2]
+            called = owner if node.name in {"__init__", "__call__"} else node.name
+            self.functions[called].append(statement.place)
+            self.called_as.update(dict.fromkeys(statement.gives, called))
+
+    def _read_names(self, statement: Statement) -> None:
+        """Fill in what a statement gives, takes and calls.
 
         A name that a function around binds is written `function:name`. A call that is a statement also gives what it is
         a method of and what it is handed, as it may change them.
         """
-        gives, takes, calls = set[str](), set[str](), set[str]()
+        node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
+        for _, function in statement.functions:
+            if function not in self._bound:
+                self._bound[function] = _bound_names(function)
 
         def key(name: str) -> str:
             """The name, with its function in front if it is local."""
-            return next((f"{function}:{name}" for function, names in local if name in names), name)
+            return next((f"{of}:{name}" for of, node in statement.functions if name in self._bound[node]), name)
 
         for each in (each for part in _direct_parts(node) for each in ast.walk(part)):
             side = takes if isinstance(getattr(each, "ctx", None), ast.Load) else gives
@@ -200,63 +186,10 @@ class _Reader:
                     gives.update(text.lstrip("-").replace("-", "_") for text in _string_constants(each.args))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # it may change what it is of, or is handed
             changed = [_innermost_object(node.value.func), *node.value.args]
-            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self.imported)
+            gives.update(key(n.id) for n in changed if isinstance(n, ast.Name) and n.id not in self._imported)
             held = getattr(node.value.func, "value", node)
             gives.update(n.attr for n in ast.walk(held) if isinstance(n, ast.Attribute) and held is not node)
-        statement = Statement(
-            self.file, scope, node, around, frozenset(gives), frozenset(takes - _EVERYWHERE), frozenset(calls)
-        )
-        self.code.statements.append(statement)
-        return statement
-
-
-def _string_constants(nodes: Iterable[ast.AST | None]) -> Iterator[str]:
-    """Values of the nodes that are constant texts."""
-    return (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
-
-
-def _innermost_object(node: ast.AST) -> ast.AST:
-    """The object that a chain of accesses and calls begins with: `rows` of `rows[0].append`."""
-    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node
-
-
-def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """Nodes of a statement without its blocks: a simple statement itself, or the parts of a compound one's head."""
-    if not hasattr(node, "body"):
-        yield node
-        return
-    for name, value in ast.iter_fields(node):
-        if name not in BLOCKS:
-            yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST))
-
-
-class Code:
-    """All statements of one version of the source, indexed by the names that they give, take and call."""
-
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        """Parse and index all files at once, by name; files that Python cannot parse are left out."""
-        self.statements: list[Statement] = []
-        self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
-        """By simple name: file, qualified name, and simple names of the bases."""
-        self.functions: dict[str, list[Definition]] = defaultdict(list)
-        """By the name that calls them."""
-        self.called_as: dict[str, str] = {}
-        """By parameter, what calls its function."""
-        for file, text in texts.items():
-            tree = tree_of(text)
-            if tree is not None:
-                _Reader(self, file, tree)
-        self.by_definition: dict[Definition, list[Statement]] = defaultdict(list)
-        self.givers: dict[str, list[Statement]] = defaultdict(list)
-        self.callers: dict[str, list[Statement]] = defaultdict(list)
-        self.takers: dict[str, list[Statement]] = defaultdict(list)
-        for each in self.statements:
-            self.by_definition[each.place].append(each)
-            for index, names in ((self.givers, each.gives), (self.callers, each.calls), (self.takers, each.takes)):
-                for name in names:
-                    index[name].append(each)
+        takes -= _EVERYWHERE
 
     def statements_at(self, file: str, first: int, last: int) -> set[Statement]:
         """Statements of a file that have any line from `first` to `last`, both included."""
@@ -299,8 +232,7 @@ class Code:
     def reached_from(self, places: Iterable[Definition], depth: int = 0) -> Depths:
         """Statements of these functions and of all that they call or name, each with `depth` plus the calls between.
 
-        Functions nested in them count as called, and so do `forward` and `backward` of a class whose `apply` is. A
-        statement has its smallest depth.
+        `forward` and `backward` of a class whose `apply` is called count as called. A statement has its smallest depth.
         """
         depths: Depths = {}
         seen, edge = set[Definition](), {*places}
@@ -308,24 +240,18 @@ class Code:
             seen |= edge
             inside = [statement for place in edge for statement in self.by_definition.get(place, ())]
             depths = dict.fromkeys(inside, depth) | depths
-            edge = {
-                other for s in inside for name in s.calls | s.takes for other in self.functions_meant(name, s.place)
-            }
+            edge = {p for s in inside for name in s.calls | s.takes for p in self.functions_meant(name, s.place)}
             applied = (name for s in inside if "apply" in s.calls for name in s.takes)
             edge |= {place for name in applied for place in self.methods(name, "forward", "backward")}
-            edge |= {
-                p for p in self.by_definition for file, name in seen if p[0] == file and p[1].startswith(f"{name}.<")
-            }
             edge -= seen
             depth += 1
         return depths
 
-    def statements_behind(self, seeds: Iterable[Statement], stop: frozenset[str] = frozenset()) -> Depths:
+    def statements_behind(self, seeds: Iterable[Statement], stop: Container[str]) -> Depths:
         """Statements whose values may reach `seeds`, each with its distance, from 0 for seeds to `_MOST_VALUES` - 1.
 
-        Args:
-            seeds: the statements to begin at.
-            stop: names that are not followed.
+        A step leads to the statements around one, to those that give what it takes (what it takes as a parameter comes
+        from where the function is called or handed on), and to returns of what it calls. Names in `stop` lead nowhere.
         """
         depths: Depths = {}
         edge = dict.fromkeys(seeds)
@@ -334,16 +260,12 @@ class Code:
             edge = {giver: None for s in edge for giver in self._statements_before(s, stop) if giver not in depths}
         return depths
 
-    def _statements_before(self, statement: Statement, stop: frozenset[str]) -> Iterator[Statement]:
-        """Statements one step behind: those around it, those that give what it takes, and returns of what it calls.
-
-        Names in `stop` are not followed. What it takes as a parameter comes from calls of the function.
-        """
+    def _statements_before(self, statement: Statement, stop: Container[str]) -> Iterator[Statement]:
+        """Statements one step behind."""
         yield from statement.around
-        for name in statement.takes:
-            if name.rpartition(":")[2] not in stop:
-                yield from self.givers.get(name, ())
-                yield from self.callers.get(self.called_as.get(name, ""), ())
+        for name in (name for name in statement.takes if name.rpartition(":")[2] not in stop):
+            yield from self.givers.get(name, ())
+            yield from self.takers.get(self.called_as.get(name, ""), ())
         for name in statement.calls:
             for place in self.functions_meant(name, statement.place):
                 yield from (s for s in self.by_definition[place] if isinstance(s.node, (ast.Return, *FUNCTIONS)))
@@ -380,58 +302,43 @@ _HANDLE = (
 )
 _SEND = r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|\Asend|recv|scatter"
 _TUNE = r"LR\Z|[Ss]chedul|[Ww]arm|swa|\Alr\Z|add_param_group|param_groups"
-_CAST = r"\A(to|half|bfloat16|float|double|autocast|type|set_default_dtype|cuda|cpu|memory_format)\Z"
 _DATA = r"[Dd]ata[Ss]et|Sampler|Loader|DataModule|DataPipe|[Cc]ollat|set_epoch"
 _WRITE = r"\A[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|\Aset_\Z|\Adata\Z"
-_IN_PLACE = rf"{_WRITE}|{_LOAD}"
-_HANDLED = rf"{_MODE}|{_HANDLE}|{_TUNE}"
 
-
-class _Where(NamedTuple):
-    """Where the code that computes a place is looked for, by the reason why runs diverge there.
-
-    Attributes:
-        calls: a pattern of what it calls or gives; "" for none.
-        modules: of how many modules the forward is meant: none, the innermost, or all around (2).
-        loss: whether what leads to the loss is meant.
-        steps: whether all that a step runs may lie between the last record that agreed and the first that did not.
-        data: whether what makes batches is meant, unless they are equal.
-        written: whether what changes the tensor in place is meant.
-    """
-
-    calls: str = ""
-    modules: int = 0
-    loss: bool = False
-    steps: bool = False
-    data: bool = False
-    written: bool = False
-
-
-_WHERE: Final[Mapping[str, _Where]] = {
-    "module": _Where(modules=1),
-    "own_code": _Where(modules=1),
-    "op": _Where(modules=1),
-    "buffer": _Where(rf"{_WRITE}|{_MODE}", modules=1),
-    "by_hand": _Where(_IN_PLACE, modules=1, written=True),
-    "backward": _Where(_CUT, modules=2, loss=True),
-    "loss": _Where(loss=True),
-    "script": _Where(loss=True, steps=True, data=True),
-    "split": _Where(rf"{_HANDLE}|{_DATA}", loss=True, data=True),
-    "batch": _Where(_DATA, data=True),
-    "gradient": _Where(_HANDLE, modules=2, loss=True, steps=True),
-    "collective": _Where(rf"{_HANDLE}|{_SEND}"),
-    "parts": _Where(rf"{_HANDLE}|{_SEND}"),
-    "optimizer": _Where(_TUNE, steps=True),
-    "structure": _Where(_CUT, modules=2, steps=True, written=True),
-    "initial": _Where(rf"{_FILL}|{_SEED}", steps=True, written=True),
-    "outside": _Where(_IN_PLACE, steps=True, written=True),
-    "rng": _Where(rf"{_SEED}|{_DRAW}|{_MODE}", steps=True),
-    "resumed": _Where(rf"{_LOAD}|{_SAVE}", steps=True),
-    "product": _Where(_SAVE),
-    "gap": _Where(_HANDLED, modules=2, loss=True, steps=True, data=True),
-    "propagated": _Where(_HANDLED, modules=2, loss=True, steps=True),
+_CALLS: Final[Mapping[str, str]] = {
+    "buffer": rf"{_WRITE}|{_MODE}",
+    "by_hand": rf"{_WRITE}|{_LOAD}",
+    "backward": _CUT,
+    "split": rf"{_HANDLE}|{_DATA}",
+    "batch": _DATA,
+    "gradient": _HANDLE,
+    "collective": rf"{_HANDLE}|{_SEND}",
+    "parts": rf"{_HANDLE}|{_SEND}",
+    "optimizer": _TUNE,
+    "structure": _CUT,
+    "initial": rf"{_FILL}|{_SEED}",
+    "outside": rf"{_WRITE}|{_LOAD}",
+    "rng": rf"{_SEED}|{_DRAW}|{_MODE}",
+    "resumed": rf"{_LOAD}|{_SAVE}",
+    "product": _SAVE,
+    "gap": rf"{_MODE}|{_HANDLE}|{_TUNE}",
+    "propagated": rf"{_MODE}|{_HANDLE}|{_TUNE}",
 }
+"""By the reason why runs diverge, a pattern of what the code that computes the place calls or gives."""
+_OF_MODULES = _word_set("module own_code op buffer by_hand backward gradient structure gap propagated")
+"""Reasons for which the forward passes of the modules at the place are meant."""
+_OF_LOSS = _word_set("backward loss script split gradient gap propagated")
+"""Reasons for which what leads to the loss is meant (`script`: to the model)."""
+_OF_DATA = _word_set("script split batch gap")
+"""Reasons for which what makes batches is meant, unless they are equal."""
+_OF_TENSORS = _word_set("by_hand structure initial outside")
+"""Reasons for which what gives the tensor a value is meant."""
+_BETWEEN = _word_set("script gradient optimizer structure initial outside rng resumed gap propagated")
+"""Reasons for which all that a step runs may lie between the last record that agreed and the first that did not."""
+_CALLED_BETWEEN = _word_set("script outside")
+"""Reasons for which the functions that it calls may, too."""
 _BACKWARD = _word_set("backward manual_backward scale grad")
+_LEADS = ("training_step", "compute_loss")
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _FAR = 5
 
@@ -447,14 +354,15 @@ class SideReach:
             clues: of the divergence.
             side: 0 for a, 1 for b.
         """
-        self.code, self.clues, self.where = code, clues, _WHERE.get(clues.reason, _Where())
-        roots = code.callers_of(clues.roots)
-        self.models = clues.models | {name.rpartition(":")[2] for root in roots for name in root.gives}
+        self.code, self.clues = code, clues
         self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
+        self.models = clues.models | {
+            name.rpartition(":")[2] for root in code.callers_of(clues.roots) for name in root.gives
+        }
         self.computes = self._computing_statements()
-        self.builds = code.statements_behind([*self.recorded, *self.computes, *self._builders()], self.models)
-        self.between = code.training_loops() if self.where.steps or clues.gap else set[Statement]()
-        if clues.reason == "script":
+        self.builds = code.statements_behind([*self.recorded, *self.computes], self.models)
+        self.between = code.training_loops() if clues.reason in _BETWEEN else set[Statement]()
+        if clues.reason in _CALLED_BETWEEN:
             self.between |= code.reached_from(code.callees(self.between)).keys()
         if clues.gap:  # what was not recorded may be anything
             self.between.update(code.statements)
@@ -466,7 +374,7 @@ class SideReach:
         distance there, plus 1 for a bare expression that gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it
         cannot matter.
         """
-        if not statement.can_matter:
+        if not can_matter(statement):
             return ORDER.index(Nearness.ELSEWHERE), 0
         if statement in self.recorded:
             return ORDER.index(Nearness.RECORDED), 0
@@ -478,67 +386,27 @@ class SideReach:
 
     def _computing_statements(self) -> Depths:
         """Statements that compute the first value that differs, with their depth: by the reason, and what they call."""
-        code, clues, where = self.code, self.clues, self.where
-        if clues.reason == "raised":
+        code, clues, reason = self.code, self.clues, self.clues.reason
+        if reason == "raised":
             return code.reached_from({s.place for s in self.recorded})
-        near: Depths = {}
-        if where.modules:
-            own = [name for name in clues.classes if code.methods(name, *_FORWARD)]  # that the user wrote
-            names = clues.classes if where.modules == 2 else (*clues.classes[:1], *own[:1])
-            for name in {*names, *clues.inside}:
-                near |= code.reached_from(code.methods(name, *_FORWARD), clues.reason == "structure")
-        pattern = _SEED if clues.reason == "rng" and any(clues.lines) else where.calls  # lines that draw are on record
-        wanted = [pattern] if pattern else []
-        wanted += [r"\Amemory_format\Z"] if where.modules else []
-        wanted += [_CAST] if "dtype" in clues.words else []
-        wanted += [_MODE] if clues.words & {"training", "train"} else []
-        if wanted:
-            either = re.compile("|".join(wanted))
-            near = {s: 1 for s in code.statements if any(map(either.search, s.calls | s.gives))} | near
-        if clues.reason == "optimizer":
-            places = {p for name in clues.optimizers for p in code.methods(name, "step")}
-            near |= code.reached_from(places) | dict.fromkeys(code.callers_of(clues.optimizers), 0)
-        if where.written:
-            near |= {s: 0 for s in code.statements if isinstance(s.node, ast.AugAssign) and _is_without_grad(s)}
-            touching = code.givers.get(clues.tensor, [])
-            touching = [s for s in touching if where.modules == 1 or not s.scope.endswith(".forward")]
-            near |= dict.fromkeys(touching, 0)
-        if where.data and not clues.batch_is_equal:
-            near = code.reached_from(self._places_of_data(), 1) | near
-        if clues.reason == "loss" and clues.gap:
-            near |= code.reached_from(p for name in code.classes for p in code.methods(name, "forward"))
-        if where.loss:
-            starts = code.callers_of(self.models if clues.reason == "script" else _BACKWARD)
-            starts |= {s for s in code.statements if s.scope.endswith(("training_step", "compute_loss"))}
-            trains = {s.place for s in code.callers.get("backward", ())}
-            behind = code.statements_behind(starts, self.models)
-            outside = (s for s in behind if s.place in trains or not s.scope.endswith((".forward", ".__init__")))
-            near = {s: behind[s] for s in outside} | near
-        near = code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
-        if clues.reason in {"structure", "optimizer"}:
-            near |= dict.fromkeys((s for s in code.statements if clues.words & (s.gives | s.calls)), 0)
-        return near
-
-    def _builders(self) -> set[Statement]:
-        """Statements that build the module of the place and the one around it, or call a recorded line's function."""
-        code, clues = self.code, self.clues
-        built = zip(clues.classes[:2], clues.attributes, strict=False) if self.where.modules else ()
-        building = {s for name, given in built for s in code.callers_of([name]) if given in s.gives}
-        names = {s.scope.rpartition(".")[2] for s in self.recorded} - _OF_EVERY_CLASS
-        return building | {s for name in names for s in (*code.callers.get(name, ()), *code.takers.get(name, ()))}
-
-    def _places_of_data(self) -> set[Definition]:
-        """Functions of data sets and samplers, and those that what builds a loader takes or calls."""
-        code = self.code
-        loaders = [s for s in code.statements if any(re.search(_DATA, name) for name in s.calls)]
-        behind = code.statements_behind(loaders)
-        used = {place for s in behind for name in s.takes | s.calls for place in code.functions_meant(name, s.place)}
-        return used | {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
-
-
-def _is_without_grad(statement: Statement) -> bool:
-    """Whether a statement stands in a `with torch.no_grad()`."""
-    return any("no_grad" in head.calls for head in statement.around)
+        named = clues.words | {*clues.optimizers} if reason == "optimizer" or reason in _OF_MODULES else frozenset()
+        near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
+        if reason in _OF_TENSORS:
+            near |= dict.fromkeys(code.givers.get(clues.tensor, ()), 0)
+        modules = {*clues.classes, *clues.inside} if reason in _OF_MODULES else {*clues.optimizers}
+        methods = {place for name in modules for place in code.methods(name, *_FORWARD, "step")}
+        near = code.reached_from(methods, reason == "structure") | near
+        draws_recorded = reason == "rng" and any(clues.lines)
+        pattern = re.compile(_SEED if draws_recorded else _CALLS.get(reason, r"\Amemory_format\Z"))
+        near = {s: 1 for s in code.statements if any(map(pattern.search, s.calls | s.gives))} | near
+        if reason in _OF_DATA and not clues.batch_is_equal:
+            gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
+            near = code.reached_from(gets, 1) | near
+        if reason in _OF_LOSS:
+            starts = code.callers_of(self.models if reason == "script" else _BACKWARD)
+            starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
+            near = code.statements_behind(starts, self.models) | near
+        return code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
 
 
 def ranked(
@@ -576,7 +444,7 @@ def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> 
         if side is not None:
             inside = version.code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
             best = min([best, *map(version.nearness, inside)])
-            matters |= any(statement.can_matter for statement in inside)
+            matters |= any(map(can_matter, inside))
     passive = _only_defines(change, clues)
     return Ranked(
         change, ORDER[best[0]], best[1] + _FAR * passive, 0 if passive else hits, can_matter=matters and not passive

@@ -14,9 +14,18 @@ from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import PurePath
 from textwrap import dedent
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS, Change, Side, changed_file, tree_of
+from introspect_cli.compare.changes.statements import (
+    DEFINITIONS,
+    FUNCTIONS,
+    Change,
+    Side,
+    changed_file,
+    first_line,
+    statements_of,
+    tree_of,
+)
 from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences, parameters_of
 
 if TYPE_CHECKING:
@@ -67,7 +76,7 @@ class Version:
 
     texts: Mapping[str, str]
     modules: frozenset[str]
-    nodes: dict[Definition, ast.AST] = field(default_factory=dict)
+    nodes: dict[Definition, Any] = field(default_factory=dict)
     effects: dict[Definition, list[Value]] = field(default_factory=dict)
     heads: dict[Definition, Value] = field(default_factory=dict)
     calls: dict[Definition, list[Value]] = field(default_factory=dict)
@@ -83,7 +92,8 @@ class Version:
         for file, text in self.texts.items():
             self.nodes[file, ""] = tree = ast.parse(text)
             self.lines[file] = text.replace("\r\n", "\n").split("\n")
-            self.statements[file] = [self.statement_at(file, *each) for each in _statements(tree, "")]
+            found = statements_of(file, tree.body)
+            self.statements[file] = [self.statement_at(file, *each.lines, each.scope) for each in found]
             for node, name in _definitions(tree.body, ""):
                 self.nodes[file, name] = node
                 used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
@@ -127,9 +137,8 @@ class Version:
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
         node = self.nodes[place]
-        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])  # type: ignore[attr-defined] # a definition
-        whole = self.statement_at(place[0], first, node.end_lineno, place[1])  # type: ignore[attr-defined] # the same
-        return whole._replace(line=node.lineno)  # type: ignore[attr-defined] # the same
+        whole = self.statement_at(place[0], first_line(node), node.end_lineno or node.lineno, place[1])
+        return whole._replace(line=node.lineno)
 
     def statement_at(self, file: str, first: int, last: int, scope: str) -> WrittenStatement:
         """Lines `first` to `last` of a file as one statement, dedented; the first line is the one that is meant."""
@@ -169,27 +178,6 @@ def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AS
             yield node, prefix + node.name
             if isinstance(node, ast.ClassDef):
                 yield from _definitions(node.body, f"{prefix}{node.name}.")
-
-
-def _statements(node: ast.AST, scope: str, inner: str = "") -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, scope) of all statements below a node; a compound one ends before its body.
-
-    Args:
-        node: the node.
-        scope: qualified name of the function or class that it is or stands in; "" for the file.
-        inner: what qualified names of definitions in it begin with.
-    """
-    for child in ast.iter_child_nodes(node):
-        name, prefix = scope, inner
-        if isinstance(child, DEFINITIONS):
-            name = inner + child.name
-            prefix = f"{name}." if isinstance(child, ast.ClassDef) else f"{name}.<locals>."
-        if isinstance(child, ast.stmt):
-            first = min([child.lineno, *(each.lineno for each in getattr(child, "decorator_list", ()))])
-            body = getattr(child, "body", None) or getattr(child, "cases", None)
-            start = getattr(body[0], "lineno", 0) if body else 0
-            yield first, max(start - 1, child.lineno) if start else child.end_lineno or child.lineno, name
-        yield from _statements(child, name, prefix)
 
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 Definition: TypeAlias = tuple[str, str]
@@ -95,14 +96,70 @@ def first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
-def bodies_of(node: ast.AST) -> Iterator[tuple[ast.AST, list[ast.stmt]]]:
-    """Blocks of a compound statement, a definition or a file, each with its owner: the node, a handler or a case."""
-    for name in BLOCKS:
-        block: list[Any] = getattr(node, name, [])
-        if name in {"handlers", "cases"}:
-            yield from ((inner, inner.body) for inner in block)
-        elif block or (name == "body" and isinstance(node, (ast.Module, *DEFINITIONS))):
-            yield node, block
+@dataclass(eq=False)
+class Statement:
+    """One statement; a compound one ends before its body.
+
+    Attributes:
+        scope: qualified name of the function or class that it stands in, or whose head it is; "" for the file.
+        around: the compound statements of its function that it stands in, the outermost first.
+        functions: the functions that it stands in, or whose head it is, the innermost first: qualified name and syntax.
+        gives: names that it gives a value, as far as somebody read them (`near.Code`): variables, attributes, keywords,
+            parameters, keys, options; a local name has its function in front.
+        takes: names and attributes that it takes.
+        calls: last names of what it calls.
+    """
+
+    file: str
+    scope: str
+    node: ast.stmt
+    around: tuple[Statement, ...]
+    functions: tuple[tuple[str, ast.AST], ...]
+    gives: set[str] = field(default_factory=set)
+    takes: set[str] = field(default_factory=set)
+    calls: set[str] = field(default_factory=set)
+
+    @cached_property
+    def lines(self) -> tuple[int, int]:
+        """(first line, last line), counted from 1, with decorators."""
+        body = getattr(self.node, "body", None)
+        last = max(body[0].lineno - 1, self.node.lineno) if body else self.node.end_lineno or self.node.lineno
+        return first_line(self.node), last
+
+    @property
+    def place(self) -> Definition:
+        """File and qualified name of the function or class around the statement: `("model.py", "Block.__init__")`."""
+        return self.file, self.scope
+
+
+def statements_of(
+    file: str,
+    nodes: Iterable[ast.AST],
+    scope: str = "",
+    around: tuple[Statement, ...] = (),
+    functions: tuple[tuple[str, ast.AST], ...] = (),
+) -> Iterator[Statement]:
+    """All statements of a block and of the blocks inside it, in their order.
+
+    Args:
+        file: name of the file.
+        nodes: the block: statements, handlers and cases.
+        scope: attribute of the statements in the block, as the two below.
+        around: likewise.
+        functions: likewise.
+    """
+    for node in nodes:
+        inner = scope, around, functions
+        if isinstance(node, DEFINITIONS):
+            local = "<locals>." if functions and functions[0][0] == scope else ""
+            name = f"{scope}.{local}{node.name}" if scope else node.name
+            inner = name, (), ((name, node), *functions) if isinstance(node, FUNCTIONS) else functions
+        if isinstance(node, ast.stmt):
+            statement = Statement(file, inner[0], node, *inner[1:])
+            yield statement
+            if not isinstance(node, DEFINITIONS):
+                inner = scope, (*around, statement), functions
+        yield from statements_of(file, [each for name in BLOCKS for each in getattr(node, name, ())], *inner)
 
 
 # --- how near a changed statement is to the first divergence, and by which clues
@@ -138,7 +195,6 @@ class Clues:
         reason: the word of its reason; of a gap, that which would apply if all had been recorded.
         gap: whether evidence is missing.
         classes: of the module it is about and of those around it, the innermost first.
-        attributes: what these are called in the module around each.
         inside: classes of the modules inside it whose outputs are not on record.
         models: what the script calls its models.
         optimizers: classes of the optimizers that step.
@@ -153,7 +209,6 @@ class Clues:
     reason: str
     gap: bool = False
     classes: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     models: frozenset[str] = frozenset()
     optimizers: tuple[str, ...] = ()

@@ -857,13 +857,7 @@ def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None
         return differ
     if two.key in one.inside or one.key in two.inside:
         return None
-    calls_another = one.kind == "call" and differ[0][0] is one.parts[0]
-    if (
-        calls_another
-        and [value.parts[0].parts[-1:] for value in (one, two) if value.parts[0].kind == "attribute"] != []
-    ):
-        calls_another = one.parts[0].parts[-1:] != two.parts[0].parts[-1:]
-    return None if calls_another else differ
+    return None if one.kind == "call" and differ[0][0] is one.parts[0] else differ
 
 
 def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 
 _REST = 1e-5
@@ -45,17 +44,15 @@ def excluded_handling(at: View) -> frozenset[str]:
 
     None is ruled out where a run has several ranks, where either run has not exactly one loss in the step, where the
     gradient is not of the first call (`site.call` > 0), or where it is sparse. Else all of `TOGETHER` are ruled out
-    where no factor maps a's gradient to b's, or where at most one optimizer steps and another gradient is equal and not
-    zero. `zero-grad` is where such an equal gradient was not zero in the previous step either (or there is none, at
-    step 0).
+    where no factor maps a's gradient to b's; with `zero-grad`, where at most one optimizer steps and another gradient
+    is equal and not zero.
     """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
     if several or at.site.call or _sparse_sides(at):
         return frozenset()
-    some_equal = max(map(len, at.optimizers)) < 2 and has_equal_gradient(at)
-    gone = TOGETHER if some_equal or _has_no_factor(at) else frozenset()
-    nothing_left = some_equal and (not at.first.step or has_equal_gradient(at, also_before=True))
-    return gone | {"zero-grad"} if nothing_left else gone
+    if max(map(len, at.optimizers)) < 2 and _has_equal_gradient(at):
+        return TOGETHER | {"zero-grad"}
+    return TOGETHER if _has_no_factor(at) else frozenset()
 
 
 def _sparse_sides(at: View) -> str:
@@ -64,30 +61,11 @@ def _sparse_sides(at: View) -> str:
     return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
-def has_equal_gradient(at: View, *, also_before: bool = False) -> bool:
-    """Whether any gradient of the step in this site's phase is equal in both runs and not zero.
-
-    Args:
-        at: the divergence.
-        also_before: whether that gradient must also be on record and not zero in the previous step.
-    """
-    unions = map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase})))
-    tables = [at.table, *([at.step.before] if also_before else [])]
-    return any(
-        at.step.state[union] == EQUAL and all(_has_nonzero_gradient(table, union) for table in tables)
-        for union in unions
-    )
-
-
-def _has_nonzero_gradient(table: Table | None, union: int) -> bool:
-    """Whether a's record at a site has a mean absolute value above 0.
-
-    Args:
-        table: a step; None gives False.
-        union: number of the site in the alignment.
-    """
-    row, means = (None, None) if table is None else (table.rows_of("a").get(union), table.a.floats.get("amean"))
-    return row is not None and means is not None and float(means[row]) > 0
+def _has_equal_gradient(at: View) -> bool:
+    """Whether any gradient of the step in this site's phase is equal in both runs and not zero."""
+    rows, means = at.table.rows_of("a"), at.table.a.floats.get("amean")
+    equal = (u for u in map(int, at.step.of(Kind.GRAD, frozenset({at.site.phase}))) if at.step.state[u] == EQUAL)
+    return means is not None and any(float(means[rows[union]]) > 0 for union in equal if union in rows)
 
 
 def _has_no_factor(at: View) -> bool:
@@ -183,18 +161,13 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
     `reduction` with several ranks. Then kinds of handling: the three of `TOGETHER` where one factor fits and they are
     not all ruled out; else those not ruled out, with `clipping-by-value` where clipping by norm is. Then
-    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`. Where the distance
-    is rounding, no factor fits, clipping is ruled out and a module uses the parameter, it is `rounding-in-backward`
-    alone (after `reduction`).
+    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`.
     """
     gone, differ = excluded_handling(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
-    elif at.rounding and "clipping" in gone and at.parameter_user:
-        yield "rounding-in-backward"
-        return
     else:
         if "clipping" in gone:
             yield "clipping-by-value"

@@ -17,8 +17,6 @@ from introspect_cli.compare.result import Role
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
 
 if TYPE_CHECKING:
-    import re
-
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step import Step
     from introspect_cli.records import Kind
@@ -54,24 +52,22 @@ class Reason:
         word: its name in `--format json`.
         about: what the reference says of it.
         kinds: kinds of the records it is about; empty for all.
-        priority: of several that could apply, the smallest is asked first.
         is_fed: whether something that may have gone into a divergence differs.
         applies: what makes a divergence one, resting on evidence, None where something that went into it differs;
             without one, that nothing has fed it.
         left: the codes of what may have made it where nothing is found on record, or a function that yields them.
         weights: how well a setting explains it, 0 to 1, by the setting's source.
-        names: settings whose names match explain it a little better.
+        names: a pattern; settings whose names match explain it a little better.
     """
 
     word: str
     about: str
     kinds: frozenset[Kind] = frozenset()
-    priority: int = 50
     is_fed: Fed = anything_before
     applies: Applies | None = None
     left: Left | tuple[str, ...] = ()
     weights: Mapping[str, float] = field(default_factory=dict)
-    names: re.Pattern[str] | None = None
+    names: str = ""
 
     def remaining(self, at: View) -> Iterable[str]:
         """Codes of the causes to name where none is found on record: `left`, called with `at` if it is a function."""

@@ -4,17 +4,14 @@ An unseeded generator starts from the operating system's entropy and differs bet
 draws from it, a capture records it as untouched, in words instead of a state; so it shows in the step after.
 
 A draw that only one run made is no divergence by itself. It is what explains that a random state differs later, or that
-a module gives something else; so its place is given, by what was recorded just after it. The same draw can
-be on record under different names: a capture that was asked to leave a module out, or a module that was written as a
-function, notices it at what comes next. So a draw is one run's alone only where the other run looked at the generators
-just before and just after, and had no draw in between that has no partner either.
+a module gives something else; so its place is given, by what was recorded just after it. The same draw can be on record
+under different names: a capture that was asked to leave a module out, or a module that was written as a function,
+notices it at what comes next. So where both runs have draws from a generator that the other lacks, none is one run's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,19 +21,16 @@ from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
-    find_differing_call,
     find_first_event,
     find_later_beginning,
     find_script_seedings,
 )
 from introspect_cli.compare.step import Place, random_at_start
-from introspect_cli.compare.table import OTHER, Alignment, Ids, Table, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import OTHER, Table, kind_code, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy.typing as npt
+    from collections.abc import Iterator
 
     from introspect_cli.compare.evidence import Cause
     from introspect_cli.compare.reasons.view import View
@@ -67,8 +61,8 @@ class Draw(NamedTuple):
 def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]:
     """Draws that one run alone made in the step of `table`: all of b, then all of a, each in their sequence.
 
-    A draw is one run's alone where the other has no record at its site and looked at the generators around it
-    (`_is_checked_around`). [] where a capture did not record draws.
+    A draw is one run's alone where the other has no record at its site, and no draw of its own from the same generator
+    in the step that this run lacks. [] where a capture did not record draws.
 
     Args:
         step: gives the alignment and the comparison.
@@ -77,14 +71,19 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
     """
     if not step.comparison.draws_recorded:
         return []
-    alignment, draws = step.alignment, []
-    a, b = (_Recorded(half.side, alignment, half.sites, half.batch.sequence) for half in table.halves)
-    for run, partner in ((b, a), (a, b)):
-        for row in run.unmatched(partner):
-            site = alignment.site(int(run.unions[row]))
-            if generator in {"", generator_of(site)} and _is_checked_around(run, partner, row, generator_of(site)):
-                draws.append(Draw(run.side, site, int(run.sequence[row])))
-    return draws
+    alignment, a, b = step.alignment, *table.halves
+    within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
+    draws: dict[str, list[Draw]] = {}
+    for half, other in ((b, a), (a, b)):
+        rows = np.flatnonzero(within[half.sites] & ~np.isin(half.sites, other.sites))
+        sequence = half.batch.sequence
+        alone = ((alignment.site(int(half.sites[row])), int(sequence[row])) for row in rows[np.argsort(sequence[rows])])
+        draws[half.side] = [Draw(half.side, site, at) for site, at in alone]
+    drawn = {side: {generator_of(draw.site) for draw in alone} for side, alone in draws.items()}
+    own = {generator} if generator else drawn["a"] | drawn["b"]
+    return [
+        draw for alone in draws.values() for draw in alone if generator_of(draw.site) in own - drawn[OTHER[draw.side]]
+    ]
 
 
 def draws_before(at: View) -> list[Draw]:
@@ -94,66 +93,6 @@ def draws_before(at: View) -> list[Draw]:
     """
     draws = [] if at.step.comparison.is_resume_step(at.table.step) else one_sided_draws(at.step, at.table)
     return [draw for draw in draws if draw.sequence < (at.table.sequence(at.union, draw.side) or 0)]
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """One run's n records of a step, as arrays.
-
-    Attributes:
-        side: `a` or `b`.
-        unions: int64 (n,), the number of each record's site in the alignment.
-        sequence: int64 (n,), the place of each record in the order of the run.
-    """
-
-    side: str
-    alignment: Alignment
-    unions: Ids
-    sequence: Any
-
-    @cached_property
-    def drawn(self) -> npt.NDArray[np.bool_]:
-        """Mask (n,) of random states within the step, each recorded when something draws."""
-        kind, phase = self.alignment.kind[self.unions], self.alignment.phase[self.unions]
-        return np.asarray((kind == kind_code(Kind.RNG)) & (phase != phase_code(Phase.START)))
-
-    @cached_property
-    def checks(self) -> npt.NDArray[np.bool_]:
-        """Mask (n,) of records at which the capture looks at all generators: inputs, outputs, batches, losses."""
-        return of_kinds(self.alignment.kind[self.unions], (*_SEEN, Kind.LOSS))
-
-    def unmatched(self, other: _Recorded) -> list[int]:
-        """Rows of draws at sites that `other` has no record of, in their sequence."""
-        rows = np.flatnonzero(self.drawn & ~np.isin(self.unions, other.unions))
-        return [int(row) for row in rows[np.argsort(self.sequence[rows])]]
-
-
-def _is_checked_around(run: _Recorded, other: _Recorded, row: int, generator: str) -> bool:
-    """Whether `other` looked at the generators before and after a draw of `run`, and has no draw of its own between.
-
-    It looks at records of `checks` that both runs have. A draw of its own is one that `run` lacks (`unmatched`), of the
-    same generator, between them or in a module around the draw.
-
-    Args:
-        run: the run that drew.
-        other: the other run.
-        row: row of the draw in `run`.
-        generator: its name.
-    """
-    shared, now = run.checks & np.isin(run.unions, other.unions), run.sequence[row]
-    when = dict(zip(other.unions[other.checks].tolist(), other.sequence[other.checks].tolist(), strict=True))
-    earlier, later = np.flatnonzero(shared & (run.sequence < now)), np.flatnonzero(shared & (run.sequence > now))
-    if not len(later):
-        return False
-    start = when[int(run.unions[earlier[np.argmax(run.sequence[earlier])]])] if len(earlier) else -1
-    end = when[int(run.unions[later[np.argmin(run.sequence[later])]])]
-    drawn = ((run.alignment.site(int(other.unions[at])), other.sequence[at]) for at in other.unmatched(run))
-    inside = f"{run.alignment.site(int(run.unions[row])).fqn}."  # a compiled region draws as the module that it is in
-    there = (site for site, at in drawn if start < at < end or inside.startswith(f"{site.fqn}."))
-    return start < end and generator not in map(generator_of, there)
-
-
-_SEEN = (Kind.INPUT, Kind.OUTPUT, Kind.BATCH)
 
 
 def _name_of_drawer(site: Site) -> str:
@@ -228,7 +167,7 @@ def find_random_cause(at: View) -> Iterator[Finding]:
             yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
             yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
-    set_by = list(find_differing_call(*differing_calls(at.runs, at.first)))
+    set_by = list(differing_calls(at.runs, at.first).finding())
     yield from set_by
     if set_by or " " in site.fqn:  # nobody sees what draws from a generator of the script's
         return
@@ -265,10 +204,14 @@ def unseeded_names(at: View) -> tuple[str, ...]:
 
     That is the step of the divergence; for reason `rng`, the step before it.
     """
-    step = at.step
-    if at.cause.reason == "rng":
-        return _first_drawn_from(step.before, lambda: step.table)
-    return _first_drawn_from(step.table, lambda: _next_table(step))
+    step, of_state = at.step, at.cause.reason == "rng"
+    now = step.before if of_state else step.table
+    untouched = _start_states_with(now, Status.VALUE)
+    following = (step.table if of_state else _next_table(step)) if untouched else None
+    if following is None:
+        return ()
+    drawn = [union for union in _start_states_with(following, Status.OBSERVED) if union in untouched]
+    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
 
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
@@ -293,21 +236,6 @@ def _next_table(step: Step) -> Table | None:
         return None
     every = table.alignment.mask(frozenset(), ())
     return table_of(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
-
-
-def _first_drawn_from(now: Table | None, after: Callable[[], Table | None]) -> tuple[str, ...]:
-    """Generators still untouched as a step starts, in both runs, and in different states as the next one starts.
-
-    Args:
-        now: table of the step; None gives ().
-        after: makes the table of the next step; called only if a generator is untouched.
-    """
-    untouched = _start_states_with(now, Status.VALUE)
-    following = after() if untouched else None
-    if following is None:
-        return ()
-    drawn = [union for union in _start_states_with(following, Status.OBSERVED) if union in untouched]
-    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
 
 
 def _start_states_with(table: Table | None, status: Status) -> list[int]:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
 from introspect_cli.compare.evidence import RANDOM, Evidence, Known
-from introspect_cli.compare.reasons.draws import find_one_sided_draw, is_resumed_start
+from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.start import is_recorded_late
 from introspect_cli.compare.result import Certainty, Finding, Role
 from introspect_cli.compare.say import both_values, evidence_words, how_far, told, what
 from introspect_cli.compare.settings.beginning import MAY_REST_ON_THEM, find_script_seedings
-from introspect_cli.compare.step import lacks_gradient
 from introspect_cli.compare.table import EQUAL, NOT_SEEN, WITHIN
 from introspect_cli.records import GIVEN, Kind, Phase
 from introspect_cli.texts import count
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
 
-_TENSORS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
+_STATES = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 
@@ -71,7 +70,7 @@ def _head_of(at: View) -> str:
     """Clause on what differs, at which moment and by how much, or that one run alone has it."""
     first, site = at.first, at.site
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
-    moment = say.MOMENTS[_moment_code(at)].format(step=first.step, call=site.call, source=first.source).rstrip(",")
+    moment = say.MOMENTS[_moment_code(at)].format(step=first.step, source=first.source).rstrip(",")
     if first.only:
         return told("only-has-it", side=first.only, name=name, moment=moment)
     far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
@@ -96,27 +95,20 @@ def _between_words(at: View) -> str:
 
 def _moment_code(at: View) -> str:
     """Key in `say.MOMENTS` for the moment of the record; "" where none needs saying."""
-    site, first = at.site, at.is_first_step
+    site = at.site
     if at.first.source and (site.kind is Kind.COLLECTIVE or not at.first.only):
         return "run-at"
-    if site.kind is Kind.RNG and site.phase is Phase.START:
-        return ("later-run" if is_resumed_start(at) else "first-rng") if first else "begins"
     if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
-        return "evaluation" if site.call else "taken"
-    if site.kind not in _TENSORS:
-        return ""
-    if site.phase is Phase.START:
-        if at.explained_reason == "initial":
-            return "untrained" if first and not is_recorded_late(at) else "late"
-        return "again" if site.call else "begins"
+        return "taken"
+    if site.kind not in _STATES:
+        return "begins" if site.phase is Phase.START else ""
+    if at.explained_reason == "initial":
+        return "late" if is_recorded_late(at) or not at.is_first_step else "untrained"
     if site.path == GIVEN:
         return "given"
-    if site.phase is Phase.FORWARD:
-        return "forward"
-    if site.call:
-        return "within"
-    ends = "ends" if site.kind is Kind.BUFFER else "stepped" if lacks_gradient(at.step, site.fqn) else "updated"
-    return ends if site.phase is Phase.OPTIMIZER else ""
+    if site.phase is Phase.OPTIMIZER and not site.call:
+        return "ends" if site.kind is Kind.BUFFER else "updated"
+    return {Phase.START: "begins", Phase.FORWARD: "forward", Phase.OPTIMIZER: "within"}.get(site.phase, "")
 
 
 # --- what a reader can check

@@ -25,7 +25,7 @@ from introspect_cli.compare.step import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.table import KINDS, OTHER
+from introspect_cli.compare.table import OTHER, kind_code
 from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
@@ -112,19 +112,13 @@ def last_child(step: Step, fqn: str, low: float, high: float) -> str:
 
     Of a deeper module it is the child of `fqn` around it, if that has records.
     """
-    alignment = step.alignment
-    sequence = step.table.a.sequence
-    rows = np.flatnonzero((sequence >= low) & (sequence < high))
-    prefix = fqn + "."
-    for row in rows[np.argsort(sequence[rows])[::-1]]:
-        union = int(step.table.a.site[row])
-        name = alignment.fqn[union]
-        if KINDS[alignment.kind[union]] is not Kind.OUTPUT or name == fqn:
-            continue
-        if name.startswith(prefix):
-            child = prefix + name[len(prefix) :].partition(".")[0]
-            return child if child in alignment.by_fqn else name
-    return ""
+    alignment, batch, prefix = step.alignment, step.table.a, f"{fqn}."
+    outputs = alignment.kind[batch.site] == kind_code(Kind.OUTPUT)
+    rows = np.flatnonzero(outputs & (batch.sequence >= low) & (batch.sequence < high))
+    names = (alignment.fqn[union] for union in batch.site[rows[np.argsort(batch.sequence[rows])[::-1]]].tolist())
+    name = next((name for name in names if name.startswith(prefix)), "")
+    child = prefix + name.removeprefix(prefix).partition(".")[0]
+    return child if name and child in alignment.by_fqn else name
 
 
 # --- what is found of a module
@@ -191,20 +185,15 @@ def find_draws(at: View) -> Iterator[Finding]:
         yield found("draws", side=side, other=OTHER[side])
 
 
-_DRAW_NOTHING = {
-    *("Linear", "Bilinear", "GELU", "ReLU", "ReLU6", "LeakyReLU", "SiLU", "Mish", "ELU", "Tanh", "Sigmoid", "Softmax"),
-    *("LogSoftmax", "Softplus", "Hardswish", "Flatten", "Unflatten", "Identity", "PixelShuffle", "Upsample"),
-}
-_SORTS = tuple(f"{sort}{dims}" for sort in ("Norm", "Pool") for dims in ("1d", "2d", "3d"))
+_DRAW_NOTHING = re.compile(
+    r"(Conv|Embedding).*|(Bil|L)inear|.*(Norm|Pool|Loss)(\dd)?|(GE|(Leaky)?Re|Si|E)LU6?|Mish|Tanh|Sigmoid"
+    r"|(Log)?Softmax|Softplus|Hardswish|(Unf|F)latten|Identity|PixelShuffle|Upsample"
+)
 
 
 def draws_nothing(module_class: str) -> bool:
     """Whether modules of a class are known to draw no random number; False for unknown classes."""
-    return (
-        module_class in _DRAW_NOTHING
-        or module_class.startswith(("Conv", "Embedding"))
-        or module_class.endswith(("Norm", "Loss", *_SORTS))
-    )
+    return _DRAW_NOTHING.fullmatch(module_class) is not None
 
 
 def left_in_module(at: View) -> Iterator[str]:
@@ -384,14 +373,19 @@ def find_grad_scale(at: View) -> Iterator[Finding]:
     """
     table = at.table
     sites = table.alignment.by_fqn.get(SCALER, [])
-    scales = [next((value for site in sites if (value := table.plain(site, side))), "") for side in "ab"]
+    scales = [next(filter(None, (table.plain(site, side) for site in sites)), "") for side in "ab"]
     losses = [table.plain(at.union, side) for side in "ab"]
-    try:
-        one, two, loss_a, loss_b = (float(value or "nan") for value in (*scales, *losses))
-    except ValueError:
-        return
+    one, two, loss_a, loss_b = map(number_of, (*scales, *losses))
     if one != two and abs(one * loss_b - two * loss_a) <= _SIX_DIGITS * abs(one * loss_b):
         yield found("scaler", a=scales[0], b=scales[1])
+
+
+def number_of(text: str | None) -> float:
+    """The number that a text is; NaN where it is none."""
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return float("nan")
 
 
 _SIX_DIGITS = 1e-5

@@ -6,17 +6,17 @@ reduced.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.records import Joined, Kind, Site, Status
+from introspect_cli.records import Joined, Kind, Site, Status, Summary
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Divergence, Finding
     from introspect_cli.compare.step import Step
-    from introspect_cli.store.run import Run
 
 _CLOSE, _APART = 1e-4, 1e-2
 _SHOWN = 8
@@ -38,7 +37,7 @@ def reduction_factor(at: View) -> str:
     that factor.
     """
     scale, runs = at.first.scale, at.runs
-    if not scale or scale < 0 or (at.ranks > 1 and not _is_scaled_on_all_ranks(at)):
+    if not scale or scale < 0 or not _is_on_all_ranks(at):
         return ""
     factor = scale if scale > 1 else 1 / scale
     whole = round(factor)
@@ -60,36 +59,15 @@ def ranks_words(at: View) -> str:
 
 
 def _is_on_all_ranks(at: View) -> bool:
-    """Whether all compared ranks diverge first at the same step and site, all by one factor or all without."""
-    alike = _peers_at_site(at)
-    return len(alike) == at.ranks and _has_one_factor(alike)
+    """Whether all compared ranks diverge first at one step and site, all by one factor (to four digits) or all without.
 
-
-def _peers_at_site(at: View) -> list[Divergence]:
-    """The ranks' first divergences that are at the same step and site as this one."""
-    return [peer for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
-
-
-def _is_scaled_on_all_ranks(at: View) -> bool:
-    """Whether all ranks diverge first in this step at this kind of record, by one factor as far as they have any."""
-    first = at.first
-    alike = [peer for peer in at.peers if (peer.step, peer.site.kind) == (first.step, first.site.kind)]
-    return len(alike) == at.ranks and _has_one_factor([peer for peer in alike if peer.scale is not None])
-
-
-def _has_one_factor(peers: Sequence[Divergence]) -> bool:
-    """Whether all divergences have the same factor, to four digits, or all have none; False for no divergence."""
-    return len({None if peer.scale is None else f"{peer.scale:.4g}" for peer in peers}) == 1
+    True for one rank.
+    """
+    alike = [peer.scale for peer in at.peers if (peer.step, peer.site) == (at.first.step, at.first.site)]
+    return len(alike) == at.ranks and len({scale and f"{scale:.4g}" for scale in alike}) == 1
 
 
 # --- copies of one tensor on the ranks of a run that are not equal
-
-
-class _Copy(NamedTuple):
-    """One rank's copy of a tensor: checksum, and sketch as float64 (16,), None without one."""
-
-    checksum: int
-    sketch: NDArray[np.float64] | None
 
 
 _COPIED = frozenset({Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE})
@@ -131,7 +109,7 @@ def find_unequal_copies(at: View) -> Iterator[Finding]:
         yield from _find_missing_reduction(held, wanted, side)
 
 
-def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, _Copy]:
+def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, Summary]:
     """Copies of a site in the divergence's step, by rank; {} if any recorded rank has none that is whole and observed.
 
     Args:
@@ -143,36 +121,18 @@ def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, _Copy]:
     step = first.step if name == "a" else first.step_b
     copies = {}
     for rank in run.recorded:
-        copy = _copy_of_rank(run, rank, step, site)
-        if copy is None:
+        reader = run.rank(rank)
+        numbers = [n for n, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn and reader.sites[n][0] == site]
+        batch = reader.read(step) if numbers and step in reader else None
+        row = None if batch is None else next(iter(np.flatnonzero(batch.site == numbers[0])), None)
+        summary = None if batch is None or row is None else reader.record(batch, int(row), step).summary
+        if summary is None or summary.status is not Status.OBSERVED or summary.layout.part is not None:
             return {}
-        copies[rank] = copy
+        copies[rank] = summary
     return copies
 
 
-def _copy_of_rank(run: Run, rank: int, step: int, site: Site) -> _Copy | None:
-    """A rank's copy of a site in a step, as `_Copy`.
-
-    None where the rank has no such site or step, no record of it or one that was not observed, and where the rank holds
-    only a part.
-    """
-    reader = run.rank(rank)
-    numbers = [number for number, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn]
-    number = next((candidate for candidate in numbers if reader.sites[candidate][0] == site), None)
-    if number is None or not (reader.entries["step"] == step).any():
-        return None
-    batch = reader.read(step)
-    rows = np.flatnonzero(batch.site == number)
-    if not len(rows) or batch.status[rows[0]] != Status.OBSERVED:
-        return None
-    row = int(rows[0])
-    if reader.layouts[int(batch.layout[row])].part is not None:
-        return None
-    sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
-    return _Copy(int(batch.checksum[row]), sketch)
-
-
-def _find_missing_reduction(copies: dict[int, _Copy], wanted: NDArray[np.float64], side: str) -> Iterator[Finding]:
+def _find_missing_reduction(copies: dict[int, Summary], wanted: NDArray[np.float64], side: str) -> Iterator[Finding]:
     """Finding that a gradient was not reduced over ranks.
 
     Proved if the copies' mean or sum is the other run's gradient.
@@ -184,7 +144,7 @@ def _find_missing_reduction(copies: dict[int, _Copy], wanted: NDArray[np.float64
         wanted: sketch of the other run's gradient (16,); empty where there is none.
         side: the run whose copies differ.
     """
-    sketches = {rank: copy.sketch for rank, copy in copies.items() if copy.sketch is not None}
+    sketches = {rank: np.array(copy.sketch, np.float64) for rank, copy in copies.items() if copy.sketch}
     known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
     middle = np.mean(list(sketches.values()), axis=0) if known else wanted
     apart = known and max(_relative_distance(copy, middle) for copy in sketches.values()) > _APART

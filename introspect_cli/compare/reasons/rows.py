@@ -1,13 +1,11 @@
 """All reasons, one row each: the records it is about, when it applies, its findings, and remaining causes.
 
-The reason of a divergence is the first of them, by priority, that applies and lacks no needed evidence.
+The reason of a divergence is the first of them that applies and lacks no needed evidence.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from introspect_cli.compare.evidence import Cause, Known, with_state
@@ -21,10 +19,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.step import Step
-
-
-def _name_pattern(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
 
 
 def _left_in_gap(at: View) -> Iterator[str]:
@@ -48,47 +42,41 @@ ROWS: Final = (
         "A batch is cut into microbatches in another way, and that has an effect: their losses are added up and not "
         "averaged, or means over uneven numbers of tokens or samples count alike.",
         frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH}),
-        4,
         applies=split.split_cause,
-        names=_name_pattern("accum|micro|batch|loss|reduc|clip|sync"),
+        names="accum|micro|batch|loss|reduc|clip|sync",
     ),
     Reason(
         "collective",
         "Ranks sent or received something else.",
         frozenset({Kind.COLLECTIVE}),
-        5,
         left=("sent",),
     ),
     Reason(
         "parts",
         "The ranks of a run do not hold each element of a tensor exactly once.",
         frozenset({Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE}),
-        5,
         applies=ranks.parts_cause,
-    ),
-    Reason(
-        "product",
-        "A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal.",
-        frozenset({Kind.PRODUCT}),
-        20,
-        forward.product_is_fed,
-        left=forward.left_in_product,
-        names=_name_pattern("ema|average|swa|momentum|decay|save|checkpoint|half|precision"),
     ),
     Reason(
         "outside",
         "A parameter or buffer changed between two steps, and not by an optimizer step.",
         _TENSORS,
-        20,
         applies=start.outside_cause,
         left=start.left_outside,
         weights={"checkpoints": 0.97},
     ),
     Reason(
+        "product",
+        "A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal.",
+        frozenset({Kind.PRODUCT}),
+        is_fed=forward.product_is_fed,
+        left=forward.left_in_product,
+        names="ema|average|swa|momentum|decay|save|checkpoint|half|precision",
+    ),
+    Reason(
         "gap",
         "Not everything that went in was recorded, so the cause cannot be named: what is missing and which causes "
         "remain is listed.",
-        priority=21,
         applies=start.gap_cause,
         left=_left_in_gap,
         weights={"scalers": 0.6},
@@ -96,16 +84,14 @@ ROWS: Final = (
     Reason(
         "structure",
         "Only one run has this value: the runs differ in modules, calls or names.",
-        priority=30,
         applies=structure.one_side_cause,
-        names=_name_pattern("layer|depth|head|accum|freeze|tie|batch|step|block|width|bias"),
+        names="layer|depth|head|accum|freeze|tie|batch|step|block|width|bias",
     ),
     Reason(
         "script",
         "The code between the data loader and the model gives the model another input, or `functional_call` other "
         "parameters to run with.",
         frozenset({Kind.INPUT, Kind.PARAM}),
-        40,
         applies=forward.script_cause,
         left=forward.left_in_script,
     ),
@@ -113,7 +99,6 @@ ROWS: Final = (
         "value",
         "A value that the script gave to `introspect_cli.record` differs.",
         frozenset({Kind.VALUE}),
-        40,
         left=("code-of-value", "not-recorded"),
     ),
     Reason(
@@ -121,54 +106,26 @@ ROWS: Final = (
         "A module whose inputs, parameters and buffers are equal computes a different output: the cause is its code, "
         "its options, its mode, or the kernel that ran.",
         frozenset({Kind.OUTPUT}),
-        41,
         applies=forward.module_cause,
         left=forward.left_in_module,
         weights=KERNEL_WEIGHTS,
-        names=_name_pattern("drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32"),
+        names="drop|eps|bias|act|attn|sdpa|flash|dtype|amp|[bf]p?16|compile|determin|thread|tf32",
     ),
     Reason(
         "own_code",
         "A module's own forward code, between the modules inside it or after them, computes something else.",
         frozenset({Kind.INPUT, Kind.OUTPUT, Kind.PARAM}),
-        42,
         applies=forward.own_code_cause,
         left=forward.left_in_own_code,
         weights={"runtime": 0.7},
-        names=re.compile("_sdp$"),  # back ends of attention draw dropout in different ways
+        names="_sdp$",  # back ends of attention draw dropout in different ways
     ),
     Reason(
         "plain",
         "The loss or a gradient differs in a script that calls no module, so no place inside the model can be named.",
         frozenset({Kind.LOSS, Kind.GRAD}),
-        45,
         applies=forward.plain_cause,
         left=lambda at: ("operations", "gradient-by-hand" if at.site.kind is Kind.GRAD else "data"),
-    ),
-    Reason(
-        "op",
-        "An operator whose inputs are equal gives another result.",
-        frozenset({Kind.OP_OUTPUT}),
-        left=forward.left_in_operator,
-        weights=KERNEL_WEIGHTS,
-    ),
-    Reason(
-        "batch",
-        "The data loader gave another batch.",
-        frozenset({Kind.BATCH}),
-        is_fed=forward.batch_is_fed,
-        left=forward.left_in_batch,
-        weights={"command": 0.9, "seeds": 0.95},
-        names=_name_pattern("seed|worker|batch|shuffle|data|block|seq|sampler|augment"),
-    ),
-    Reason(
-        "loss",
-        "The loss differs although the model's outputs are equal: the loss code, or the targets.",
-        frozenset({Kind.LOSS}),
-        is_fed=forward.loss_is_fed,
-        left=forward.left_in_loss,
-        weights={"scalers": 0.96},
-        names=_name_pattern("loss|smooth|reduc|label|ignore|pad|accum|scale"),
     ),
     Reason(
         "backward",
@@ -178,24 +135,21 @@ ROWS: Final = (
         weights=KERNEL_WEIGHTS,
     ),
     Reason(
-        "gradient",
-        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: the cause is "
-        "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks.",
-        frozenset({Kind.GRAD}),
-        applies=back.gradient_cause,
-        left=back.left_in_gradient,
-        weights={"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96},
-        names=_name_pattern("clip|accum|scale|zero|norm|amp|micro"),
+        "batch",
+        "The data loader gave another batch.",
+        frozenset({Kind.BATCH}),
+        is_fed=forward.batch_is_fed,
+        left=forward.left_in_batch,
+        weights={"command": 0.9, "seeds": 0.95},
+        names="seed|worker|batch|shuffle|data|block|seq|sampler|augment",
     ),
     Reason(
-        "optimizer",
-        "A parameter or optimizer state differs after the step although its gradient and its value before are equal: "
-        "the cause is the optimizer or its hyper-parameters.",
-        frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE}),
-        applies=update.optimizer_cause,
-        left=update.left_in_optimizer,
-        weights={"hyperparameter": 1.0, "optimizers": 0.98},
-        names=_name_pattern("lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad"),
+        "buffer",
+        "A buffer differs at the end of the step: how its module updates it.",
+        frozenset({Kind.BUFFER}),
+        applies=update.buffer_cause,
+        left=("updates",),
+        names="momentum|ema|stat|norm",
     ),
     Reason(
         "by_hand",
@@ -205,12 +159,14 @@ ROWS: Final = (
         left=("by-hand",),
     ),
     Reason(
-        "buffer",
-        "A buffer differs at the end of the step: how its module updates it.",
-        frozenset({Kind.BUFFER}),
-        applies=update.buffer_cause,
-        left=("updates",),
-        names=_name_pattern("momentum|ema|stat|norm"),
+        "gradient",
+        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: the cause is "
+        "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks.",
+        frozenset({Kind.GRAD}),
+        applies=back.gradient_cause,
+        left=back.left_in_gradient,
+        weights={"hyperparameter": 0.3, "optimizers": 0.3, "scalers": 0.96},
+        names="clip|accum|scale|zero|norm|amp|micro",
     ),
     Reason(
         "initial",
@@ -219,7 +175,33 @@ ROWS: Final = (
         is_fed=start.initial_is_fed,
         left=start.left_in_initial,
         weights=_DRAWN | {"checkpoints": 0.97},
-        names=_name_pattern("seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume"),
+        names="seed|init|hidden|embd|layer|head|width|depth|pretrained|checkpoint|resume",
+    ),
+    Reason(
+        "loss",
+        "The loss differs although the model's outputs are equal: the loss code, or the targets.",
+        frozenset({Kind.LOSS}),
+        is_fed=forward.loss_is_fed,
+        left=forward.left_in_loss,
+        weights={"scalers": 0.96},
+        names="loss|smooth|reduc|label|ignore|pad|accum|scale",
+    ),
+    Reason(
+        "op",
+        "An operator whose inputs are equal gives another result.",
+        frozenset({Kind.OP_OUTPUT}),
+        left=forward.left_in_operator,
+        weights=KERNEL_WEIGHTS,
+    ),
+    Reason(
+        "optimizer",
+        "A parameter or optimizer state differs after the step although its gradient and its value before are equal: "
+        "the cause is the optimizer or its hyper-parameters.",
+        frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE}),
+        applies=update.optimizer_cause,
+        left=update.left_in_optimizer,
+        weights={"hyperparameter": 1.0, "optimizers": 0.98},
+        names="lr|learning|beta|momentum|decay|eps|optim|warm|sched|fused|foreach|amsgrad",
     ),
     Reason(
         "rng",
@@ -228,18 +210,16 @@ ROWS: Final = (
         applies=draws.random_state_cause,
         left=draws.left_in_state,
         weights=_DRAWN | {"sources": 0.7},
-        names=_name_pattern("seed|worker|shuffle"),
+        names="seed|worker|shuffle",
     ),
     Reason(
         "resumed",
         "A run that continues from a checkpoint began with values that the checkpoint did not restore.",
-        priority=90,
         applies=start.resumed_cause,
     ),
     Reason(
         "propagated",
         "Something that went into this record differs already. The cause lies further up.",
-        priority=100,
         applies=start.propagated_cause,
         left=("elsewhere",),
     ),
@@ -249,26 +229,16 @@ ROWS: Final = (
 # --- which of them a divergence has
 
 
-@cache
-def reasons() -> tuple[Reason, ...]:
-    """All reasons, sorted by priority, then by word; cached."""
-    return tuple(sorted(ROWS, key=lambda reason: (reason.priority, reason.word)))
+_BY_WORD = {reason.word: reason for reason in ROWS}
 
 
-@cache
-def _reasons_for(kind: Kind) -> tuple[Reason, ...]:
-    """Reasons that apply to records of a kind, in the order of `reasons`; cached."""
-    return tuple(reason for reason in reasons() if not reason.kinds or kind in reason.kinds)
-
-
-@cache
 def reason_named(word: str) -> Reason:
-    """The reason with this word; StopIteration where there is none; cached."""
-    return next(reason for reason in reasons() if reason.word == word)
+    """The reason with this word; KeyError where there is none."""
+    return _BY_WORD[word]
 
 
 def judge(step: Step, position: int) -> Cause:
-    """The cause of one divergence: the first one, by the priority of its reason, whose evidence does not differ.
+    """The cause of one divergence: the first one, in the order of the rows, whose evidence does not differ.
 
     Where evidence that is needed for an origin was not observed, the cause is `gap` instead, propagated, with that
     reason in `instead`; only `resumed` comes before it.
@@ -278,18 +248,17 @@ def judge(step: Step, position: int) -> Cause:
         position: index of the divergence in `step.sites`.
     """
     gap: Cause | None = None
-    for reason in _reasons_for(step.sites[position].kind):
-        if gap is not None and reason.priority < 90:
+    site = step.sites[position]
+    for reason in ROWS:
+        if (reason.kinds and site.kind not in reason.kinds) or (gap is not None and reason.word != "resumed"):
             continue
         made = reason.cause_of(step, position)
         if made is None or with_state(made.evidence, Known.DIFFERS):
             continue
-        if made.role is Role.ORIGIN and any(fact.needed for fact in with_state(made.evidence, Known.UNSEEN)):
-            gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
-            if gap.module not in {"", step.sites[position].fqn}:
-                gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
-            continue
-        if gap is None or reason.word == "resumed":
+        if made.role is not Role.ORIGIN or not any(fact.needed for fact in with_state(made.evidence, Known.UNSEEN)):
             return made
-        return gap
-    raise AssertionError(step.sites[position])  # `propagated` always applies
+        gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
+        if gap.module not in {"", site.fqn}:
+            gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
+    assert gap is not None  # `propagated` always applies
+    return gap

@@ -124,7 +124,7 @@ def find_change_between_steps(at: View) -> Iterator[Finding]:
     names a.
     """
     if at.first.only:
-        yield found("changed-outside", side=at.first.only, step=at.first.step - (not at.site.call))
+        yield found("changed-in-one", side=at.first.only, step=f"{at.first.step - (not at.site.call)}")
     hand = [side for side, by_hand in zip("ab", at.step.comparison.by_hand, strict=True) if by_hand]
     if at.union in at.table.left and hand:
         yield found("no-optimizer", side=hand[0])

@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_state
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.forward import find_attributes_of
+from introspect_cli.compare.reasons.forward import find_attributes_of, number_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.settings.differences import Difference
-from introspect_cli.compare.settings.hyperparameters import (
-    RECORDED,
-    hyperparameter_changes,
-    recorded_names,
-)
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
 from introspect_cli.compare.settings.settings import chooses_kernel
 from introspect_cli.compare.step import (
     PASSES,
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
+    from introspect_cli.compare.settings.differences import Difference
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 
 def optimizer_cause(step: Step, position: int) -> Cause | None:
@@ -114,18 +111,14 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
     The first differing count of the parameter decides.
     """
-    table, fqn = at.table, at.site.fqn
-    alignment = table.alignment
-    for union in alignment.by_fqn.get(fqn, []):
-        if KINDS[alignment.kind[union]] is Kind.OPTIMIZER_STATE and "step" in alignment.path[union]:
-            one, two = table.plain(union, "a"), table.plain(union, "b")
-            try:
-                counts = float(one or "nan"), float(two or "nan")
-            except ValueError:
-                return
-            if None not in (one, two) and counts[0] != counts[1] and 1.0 in counts:
-                yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=one, b=two)
-                return
+    table, alignment = at.table, at.table.alignment
+    unions = [u for u in alignment.by_fqn.get(at.site.fqn, []) if KINDS[alignment.kind[u]] is Kind.OPTIMIZER_STATE]
+    for union in (u for u in unions if "step" in alignment.path[u]):
+        texts = table.plain(union, "a"), table.plain(union, "b")
+        counts = number_of(texts[0]), number_of(texts[1])
+        if counts[0] != counts[1] and 1.0 in counts and not np.isnan(counts).any():
+            yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=texts[0], b=texts[1])
+            return
 
 
 @finds("optimizer")
@@ -151,10 +144,10 @@ def find_untouched(at: View) -> Iterator[Finding]:
 def left_in_optimizer(at: View) -> Iterator[str]:
     """Codes of the remaining causes: the optimizer; its state, hyper-parameters and gradients where not recorded.
 
-    For a state at the start of a step only `optimizer-state-loaded`.
+    For a state at the start of a step only `checkpoint`.
     """
     if at.site.phase is Phase.START:
-        yield "optimizer-state-loaded"
+        yield "checkpoint"
         return
     yield "optimizer"
     later = at.step.comparison.offset or not at.is_first_step
@@ -186,55 +179,24 @@ def applying_hyperparameters(at: View) -> list[Difference]:
 
 
 def hyperparameter_changes_of(at: View) -> list[Difference]:
-    """Hyper-parameters of the parameter that differ, from settings and from records of the step.
+    """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
-    Settings describe the first step, so a learning rate recorded for the parameter's group replaces theirs, and none is
-    given where the recorded ones are equal. Under an offset settings count only for names that were not recorded, and
-    only if the rate was.
+    Settings describe the first step, so they count only for names that were not recorded in this one, unless the group
+    has another number in b; under an offset only if the learning rate was recorded.
     """
-    settled, recorded = at.setup.changes_for(at.site.fqn), recorded_names(at.table)
-    if at.step.comparison.offset:
-        settled = [change for change in settled if "lr" in recorded and change.name not in recorded]
-    names = {change.name for change in settled}
-    others = [
-        change
-        for change in at.hyperparameters
-        if not (not change.of and change.about in names) and not (settled and None in (change.a, change.b))
-    ]
-    rates = None if at.setup.renumbered else _recorded_rates(at)
-    if rates is None:
-        return [*settled, *others]
-    rest = [change for change in (*settled, *others) if change.about != "lr"]
-    if rates[0] == rates[1]:
-        return rest
-    factors = [change for change in rest if change.about.startswith(_FACTOR)]
-    return [Difference(RECORDED, "lr", *rates, "lr"), *(change for change in rest if change not in factors)]
+    recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.group_of(at.site.fqn)
+    offset, seen = at.step.comparison.offset, Kind.HYPERPARAMETER in at.step.comparison.kinds
+    changes = hyperparameter_changes(at.table, at.step.last_text, held) if held and seen else []
+    if not offset or "lr" in recorded:
+        later = recorded if held or offset else set[str]()
+        changes += [change for change in at.setup.changes_for(at.site.fqn) if change.name not in later]
+    names, told = {change.about for change in changes}, bool(changes)
+    others = (change for change in at.hyperparameters if change.about not in names)
+    return [*changes, *(change for change in others if not (told and None in (change.a, change.b)))]
 
 
 _FACTOR = "lr_"
 """How a script's notes begin of what it makes a group's rates of; no optimizer reads them."""
-
-
-def _recorded_rates(at: View) -> tuple[str, str] | None:
-    """Learning rates recorded in the step for the parameter's group, of a and of b.
-
-    None where either is missing, or where not just one optimizer of both runs holds the parameter.
-    """
-    held = at.setup.groups_of(at.site.fqn)
-    if held is None:
-        return None
-    table, name = at.table, held[0]
-    one, two = (
-        next((table.plain(u, side) for u in table.rows_of(side) if _is_rate(table, u, name, number)), None)
-        for side, number in zip("ab", held[1:], strict=True)
-    )
-    return None if one is None or two is None else (one, two)
-
-
-def _is_rate(table: Table, union: int, optimizer: str, group: int) -> bool:
-    """Whether a site is the recorded learning rate of group number `group` of an optimizer."""
-    alignment = table.alignment
-    return alignment.fqn[union] == optimizer and alignment.path[union] == f"[{group}]['lr']"
 
 
 # --- tensors that a step changes and no optimizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.evidence import Known, Thing
 from introspect_cli.compare.names import FORWARD, ancestors, owner_of
 from introspect_cli.compare.result import Role, SettingChange, Size
-from introspect_cli.compare.settings.beginning import events_of, parting
+from introspect_cli.compare.settings.beginning import first_difference
 from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.step import unseen_inside
@@ -295,7 +295,7 @@ class View:
             return f"{self.site.fqn} (evaluation)" if self.site.phase is Phase.EVAL else self.site.fqn
         if self.site.kind is Kind.RNG and self.is_first_step and self.site.phase is Phase.START:
             # in the main process, loaders and data sets draw from its generators
-            a, b = (events_of(run, self.first.rank, self.site.fqn) or [] for run in self.runs)
-            return "" if a and b and parting(a, b).is_unseen else None
+            parted = first_difference(self.runs, self.first.rank, self.site.fqn)
+            return "" if parted.a and parted.b and parted.is_unseen else None
         known = {fact.known for fact in self.cause.rests_on(Thing.BATCHES)}
         return "" if self.cause.reason == "plain" or Known.UNSEEN in known else None

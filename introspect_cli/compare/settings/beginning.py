@@ -27,22 +27,27 @@ DOCUMENT = "beginning"
 SEEDINGS_DOCUMENT = "seedings"
 """The settings document that a capture notes it in; it is compared here alone."""
 
-GENERATORS = {
+SCRIPT = "script"
+"""Stands for generators that the script made: of their seedings, where a generator's name stands."""
+_SET_BY = {
     "torch.manual_seed": "torch",
     "torch.set_rng_state": "torch",
     "random.seed": "python",
     "random.setstate": "python",
     "numpy.random.seed": "numpy",
     "numpy.random.set_state": "numpy",
+    "numpy.random.default_rng": SCRIPT,
+    "random.Random": SCRIPT,
 }
 """Which generator a function sets; `torch.manual_seed` sets those of accelerators too."""
+_DRAWN_OF_SCRIPT = "own"
+"""Stands for generators that the script made, where it is about draws."""
 
 MODES = ("train", "eval")
 """What stands as the function of a module that drew when it was called."""
 
 MAY_REST_ON_THEM = frozenset({"initial", "batch", "script", "plain"})
 """Reasons of what a script may have made with numbers of a generator that it made."""
-_OF_THE_SCRIPT = frozenset({"numpy.random.default_rng", "random.Random"})
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Event:
     """One seeding of a generator, or one draw from it.
 
     Attributes:
+        generator: `torch`, `python`, `numpy`, or what stands for those that the script made; "" for another one.
         seed: what it was seeded with; "" for a draw.
         state: the generator's state before a draw.
         by: the function; of a module that drew when it was called, its mode, one of `MODES`; "" for a draw by something
@@ -58,21 +64,15 @@ class Event:
         line: of the user's code; where nobody saw what drew, the line that came next; of a module, where the outermost
             one was called. "" for none.
         arguments: what the function was given beside what it fills; None where that is not on record.
-        of_script: whether it drew from a generator that the script made itself.
     """
 
+    generator: str
     seed: str
     state: str
     by: str
     name: str
     line: str
     arguments: str | None = None
-    of_script: bool = False
-
-    @property
-    def is_unseen(self) -> bool:
-        """Whether it is not known what drew (`by` is ""), as for `randn` or a loader."""
-        return not self.by
 
     @property
     def what(self) -> tuple[str, str, str]:
@@ -109,25 +109,41 @@ class Parting(NamedTuple):
 
         False for none.
         """
-        return any(self.first) and all(event.is_unseen for event in self.first if event is not None)
+        return any(self.first) and not any(event.by for event in self.first if event is not None)
+
+    def finding(self) -> Iterator[Finding]:
+        """Finding for the first events that differ: another seed or state, or two events, one of which may be missing.
+
+        Nothing where no event differs.
+        """
+        one, two = self.first
+        common = self.b[: self.agreed]
+        before = sum(not event.seed for event in common)
+        if one is not None and two is not None and one.seed and two.seed and one.by == two.by:
+            yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line)
+        elif one is not None and two is not None and one.what == two.what:
+            yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=before)
+        elif one is not None or two is not None:
+            yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
 
 
-def parting(a: Sequence[Event], b: Sequence[Event]) -> Parting:
-    """Where two lists of events part: both lists, and how many events from the start are alike (`_is_alike`)."""
-    shorter = range(min(len(a), len(b)))
-    both = {event.name for event in a} & {event.name for event in b}
-    same = next((place for place in shorter if not _is_alike(a, b, place, both)), len(shorter))
-    return Parting(a, b, same)
+def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Parting:
+    """Where seedings of a generator, and draws from it, part before the first step of two runs (`_is_alike`).
 
-
-def partings(runs: tuple[Run, Run], rank: int) -> list[Parting]:
-    """How far seedings and draws before the first step are alike on a rank: a `Parting` each for torch, python, numpy.
-
-    Always three, in this order, also where nothing parts. A run without events on record counts as one with none.
+    No events where either run has no record of them.
     """
-    generators = dict.fromkeys(GENERATORS.values())
-    both = ([events_of(run, rank, generator) or [] for run in runs] for generator in generators)
-    return [parting(a, b) for a, b in both]
+    a, b = (events_of(run, rank) for run in runs)
+    one, two = ([event for event in events or () if event.generator == generator] for events in (a, b))
+    if a is None or b is None:
+        return Parting((), (), 0)
+    shorter = range(min(len(one), len(two)))
+    both = {event.name for event in one} & {event.name for event in two}
+    return Parting(one, two, next((at for at in shorter if not _is_alike(one, two, at, both)), len(shorter)))
+
+
+def first_differences(runs: tuple[Run, Run], rank: int) -> list[Parting]:
+    """`first_difference` for torch, python and numpy, in this order, also where nothing parts."""
+    return [first_difference(runs, rank, generator) for generator in ("torch", "python", "numpy")]
 
 
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collection[str]) -> bool:
@@ -149,43 +165,19 @@ def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collecti
         return False
     after = [events[place + 1 : place + 2] for events in (a, b)]
     is_set = any(other.seed for events in after for other in events)
-    return not one.is_unseen or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
+    return bool(one.by) or is_set or [e.state for e in after[0]] == [e.state for e in after[1]]
 
 
 def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterator[Finding]:
-    """Finding for the first seeding or draw before the first step that differs.
+    """Finding for the first seeding or draw before the first step that differs, where a generator's state differs.
 
-    Nothing where a run has no record of them. Where none differs, but the function of b's last draw is unknown, it is
-    that draw, as the state after it is what differs.
-
-    Args:
-        runs: a and b.
-        rank: number of the rank.
-        generator: its name; "" for all.
+    Where none differs, but the function of b's last draw is unknown, it is that draw, as the state after it is what
+    differs.
     """
-    a, b = (events_of(run, rank, generator) for run in runs)
-    if a is None or b is None:
-        return
-    parted = parting(a, b)
-    if not any(parted.first) and b and b[-1].is_unseen:  # the state after the last draw is that which differs
-        parted = Parting(a, b, len(b) - 1)
-    yield from _find_difference(parted)
-
-
-def _find_difference(parted: Parting) -> Iterator[Finding]:
-    """Finding for the first events that differ: another seed or state, or two events, one of which may be missing.
-
-    Nothing where no event differs.
-    """
-    one, two = parted.first
-    common = parted.b[: parted.agreed]
-    before = sum(not event.seed for event in common)
-    if one is not None and two is not None and one.seed and two.seed and one.by == two.by:
-        yield found("seeded", by=one.by, a=one.seed, b=two.seed, line=two.line or one.line)
-    elif one is not None and two is not None and one.what == two.what:
-        yield found("other-state", draw=str(two), since=str(common[-1]) if common else "", before=before)
-    elif one is not None or two is not None:
-        yield found("draws-differ", a=one and str(one), b=two and str(two), before=before)
+    parted = first_difference(runs, rank, generator)
+    if not any(parted.first) and parted.b and not parted.b[-1].by:
+        parted = parted._replace(agreed=len(parted.b) - 1)
+    yield from parted.finding()
 
 
 def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
@@ -203,21 +195,12 @@ def find_script_seedings(runs: tuple[Run, Run], rank: int) -> Iterator[Finding]:
 
     Else the seeds of the first variable that differs, unless they are equal.
     """
-    findings = list(_find_difference(script_seedings(runs, rank)))
+    findings = list(first_difference(runs, rank, SCRIPT).finding())
     yield from findings
     for name, ((label, seed, _), (_, seed_b, _)) in [] if findings else variables_that_differ(runs, rank).items():
         if seed != seed_b:
             yield found("seeded", by=label, a=seed, b=seed_b, line=name)
         return
-
-
-def script_seedings(runs: tuple[Run, Run], rank: int) -> Parting:
-    """Where the events part in which the script made its own generators (`default_rng`, `Random`).
-
-    Events not on record count as none.
-    """
-    a, b = ([event for event in events_of(run, rank, "") or [] if event.by in _OF_THE_SCRIPT] for run in runs)
-    return parting(a, b)
 
 
 def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -241,12 +224,13 @@ def last_fillings(runs: tuple[Run, Run], rank: int, name: str) -> tuple[Event | 
 
     Draws by a module as it was called do not count.
     """
-    last: list[Event | None] = []
-    for run in runs:
-        drawn = [event for event in events_of(run, rank, "") or [] if event.by not in MODES]
-        named = [event for event in drawn if event.name == name]
-        last.append(next(reversed(named), None))
-    return last[0], last[1]
+    one, two = (
+        next(
+            (each for each in reversed(events_of(run, rank) or ()) if each.name == name and each.by not in MODES), None
+        )
+        for run in runs
+    )
+    return one, two
 
 
 def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Finding]:
@@ -259,9 +243,11 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
     one, two = last_fillings(runs, rank, name)
     if one is None or two is None:
         if one or two:
-            yield found("filled-in-one", by=str(one or two), side="a" if one else "b")
-    elif (one.by, one.of_script) != (two.by, two.of_script) or (one.of_script and one.state != two.state):
-        yield found("filled-by", a=str(one), b=str(two))
+            yield found("filled", a=one and str(one), b=two and str(two))
+        return
+    by_script = _DRAWN_OF_SCRIPT in {one.generator, two.generator}
+    if one.by != two.by or (by_script and (one.generator, one.state) != (two.generator, two.state)):
+        yield found("filled", a=str(one), b=str(two))
     elif one.state != two.state:
         yield from find_first_event(runs, rank, "torch")
     elif one.arguments != two.arguments and None not in (one.arguments, two.arguments):
@@ -270,8 +256,8 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
         yield found("changed-after-draw", by=str(two))
 
 
-def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
-    """Seedings and draws of one generator, of all for "", in their order.
+def events_of(run: Run, rank: int) -> Sequence[Event] | None:
+    """Seedings and draws before the first step, in their order.
 
     Lines that are neither are passed over. None where the rank's beginning was not recorded, [] where it was and
     nothing happened.
@@ -283,71 +269,40 @@ def events_of(run: Run, rank: int, generator: str) -> Sequence[Event] | None:
     for words in (str(line).split(" ") for line in document["events"]):
         fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
-            if generator in {"", GENERATORS.get(fields[1])}:
-                events.append(Event(fields[2], "", fields[1], "", " ".join(fields[3:])))
-        elif words[0] == "draw" and len(words) >= 6 and generator in {"", fields[1]}:
+            events.append(Event(_SET_BY.get(fields[1], ""), fields[2], "", fields[1], "", " ".join(fields[3:])))
+        elif words[0] == "draw" and len(words) >= 6:
             by, given, arguments = fields[3].partition("(")
             given_to = arguments.removesuffix(")").replace(",", ", ") if given else None
-            event = Event("", fields[2], by, fields[4], " ".join(fields[5:]), given_to, fields[1] == "own")
-            events.append(event)
+            events.append(Event(fields[1], "", fields[2], by, fields[4], " ".join(fields[5:]), given_to))
     return events
 
 
 # --- calls that set a random state, in or just before a step, in one run alone or with another seed
 
 
-def differing_calls(runs: tuple[Run, Run], first: Divergence) -> tuple[list[Event], list[Event]]:
-    """Calls in a, and in b, that set the divergence's generator with a function and seed that the other run's lack.
+def differing_calls(runs: tuple[Run, Run], first: Divergence) -> Parting:
+    """Calls of each run that set the divergence's generator with a function and seed that the other run's lack.
 
-    Those within the divergence's step; for a state at its start, those since the step recorded before it began.
+    Those within the divergence's step; for a state at its start, those since the step recorded before it began. What a
+    state is set to counts as a seed: `#` and a digest of it.
     """
-    sides = []
+    generator = generator_of(first.site)
+    sides: list[list[Event]] = []
     for run, step in zip(runs, (first.step, first.step_b), strict=True):
         recorded = run.rank(first.rank).entries["step"]
         before = recorded[recorded < step]
         since = int(before[-1]) if len(before) else step - 1
         begins = {"before": (since + 1, step), "in": (since, step - 1)}
         spans = begins if first.site.phase is Phase.START else {"in": (step, step)}
-        sides.append(
-            [
-                event
-                for stage, called_in, event in _recorded_calls(run, first.rank)
-                if stage in spans
-                and _sets_generator(event.by, generator_of(first.site))
-                and called_in[0] <= spans[stage][1]
-                and called_in[1] >= spans[stage][0]
-            ]
-        )
+        lines = run.settings_of(first.rank).document(SEEDINGS_DOCUMENT).get("set")
+        sides.append([])
+        for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
+            if len(words) < 7 or not all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
+                continue
+            by, low, high = words[4], *spans.get(words[0], (1, 0))
+            of_device = ":" in generator and by.startswith(("torch.cuda.", "torch.manual_seed"))
+            if (of_device or _SET_BY.get(by) == generator) and int(words[1]) <= high and int(words[2]) >= low:
+                sides[-1].append(Event(generator, words[5], "", by, "", " ".join(words[6:]).removeprefix("-")))
     of_a, of_b = ({event.what for event in side} for side in sides)
     one, two = ([event for event in side if event.what not in of_a & of_b] for side in sides)
-    return one, two
-
-
-def find_differing_call(one: Sequence[Event], two: Sequence[Event]) -> Iterator[Finding]:
-    """Finding on the first call of each run: another seed or state if by one function.
-
-    Else one for each run that has a call. Nothing for no calls.
-    """
-    if one and two and one[0].by == two[0].by:
-        yield found("seeded", by=one[0].by, a=one[0].seed, b=two[0].seed, line=two[0].line)
-    else:
-        yield from (found("set-in-one", by=str(each[0]), side=side) for each, side in ((one, "a"), (two, "b")) if each)
-
-
-def _sets_generator(by: str, generator: str) -> bool:
-    """Whether function `by` sets `generator`; `cuda:0` is set by `torch.cuda.*` and `torch.manual_seed*`."""
-    return GENERATORS.get(by) == generator or (":" in generator and by.startswith(("torch.cuda.", "torch.manual_seed")))
-
-
-def _recorded_calls(run: Run, rank: int) -> Iterator[tuple[str, tuple[int, int], Event]]:
-    """All recorded calls that set a state, malformed lines skipped.
-
-    Each with its stage (`in` a step, or `before` what is first recorded of it), the first and last step in which that
-    line makes it, and the seed (or `#` and a digest of a state) that it is given at first.
-    """
-    lines = run.settings_of(rank).document(SEEDINGS_DOCUMENT).get("set")
-    for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
-        if len(words) >= 7 and all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
-            line = " ".join(words[6:])
-            event = Event(words[5], "", words[4], "", "" if line == "-" else line)
-            yield words[0], (int(words[1]), int(words[2])), event
+    return Parting(one, two, 0)

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import some
-from introspect_cli.compare.settings.differences import Difference, unequal
+from introspect_cli.compare.settings.differences import Difference, on_one_line, unequal
 from introspect_cli.compare.table import KINDS
 from introspect_cli.records import SCALER, SETTING_KINDS
 from introspect_cli.texts import begin_alike
@@ -28,7 +28,9 @@ _Hyperparameters = dict[str, dict[str, Any]]
 """Of an optimizer, parameter to the hyper-parameters of its group; groups without names under their number."""
 
 
-def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | None]) -> list[Difference]:
+def hyperparameter_changes(
+    table: Table, last_value: Callable[[int, str], str | None], of_group: tuple[str, str] | None = None
+) -> list[Difference]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
     The name of a change has its groups and optimizers in it only where not all have the change.
@@ -40,17 +42,20 @@ def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | 
         table: the step.
         last_value: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
             Asked only for sites that both runs have; of others the missing value is None.
+        of_group: optimizer and number of the only group that is meant; None for all.
     """
     alignment = table.alignment
-    changed: dict[tuple[str, str], dict[tuple[str | None, str | None], list[str]]] = {}
-    groups: dict[tuple[str, str], None] = {}
+    alike: dict[tuple[str, tuple[str | None, str | None]], list[tuple[str, str]]] = {}
+    groups: list[tuple[str, str]] = []
     in_b = set(alignment.b_ids.tolist())
     for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
         if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
             continue
         match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
         group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
-        groups[alignment.fqn[union], group] = None
+        if of_group not in {None, (alignment.fqn[union], group)}:
+            continue
+        groups.append((alignment.fqn[union], group))
         if table.checksum(union, "a") == table.checksum(union, "b"):
             continue
         name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
@@ -59,17 +64,13 @@ def hyperparameter_changes(table: Table, last_value: Callable[[int, str], str | 
         if elsewhere and None in values:
             values = (values[0] or last_value(union, "a"), values[1] or last_value(union, "b"))
         if values[0] != values[1] and not (elsewhere and None in values):
-            changed.setdefault((alignment.fqn[union], name), {}).setdefault(values, []).append(group)
-    owners = dict.fromkeys(fqn for fqn, _ in groups)
-    alike: dict[tuple[str, str, tuple[str | None, str | None]], list[str]] = {}
-    for (fqn, name), by_values in changed.items():
-        count = sum(1 for owner, _ in groups if owner == fqn)
-        for values, members in by_values.items():
-            label = f"{name} (group {', '.join(dict.fromkeys(members))})" if len(members) < count else name
-            alike.setdefault((label, name, values), []).append(fqn)
+            alike.setdefault((name, values), []).append(groups[-1])
     named: dict[str, Difference] = {}
-    for (label, name, values), members in alike.items():
-        of = "" if len(members) == len(owners) else ", ".join(members)
+    for (name, values), members in alike.items():
+        owners = list(dict.fromkeys(owner for owner, _ in members))
+        of = "" if len(owners) == len({owner for owner, _ in groups}) else ", ".join(owners)
+        every = {*members} == {each for each in groups if each[0] in owners}
+        label = name if every else f"{name} (group {', '.join(dict.fromkeys(group for _, group in members))})"
         shown = f"{of} {label}" if of else label
         named[shown] = Difference(RECORDED, shown, *values, name, of)
     if "lr" in named:
@@ -135,22 +136,20 @@ class Optimizers:
             one, two = (side[name].get(parameter) for side in self.paired)
             if one is not None and two is not None:
                 for key, x, y in _differing_values(one, two):
-                    changes[key] = Difference(RECORDED, key, _value_text(x), _value_text(y), key)
+                    changes[key] = Difference(RECORDED, key, *on_one_line(x, y), key)
         return list(changes.values())
 
-    def groups_of(self, parameter: str) -> tuple[str, int, int] | None:
-        """(optimizer, number of the parameter's group in a, in b).
-
-        None unless just one optimizer holds it in both runs.
-        """
-        names = [name for name in self.paired[0] if all(parameter in side.get(name, {}) for side in self.paired)]
-        if len(names) != 1:
-            return None
-        numbers = []
-        for held in (side[names[0]] for side in self.paired):
-            groups = list({id(values): None for values in held.values()})
-            numbers.append(groups.index(id(held[parameter])))
-        return names[0], numbers[0], numbers[1]
+    def group_of(self, parameter: str) -> tuple[str, str] | None:
+        """(optimizer, number of the parameter's group); None unless it is one, and the same, in both runs."""
+        one, two = (
+            [
+                (name, str(list({id(values): None for values in held.values()}).index(id(held[parameter]))))
+                for name, held in side.items()
+                if parameter in held
+            ]
+            for side in self.paired
+        )
+        return one[0] if one == two and len(one) == 1 else None
 
     def other_holders(self, parameter: str) -> tuple[list[str], list[str]] | None:
         """Optimizers that hold a parameter, of a and of b, where they differ; None where they do not.
@@ -207,10 +206,6 @@ def _differing_values(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tu
     began = a.get("lr") != b.get("lr")  # then a scheduler's note of where lr began says nothing more
     noted = "initial_lr" in a and "initial_lr" in b  # else one run has no scheduler, which moves lr if anything
     return (change for change in unequal(a, b) if change[0] != "initial_lr" or (noted and not began))
-
-
-def _value_text(value: Any) -> str | None:
-    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -37,7 +38,7 @@ from introspect_cli.store.documents import gpu_names
 from introspect_cli.texts import begin_alike, clean, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from introspect_cli.records import ModuleInfo
@@ -138,20 +139,20 @@ def _paired_files(
     count only where just one file left in each run has it.
     """
     pairs = [(name, name) for name in a if name in b]
-    only_a, only_b = ([name for name in names_in if name not in other] for names_in, other in ((a, b), (b, a)))
-    for key in (
-        lambda of, name: of[name].content_key,
-        lambda _, name: PurePath(name).name,
-        lambda of, name: of[name].ending,
-    ):
-        keys_a, keys_b = ([key(of, name) for name in names] for of, names in ((a, only_a), (b, only_b)))
-        for at, name in list(enumerate(only_a)):
-            if keys_a.count(keys_a[at]) == keys_b.count(keys_a[at]) == 1:
-                other = only_b[keys_b.index(keys_a[at])]
-                pairs.append((name, other))
-        only_a = [name for name in only_a if all(name != first for first, _ in pairs)]
-        only_b = [name for name in only_b if all(name != second for _, second in pairs)]
-    return pairs, only_a, only_b
+    left = [[file for name, file in one.items() if name not in two] for one, two in ((a, b), (b, a))]
+    keys: tuple[Callable[[ReadFile], object], ...] = (
+        lambda file: file.content_key,
+        lambda file: PurePath(file.name).name,
+        lambda file: file.ending,
+    )
+    for key in keys:
+        counts = [Counter(map(key, files)) for files in left]
+        alone = [{key(file): file for file in files} for files in left]
+        both = [each for each in alone[0] if counts[0][each] == counts[1][each] == 1]
+        pairs += [(alone[0][each].name, alone[1][each].name) for each in both]
+        left = [[file for file in files if key(file) not in both] for files in left]
+    one, two = ([file.name for file in files] for files in left)
+    return pairs, one, two
 
 
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
@@ -162,18 +163,18 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     """
     if a.content_key == b.content_key or not (a.digest and b.digest):
         return
+    shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
     text_a, text_b = a.text(), b.text()
-    if text_a is not None and text_b is not None:
-        shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
-        values = parsed(text_a, a.ending), parsed(text_b, b.ending)
-        if None not in values:
-            for value, x, y in islice(unequal_values(*values), _MOST):
-                yield Difference(FILES, f"{shown}: {value}", x, y, value)
-            return
+    if text_a is None or text_b is None:
+        yield Difference(FILES, shown, a.digest, b.digest)
+        return
+    values = parsed(text_a, a.ending), parsed(text_b, b.ending)
+    if None in values:
         for line, x, y in first_unequal_line(text_a, text_b):
             yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
     else:
-        yield Difference(FILES, a.name if a.name == b.name else f"{a.name} and {b.name}", a.digest, b.digest)
+        for value, x, y in islice(unequal_values(*values), _MOST):
+            yield Difference(FILES, f"{shown}: {value}", x, y, value)
 
 
 # --- a text
@@ -185,6 +186,8 @@ def parsed(text: str, ending: str) -> Any:
     None for another ending, malformed text, more than `_MOST_NODES` values, and what is no list or mapping; for TOML
     also before Python 3.11.
     """
+    import configparser
+
     try:
         if ending == ".json":
             content = json.loads(text)
@@ -195,24 +198,14 @@ def parsed(text: str, ending: str) -> Any:
 
             content = tomllib.loads(text)
         elif ending in {".ini", ".cfg", ".conf"}:
-            content = _ini_sections(text)
+            parser = configparser.RawConfigParser(strict=False)
+            parser.read_string(text)
+            content = {section: dict(parser.items(section)) for section in parser.sections()}
         else:
             return None
-    except (ValueError, yaml.YAMLError, RecursionError):
+    except (ValueError, yaml.YAMLError, configparser.Error, RecursionError):
         return None
     return content if isinstance(content, (dict, list)) and _is_small(content) else None
-
-
-def _ini_sections(text: str) -> dict[str, dict[str, str]] | None:
-    """Sections of an INI text, each as a dictionary; None where it is malformed."""
-    import configparser
-
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        parser.read_string(text)
-        return {section: dict(parser.items(section)) for section in parser.sections()}
-    except configparser.Error:
-        return None
 
 
 def _is_small(root: Any) -> bool:
@@ -235,14 +228,8 @@ def _parsed_yaml(text: str) -> Any:
     """The data of a YAML text; None where it is empty or too large. yaml.YAMLError where it is malformed."""
     if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
         return None
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None or not _is_small(node):
-            return None
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+    node = yaml.compose(text, yaml.SafeLoader)
+    return yaml.safe_load(text) if node is not None and _is_small(node) else None
 
 
 def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
@@ -597,7 +584,7 @@ class Blame:
 
     Attributes:
         weights: those of the reason why the runs diverge, by the setting's source; None where they do not.
-        names: a pattern of settings that weigh a little more for that reason; None for none.
+        names: a pattern of settings that weigh a little more for that reason; "" for none.
         hyperparameters: what differs of them as recorded at the diverging step.
         rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
         modules: the module whose code is meant and those around it, the innermost first.
@@ -609,7 +596,7 @@ class Blame:
     """
 
     weights: Mapping[str, float] | None = None
-    names: re.Pattern[str] | None = None
+    names: str = ""
     hyperparameters: Sequence[Difference] = ()
     rounding: bool = False
     modules: Sequence[ModuleInfo] = ()
@@ -676,7 +663,8 @@ class Blame:
             base += 0.25
         if self.rounding:
             base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
-        if self.names is not None and source not in {"packages", "scalers"} and self.names.search(name):
+        named = self.names and re.search(self.names, name, re.IGNORECASE)
+        if named and source not in {"packages", "scalers"}:
             base += 0.1
         return max(min(base, 1.0), 0.5 * (source == RECORDED))
 

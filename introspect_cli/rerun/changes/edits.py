@@ -40,66 +40,27 @@ Edit: TypeAlias = tuple[int, int, int, int]
 """First line and end (the line behind the last, from 0) of lines of a, and of those of b that replace them."""
 
 
-def edits_of(file: str, text_a: str, text_b: str) -> list[Change]:
-    """The changes that make `text_b` of `text_a`, in the file's order; [] where both parse to the same.
+def edits_of(file: str, text_a: str, text_b: str) -> dict[Change, tuple[Edit, ...]]:
+    """The changes that make `text_b` of `text_a`, each with its edits, in the file's order; {} if both parse the same.
 
-    One change of the whole file where it cannot be parsed, or is too large (`_edits_by_change`).
+    A change is one line where lines of a hunk can be replaced one by one, else a hunk, joined with those after it until
+    the text can be parsed; what leaves the parsed text the same is left out.
+
+    The whole file is one change where a text cannot be parsed, there are more than `_MOST_LINES` lines or
+    `_MOST_CHANGES` changes, or all changes together do not give b.
 
     Args:
         file: name of the file, whose ending says how it is parsed.
         text_a: what it holds in a.
         text_b: the same of b.
     """
-    return [change for change, _ in _edits_by_change(file, text_a, text_b)]
-
-
-def apply_edits(chosen: Iterable[Change | Piece], text_a: str, text_b: str) -> str:
-    """A's text with the changes `chosen` applied; `text_a` itself without any.
-
-    Unlike a whole-file change, the result may have other line ends.
-
-    Args:
-        chosen: changes of one file that `edits_of` gave; a change of the whole file gives the text of b.
-        text_a: what the file holds in a.
-        text_b: the same of b.
-
-    Raises:
-        ValueError: no text that can be parsed comes out.
-    """
-    chosen = [*chosen]
-    if not chosen:
-        return text_a
-    file = chosen[0].file
-    if any(isinstance(one, Change) and one.unit == "file" for one in chosen):
-        return text_b
-    sides = {(one.a, one.b) for one in chosen}
-    by_change = _edits_by_change(file, text_a, text_b)
-    edits = [edit for change, of in by_change if (change.a, change.b) in sides for edit in of]
-    text = _replace_lines(_lines(text_a), _lines(text_b), edits)
-    if _parse(file, text) is None:
-        raise ValueError(f"{file}: the chosen changes make no text that can be read")
-    return text
-
-
-def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, tuple[Edit, ...]]]:
-    """Each change of a file with its edits, in the file's order; [] where both texts parse to the same.
-
-    A change is one line where lines of a hunk can be replaced one by one, else a hunk, joined with those after it until
-    the text can be parsed; what leaves the parsed text the same is left out.
-
-    The whole file is one change, without edits, where a text cannot be parsed, there are more than `_MOST_LINES` lines
-    or `_MOST_CHANGES` changes, or all changes together do not give b.
-    """
-    if text_a == text_b:
-        return []
-    a, b = _parse(file, text_a), _parse(file, text_b)
-    whole: list[tuple[Change, tuple[Edit, ...]]] = [(changed_file(file, text_a, text_b), ())]
-    if a is None or b is None:
+    a, b, one, two = _parse(file, text_a), _parse(file, text_b), _lines(text_a), _lines(text_b)
+    whole: dict[Change, tuple[Edit, ...]] = {changed_file(file, text_a, text_b): ((0, len(one), 0, len(two)),)}
+    if text_a == text_b or (a is not None and a == b):
+        return {}
+    if a is None or b is None or len(one) + len(two) > _MOST_LINES:
         return whole
-    one, two = _lines(text_a), _lines(text_b)
-    if a == b or len(one) + len(two) > _MOST_LINES:
-        return [] if a == b else whole
-    edited: list[tuple[Change, tuple[Edit, ...]]] = []
+    edited: dict[Change, tuple[Edit, ...]] = {}
     together: tuple[Edit, ...] = ()
     opcodes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
     for hunk in [(low, high, start, stop) for tag, low, high, start, stop in opcodes if tag != "equal"]:
@@ -108,11 +69,24 @@ def _edits_by_change(file: str, text_a: str, text_b: str) -> list[tuple[Change, 
             values = [_parse(file, _replace_lines(one, two, edit)) for edit in edits]
             if edits and None not in values:
                 changing = (edit for edit, value in zip(edits, values, strict=True) if value != a)
-                edited += [(_change(file, one, two, edit), edit) for edit in changing]
+                edited |= {_change(file, one, two, edit): edit for edit in changing}
                 together = ()
                 break
-    every = _parse(file, _replace_lines(one, two, [edit for _, edits in edited for edit in edits]))
+    every = _parse(file, _replace_lines(one, two, [edit for edits in edited.values() for edit in edits]))
     return edited if every == b and len(edited) <= _MOST_CHANGES else whole
+
+
+def apply_edits(file: str, edits: Sequence[Edit], text_a: str, text_b: str) -> str:
+    """A's text with some edits that `edits_of` gave, whose line ends may be others.
+
+    Raises:
+        ValueError: no text that can be parsed comes out, nor that of b.
+    """
+    one, two = _lines(text_a), _lines(text_b)
+    text = _replace_lines(one, two, edits)
+    if _parse(file, text) is None and text != "\n".join(two):
+        raise ValueError(f"{file}: the chosen changes make no text that can be read")
+    return text
 
 
 def _parse(file: str, text: str) -> Any:
@@ -193,12 +167,11 @@ def definitions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.stmt
 
 def _scope(tree: ast.AST, side: Side) -> str:
     """Qualified name of the innermost function or class that holds the lines of `side`; "" for the module."""
-    around = [
-        name
-        for name, node in definitions(tree)
-        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0)
-    ]
-    return around[-1] if around else ""
+    around = ""
+    for name, node in definitions(tree):
+        if first_line(node) <= side.first and side.last <= (node.end_lineno or 0):
+            around = name
+    return around
 
 
 _DEFINES = re.compile(r"(?m)^(?:async )?(?:def|class) (\w+)")

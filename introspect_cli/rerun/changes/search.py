@@ -149,7 +149,6 @@ class Search:
         tell: shown a line for each.
         answers: the result of each attempt, by the positions of the elements that were as in b.
         runs: how many runs were made.
-        smallest: the smallest set so far without which b is the same as a.
     """
 
     sides: Sides
@@ -162,7 +161,6 @@ class Search:
     tell: Callable[[str], None]
     answers: dict[frozenset[int], Attempt] = field(default_factory=dict)
     runs: int = 0
-    smallest: frozenset[int] | None = None
 
     @property
     def everything(self) -> frozenset[int]:
@@ -202,16 +200,9 @@ class Search:
         return next((part for part in alone if self._is_needed(part)), None)
 
     def _is_needed(self, part: frozenset[int]) -> bool:
-        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged.
-
-        Sets `smallest` where it is and `part` is smaller.
-        """
+        """Whether b without the changes `part` is the same as a, by a run; False where that cannot be judged."""
         rest = self.everything - part
-        name = f"b without {self._names(part)}" if rest else "a again, unchanged"
-        same = self.judge(rest, name) is Verdict.SAME
-        if same and (self.smallest is None or len(part) < len(self.smallest)):
-            self.smallest = part
-        return same
+        return self.judge(rest, f"b without {self._names(part)}" if rest else "a again, unchanged") is Verdict.SAME
 
     def _suffices(self, part: frozenset[int]) -> bool:
         """Whether a with only the changes `part` diverges from a, by a run; False where that cannot be judged."""
@@ -256,10 +247,12 @@ class Search:
         Empty where none smaller than all changes is known.
         """
         sentence = f"not finished after {count(self.runs, 'run')} (--max-runs)"
-        if self.smallest is None or self.smallest == self.everything:
+        same = [self.everything - chosen for chosen, one in self.answers.items() if one.verdict is Verdict.SAME]
+        smallest = min(same, key=len, default=self.everything)
+        if smallest == self.everything:
             return self._proof(frozenset(), sentence)
-        left = f"what makes the runs diverge is among {count(len(self.smallest), 'change')}"
-        return self._proof(self.smallest, f"{sentence}: {left}")
+        left = f"what makes the runs diverge is among {count(len(smallest), 'change')}"
+        return self._proof(smallest, f"{sentence}: {left}")
 
     def _names(self, part: frozenset[int]) -> str:
         """Places of changes, as a list for a sentence: the first `_MAX_NAMED`, then how many more."""
@@ -357,7 +350,8 @@ class Search:
         recipe = self._recipe_with(elements)
         described = [
             sorted((name, source_digest(data)) for name, data in files.items()),
-            [*self.command.options, *self.command.links, *recipe.words, self.reference.until],
+            [self.command.options, self.command.links, recipe.options, recipe.started, recipe.arguments],
+            self.reference.until,
             sorted(recipe.environment.items()),
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
@@ -399,22 +393,17 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Seq
         fails: the question; asked of subsets, their items in the order of `items`, and never of the empty one.
     """
     parts = 2
-    while len(items) > 1:
+    while True:
         size = max(len(items) // parts, 1)
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        rests = [[item for item in items if item not in chunk] for chunk in chunks]
-        smaller = next((chunk for chunk in chunks if len(chunk) < len(items) and fails(chunk)), None)
+        rests = [[item for item in items if item not in chunk] for chunk in chunks if len(chunks) > 2]
+        smaller = next((part for part in (*chunks, *rests) if len(part) < len(items) and fails(part)), None)
         if smaller is not None:
-            items, parts = smaller, 2
-            continue
-        smaller = next((rest for rest in rests if 0 < len(rest) < len(items) and len(chunks) > 2 and fails(rest)), None)
-        if smaller is not None:
-            items, parts = smaller, max(parts - 1, 2)
+            items, parts = smaller, 2 if smaller in chunks else max(parts - 1, 2)
         elif size == 1:
-            break
+            return items
         else:
             parts = min(parts * 2, len(items))
-    return items
 
 
 def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
@@ -429,6 +418,6 @@ def files_with(elements: Sequence[Element], sides: Sides) -> dict[str, bytes]:
     changes = [item for item in elements if isinstance(item, Change)]
     pieces = [piece for change in changes for piece in change.pieces or (change,)]
     for name in {piece.file for piece in pieces}:
-        a, b = decoded(sides.a[name]) or "", decoded(sides.b[name]) or ""
-        files[name] = encoded(apply_edits([piece for piece in pieces if piece.file == name], a, b))
+        edits = [edit for one in pieces if one.file == name for edit in sides.edits[name, one.a, one.b]]
+        files[name] = encoded(apply_edits(name, edits, decoded(sides.a[name]) or "", decoded(sides.b[name]) or ""))
     return files

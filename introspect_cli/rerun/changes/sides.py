@@ -12,7 +12,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.settings.settings import ARGUMENT, ENV_NOISE, OPTION, arguments
 from introspect_cli.errors import UsageError
-from introspect_cli.rerun.changes.edits import edits_of, join_edits, overlaps
+from introspect_cli.rerun.changes.edits import Edit, edits_of, join_edits, overlaps
 from introspect_cli.rerun.place import Surroundings, survey
 from introspect_cli.rerun.recipe import Recipe, recipe_of
 from introspect_cli.rerun.recorded import decoded, project_root, recorded_files
@@ -41,6 +41,7 @@ class Sides:
         places: path of each file in a's directories, by name.
         a: what each of a's files held, by name.
         b: what each of b's did, by the name that the file has in a.
+        edits: what each change of a file replaces, by file and both sides.
         elements: what differs.
         unknown: what differs and cannot be tried, as clauses.
     """
@@ -50,6 +51,7 @@ class Sides:
     places: Mapping[str, Path]
     a: Mapping[str, bytes]
     b: Mapping[str, bytes]
+    edits: Mapping[object, Sequence[Edit]]
     elements: tuple[Element, ...]
     unknown: tuple[str, ...]
 
@@ -82,7 +84,7 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
         raise UsageError(
             f"the text of {some(gone, _SHOWN)} is not kept in {a.path}, and it was changed since: capture the run again"
         )
-    settings, secret = differing_settings(a, b)
+    settings, secret = differing_settings((a, b), (recipe, recipe_b))
     unknown = [f"{name}: its value was redacted" for name in secret]
     for side, files, held in (("a", one, held_a), ("b", two, held_b)):
         for name in filter(files.digests.__contains__, differing):
@@ -99,23 +101,27 @@ def sides_of(a: Run, b: Run, output: Path) -> Sides:
     times = [started_at(run) for run in (a, b)]
     before = times[0] if root != root_b else None if None in times else min(filter(None, times))
     around = survey(root, recipe.directory, {*places.values()}, before, output)
-    elements: tuple[Element, ...] = (*_changes(held_a, held_b, differing, one.digests), *settings)
-    return Sides(recipe, around, places, held_a, held_b, elements, tuple(dict.fromkeys(unknown)))
+    changes, edits = _changes(held_a, held_b, differing, one.digests)
+    return Sides(recipe, around, places, held_a, held_b, edits, (*changes, *settings), tuple(dict.fromkeys(unknown)))
 
 
 def _changes(
     held_a: Mapping[str, bytes], held_b: Mapping[str, bytes], differing: Collection[str], in_a: Collection[str]
-) -> list[Change]:
-    """The changes of the files in `differing` of which both texts are known, joined by `join_edits`."""
+) -> tuple[list[Change], dict[object, tuple[Edit, ...]]]:
+    """The changes of the files in `differing` of which both texts are known, joined by `join_edits`; and their edits.
+
+    Edits are by file and both sides of the change or, of a joined one, of its piece.
+    """
     names = [name for name in differing if name in held_a and name in held_b]
     one, two = ({name: decoded(held[name]) or "" for name in names} for held in (held_a, held_b))
-    edits = [edit for name in names for edit in edits_of(name, one[name], two[name])]
+    edits = {change: of for name in names for change, of in edits_of(name, one[name], two[name]).items()}
     new = {name: decoded(data) or "" for name, data in held_b.items() if name not in in_a}
     texts_a, texts_b = (
         {name: text for name, text in each.items() if name.endswith(".py")} for each in (one, two | new)
     )
     computes, *_ = changed_between(texts_a, texts_b, held_b)
-    return join_edits(edits, texts_a, texts_b, computes)
+    joined = join_edits([*edits], texts_a, texts_b, computes)
+    return joined, {(change.file, change.a, change.b): of for change, of in edits.items()}
 
 
 def _names_in_a(a: Recipe, b: Recipe) -> dict[str, str]:
@@ -167,16 +173,12 @@ def _setting_name(element: Element) -> str:
     return element.file if isinstance(element, Change) else element.name
 
 
-_DOCUMENTS = {"argument": "command", "environment": "environment", "capture": "seeds"}
-"""Settings document by axis; `capture` is an option of `introspect capture` that changes the run."""
-
-
 @dataclass(frozen=True)
 class Difference:
     """A difference between the runs that is not a text: a setting.
 
     Attributes:
-        axis: `argument`, `environment` or `capture`.
+        axis: `argument`, `environment` or `capture` (an option of `introspect capture` that changes the run).
         name: option or variable.
         a: its value in run a; None where absent. A list for options of several values, True for a flag.
         b: its value in run b.
@@ -209,18 +211,19 @@ def count_by_kind(elements: Collection[Element]) -> str:
     return settings if not files else changes if len(files) == len(elements) else f"{changes} and {settings}"
 
 
-def differing_settings(a: Run, b: Run) -> tuple[list[Difference], list[str]]:
+def differing_settings(runs: tuple[Run, Run], recipes: tuple[Recipe, Recipe]) -> tuple[list[Difference], list[str]]:
     """The settings that differ and can be changed, and the names of those that cannot since a value is redacted.
 
     Arguments, environment variables and capture options, in this order, each sorted by name. Environment variables that
     say nothing of a training (`ENV_NOISE`) are left out.
     """
     changeable, secret = [], []
-    for axis, document in _DOCUMENTS.items():
-        one, two = (run.settings.document(document) for run in (a, b))
-        if axis == "argument":
-            words = (command.get("arguments") for command in (one, two))
-            one, two = (arguments(map(str, given)) if isinstance(given, list) else {} for given in words)
+    settings = {
+        "argument": [arguments(recipe.arguments) for recipe in recipes],
+        "environment": [run.settings.document("environment") for run in runs],
+        "capture": [run.settings.document("seeds") for run in runs],
+    }
+    for axis, (one, two) in settings.items():
         for name, left, right in sorted(unequal(one, two), key=lambda item: item[0]):
             if axis == "environment" and ENV_NOISE.match(name):
                 continue
