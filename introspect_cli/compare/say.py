@@ -98,6 +98,7 @@ _LIKELY: Final[Mapping[str, str]] = {
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
+    "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
     "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }

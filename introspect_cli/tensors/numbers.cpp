@@ -100,19 +100,12 @@ PyObject *subscript(PyObject *object, PyObject *key) {
     return list_of(self, begin, end);
 }
 
-// Puts another number somewhere, or takes all from one on out.
+// Takes all from one on out.
 int assign(PyObject *object, PyObject *key, PyObject *value) {
     Numbers *self = (Numbers *)object;
-    if (value && !PySlice_Check(key)) {
-        Py_ssize_t at = PyNumber_AsSsize_t(key, PyExc_IndexError);
-        if (at == -1 && PyErr_Occurred()) return -1;
-        if (at < 0 || at >= self->count) return PyErr_Format(PyExc_IndexError, "no such number"), -1;
-        i64 number;
-        return is_number(value, number) ? (self->items[at] = number, 0) : -1;
-    }
     Py_ssize_t begin, end, step;
     if (value || !PySlice_Check(key) || PySlice_Unpack(key, &begin, &end, &step) < 0)
-        return PyErr_Occurred() ? -1 : (PyErr_Format(PyExc_TypeError, "a place wanted, or an end to take out"), -1);
+        return PyErr_Occurred() ? -1 : (PyErr_Format(PyExc_TypeError, "only an end can be taken out"), -1);
     PySlice_AdjustIndices(self->count, &begin, &end, step);
     if (step != 1 || end != self->count) return PyErr_Format(PyExc_ValueError, "only an end can be taken out"), -1;
     return self->count = begin, 0;

@@ -22,7 +22,7 @@ struct Hook {  // no list unless there are several sites: what the garbage colle
     long long number;
 };
 
-PyObject *sites_of(PyObject *object, void *) {
+PyObject *sites_of(PyObject *object) {
     Hook *self = (Hook *)object;
     PyObject *sites = PyList_New(1);
     if (!sites) return nullptr;
@@ -55,7 +55,7 @@ PyObject *call_hook(PyObject *object, PyObject *arguments, PyObject *) {
         if (slot >= 0) return Py_NewRef(Py_None);
         PyErr_Clear();  // what is wrong comes up again on the long way, where it is guarded
     }
-    PyObject *every = sites_of(object, nullptr);
+    PyObject *every = sites_of(object);
     PyObject *done = every ? PyObject_CallFunctionObjArgs(own->held[RECORD], every, gradient, nullptr) : nullptr;
     if (every) Py_DecRef(every);
     return done;
@@ -81,11 +81,10 @@ PyMemberDef MEMBERS[] = {
     {"number", T_LONGLONG, offsetof(Hook, number), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
-PyGetSetDef GETTERS[] = {{"sites", sites_of, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyMethodDef HOOK_METHODS[] = {{"add", add, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot HOOK_SLOTS[] = {
     {Py_tp_dealloc, (void *)free_hook}, {Py_tp_call, (void *)call_hook}, {Py_tp_members, MEMBERS},
-    {Py_tp_getset, GETTERS}, {Py_tp_methods, HOOK_METHODS}, {0, nullptr}};
+    {Py_tp_methods, HOOK_METHODS}, {0, nullptr}};
 PyType_Spec HOOK_SPEC = {
     "introspect_cli.tensors._kernels.Hook", sizeof(Hook), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, HOOK_SLOTS,

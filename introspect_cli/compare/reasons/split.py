@@ -18,7 +18,7 @@ from introspect_cli.compare.names import FORWARD
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.table import OTHER, kind_code
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches, values_of
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
 from introspect_cli.store.batch import scale_between
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from introspect_cli.records import Site
 
 _CLOSE, _EXACT = 1e-3, 1e-4
+_ROUND = 1e-5
+"""How near to a number of two digits a norm is that clipping left."""
 NORMS = re.compile(r"BatchNorm")
 DRAWS = re.compile(r"Dropout|RReLU")
 
@@ -136,12 +138,15 @@ def _batch_dependence_finding(step: Step, position: int) -> Finding | None:
 
 
 def _gradient_finding(step: Step) -> Finding | None:
-    """Finding where gradients were summed over microbatches instead of averaged; None otherwise.
+    """Finding where gradients were summed over microbatches instead of averaged, or clipped; None otherwise.
 
-    That is where one factor fits all gradients and is the number of microbatches of either run, or their ratio.
+    Summed where one factor fits all gradients and is the number of microbatches of either run, or their ratio. Clipped
+    where no factor fits: see `_clipping_finding`.
     """
     a, b = cuts_of(step)
     factor = _common_factor(step)
+    if factor is None and (clipped := _clipping_finding(step)):
+        return clipped
     if factor is not None:
         inside = step.learned.backward_ratio
         # A factor that only comes after the backward pass is no loss's.
@@ -151,6 +156,35 @@ def _gradient_finding(step: Step) -> Finding | None:
                 by = (a if side == "a" else b).number
                 return found("split-summed", times=f"{times:.4g}", side=side or "a, b", number=by)
     return None
+
+
+def _clipping_finding(step: Step) -> Finding | None:
+    """Finding where clipping left a norm of two digits (1.0, 0.25).
+
+    None where neither run has one, or both differ in it.
+
+    The norm is that of all gradients of the step, to a relative `_ROUND`.
+    """
+    norms = _gradient_norm(step, "a"), _gradient_norm(step, "b")
+    written = [norm > 0 and abs(float(f"{norm:.2g}") / norm - 1) < _ROUND for norm in norms]
+    if not any(written) or (all(written) and not is_near(*norms)):
+        return None
+    a, b = cuts_of(step)
+    more = "b" if b.as_a_rule.number > a.as_a_rule.number else "a"
+    side = more if all(written) else "b" if written[1] else "a"
+    return found("split-clipped", side=side, norm=f"{norms[written.index(True)]:.4g}")
+
+
+def _gradient_norm(step: Step, side: str) -> float:
+    """L2 norm of all gradients of a step's first call together; NaN without statistics."""
+    _, batch, sites, _ = step.table.halves[side == "b"]
+    if "mean" not in batch.floats or "var" not in batch.floats:
+        return float("nan")
+    layouts = step.comparison.layouts[side == "b"]
+    rows = np.flatnonzero((step.alignment.kind[sites] == kind_code(Kind.GRAD)) & (step.alignment.call[sites] == 0))
+    mean, var = (np.asarray(batch.floats[name], np.float64)[rows] for name in ("mean", "var"))
+    elements = layouts.numel[batch.layout[rows]]
+    return float(np.sqrt((elements * (var + mean**2)).sum()))
 
 
 def _loss_finding(step: Step, position: int) -> Finding | None:
