@@ -150,7 +150,7 @@ def survey(root: Path, directory: Path, sources: Collection[Path], before: float
             paths = []
         else:
             empty.append(here)
-            paths = [] if {"manifest.json", "settings"} <= entries else paths  # a run of introspect
+            paths = [] if {"manifest.json", "rank0"} <= entries else paths  # a run of introspect
         folders[:] = [path.name for path in paths if path.is_dir() and not path.is_symlink()]
         for path in paths:
             is_old = before is None or path in tracked or path.is_dir() or path.lstat().st_mtime <= before

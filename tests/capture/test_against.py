@@ -268,13 +268,13 @@ def deleted(_place, reference):
 
 
 def damaged(_place, reference):
-    for file in (reference / "rank0").iterdir():
+    for file in (reference / "rank0").glob("*.bin"):
         data = file.read_bytes()
         file.write_bytes(data[: len(data) // 2] + bytes(9) + data[len(data) // 2 + 9 :])
 
 
 def cut(_place, reference):
-    for file in (reference / "rank0").iterdir():
+    for file in (reference / "rank0").glob("*.bin"):
         os.truncate(file, file.stat().st_size // 2)
 
 
