@@ -5,15 +5,16 @@ Nothing here changes from step to step, except the noise in `floors`; what steps
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
+from introspect_cli.compare.steps import Sides
 from introspect_cli.compare.table import (
     ACTIVATIONS,
     KINDS,
@@ -42,77 +43,26 @@ from introspect_cli.compare.watched import (
 from introspect_cli.records import Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.names import Rename
-    from introspect_cli.compare.result import DiffOptions, Resumption
+    from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.steps import Gathered
-    from introspect_cli.compare.table import Columns, Table, Tensors
-    from introspect_cli.compare.wholes import Splits
+    from introspect_cli.compare.table import Table
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.reader import Reader
 
 
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison:
-    """One rank of both runs, or all ranks as one, with options and selection.
-
-    Attributes:
-        options: what counts.
-        offset: step k of b is compared with step k + offset of a.
-        tensors: whole tensors, where they are stored.
-        noise: readers of the noise runs' ranks, each with its run's manifest.
-        match: which name of a is which of b.
-        splits: how both are split up, where ranks or calls are put together.
-        files: files of tensors that a read, and b, by what they are.
-        ends: the last step of a, and of b, that counts; None for all.
-    """
-
-    rank: int
-    a: Reader
-    b: Reader
-    options: DiffOptions
-    offset: int = 0
-    manifests: tuple[dict[str, Any], dict[str, Any]]
-    tensors: Tensors
-    noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
-    match: Correspondence
-    splits: Splits | None = None
-    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
-    ends: tuple[int | None, int | None] = (None, None)
-    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
-
-    @property
-    def rename(self) -> Rename | None:
-        """Function from a's FQNs to b's; None where all are the same."""
-        return self.match.rename
-
-    @cached_property
-    def sites(self) -> tuple[Columns, Columns]:
-        """Sites of a, with FQNs renamed, and of b, as columns; computed once."""
-        return columns(self.a.sites, self.rename), columns(self.b.sites)
+class Comparison(Sides):
+    """One rank of both runs, or all ranks as one, with what was selected, watched and covered of them."""
 
     @cached_property
     def alignment(self) -> Alignment:
         """Both runs' sites under one numbering; computed once."""
         return align(*self.sites)
-
-    @property
-    def layouts(self) -> tuple[Layouts, Layouts]:
-        """Lookup tables of layouts of a and of b.
-
-        Built again where reading a step of combined ranks has added layouts.
-        """
-        one, two = self.a.layouts, self.b.layouts
-        last = self._layouts[-1] if self._layouts else None
-        if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
-            last = Layouts(one), Layouts(two)
-            self._layouts[:] = [last]
-        return last
 
     # --- what counts
 

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.ledger import State, StateKey
+    from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.table import Table
 
 
@@ -112,7 +112,7 @@ class Beginning:
 _TENSORS = (Kind.PARAM, Kind.BUFFER)
 
 
-def lacks_start(sides: Comparison, pair: Table) -> bool:
+def lacks_start(sides: Sides, pair: Table) -> bool:
     """Whether either run has no record of what this step began with.
 
     It has one if it has the previous step, or if this is its first step, and none before it can have been dropped.
@@ -127,7 +127,7 @@ def lacks_start(sides: Comparison, pair: Table) -> bool:
 # --- the tensors of a step
 
 
-def repeated_values(sides: Comparison, table: Table) -> Mask:
+def repeated_values(sides: Sides, table: Table) -> Mask:
     """Mask of the table's rows that one run alone has, and that repeat the last value of a tensor or optimizer state.
 
     That is the last value from earlier in the step, else from the previous step of that run, else (where that is not on
@@ -190,7 +190,7 @@ def starts(alignment: Alignment, unions: Ids) -> Mask:
 # --- resumed runs
 
 
-def beginning_at_resume(sides: Comparison) -> Beginning:
+def beginning_at_resume(sides: Sides) -> Beginning:
     """Tensors that differ as the run that begins later begins, from what the other run had after the step before.
 
     Empty where both begin at one step, or the step before is not on record.
@@ -229,7 +229,7 @@ class ResumePoint:
         there: the step of the other run that this is compared with.
     """
 
-    sides: Comparison
+    sides: Sides
     late: str
     sign: str
     begins: At
@@ -315,13 +315,13 @@ class ResumePoint:
         return " -> ".join(self.ab(late, whole))
 
 
-def _first_steps(sides: Comparison, late: str) -> tuple[At, At]:
+def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
     """(first recorded step of run `late`, first recorded step of the other)."""
     a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
     return (b, a) if late == "b" else (a, b)
 
 
-def find_resume_point(sides: Comparison) -> ResumePoint | None:
+def find_resume_point(sides: Sides) -> ResumePoint | None:
     """The resumed run and the first sign of it that holds; None where neither run is resumed.
 
     A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
@@ -349,7 +349,7 @@ def find_resume_point(sides: Comparison) -> ResumePoint | None:
     return None
 
 
-def detected_offset(sides: Comparison, by_labels: int) -> tuple[int, str]:
+def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
     """(offset, note) by which steps are compared: step k of b with step k + offset of a.
 
     By labels, else by what a run begins with, b's start looked for in a first; (0, "") for none. With 0, the note may
@@ -389,7 +389,7 @@ def detected_offset(sides: Comparison, by_labels: int) -> tuple[int, str]:
     return 0, ""
 
 
-def _read_more(sides: Comparison, late: str) -> list[str]:
+def _read_more(sides: Sides, late: str) -> list[str]:
     """Names of checkpoint files that run `late` (`a`, `b`) read and the other did not.
 
     Of files that `torch.load` read before the first step, those are the same that have one name (with its directory).

@@ -10,8 +10,9 @@ any order, the records are equal; of other gathered values, extrema and means ar
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from introspect_cli.compare.table import (
     FLOWING_BACK,
     MODULE_VALUES,
     Ids,
+    Layouts,
     Mask,
+    columns,
     kind_code,
     of_kinds,
     phase_code,
@@ -30,13 +33,69 @@ from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.table import Floats, Learned, Table
+    from introspect_cli.compare.match import Correspondence
+    from introspect_cli.compare.names import Rename
+    from introspect_cli.compare.result import DiffOptions
+    from introspect_cli.compare.table import Columns, Floats, Learned, Table, Tensors
+    from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
     from introspect_cli.store.reader import Reader
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Sides:
+    """One rank of both runs, or all ranks as one, with options and selection.
+
+    Attributes:
+        options: what counts.
+        offset: step k of b is compared with step k + offset of a.
+        tensors: whole tensors, where they are stored.
+        noise: readers of the noise runs' ranks, each with its run's manifest.
+        match: which name of a is which of b.
+        splits: how both are split up, where ranks or calls are put together.
+        files: files of tensors that a read, and b, by what they are.
+        ends: the last step of a, and of b, that counts; None for all.
+    """
+
+    rank: int
+    a: Reader
+    b: Reader
+    options: DiffOptions
+    offset: int = 0
+    manifests: tuple[dict[str, Any], dict[str, Any]]
+    tensors: Tensors
+    noise: tuple[tuple[Reader, dict[str, Any]], ...] = ()
+    match: Correspondence
+    splits: Splits | None = None
+    files: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+    ends: tuple[int | None, int | None] = (None, None)
+    _layouts: list[tuple[Layouts, Layouts]] = field(default_factory=list, init=False)
+
+    @property
+    def rename(self) -> Rename | None:
+        """Function from a's FQNs to b's; None where all are the same."""
+        return self.match.rename
+
+    @cached_property
+    def sites(self) -> tuple[Columns, Columns]:
+        """Sites of a, with FQNs renamed, and of b, as columns; computed once."""
+        return columns(self.a.sites, self.rename), columns(self.b.sites)
+
+    @property
+    def layouts(self) -> tuple[Layouts, Layouts]:
+        """Lookup tables of layouts of a and of b.
+
+        Built again where reading a step of combined ranks has added layouts.
+        """
+        one, two = self.a.layouts, self.b.layouts
+        last = self._layouts[-1] if self._layouts else None
+        if last is None or len(last[0].numel) < len(one) or len(last[1].numel) < len(two):
+            last = Layouts(one), Layouts(two)
+            self._layouts[:] = [last]
+        return last
 
 
 @dataclass(frozen=True)
@@ -87,7 +146,7 @@ class Paired:
         return int(self.a.entries["rows"][self.rows_a].sum(dtype=np.int64))
 
 
-def steps_of(comparison: Comparison) -> Paired:
+def steps_of(comparison: Sides) -> Paired:
     """The common steps that the options select, matched by number, and the steps of each run alone.
 
     `tail_a` and `tail_b` count only steps that the other capture was not told to leave out; 0 where the other run is a
@@ -151,7 +210,7 @@ class Gathered:
         by_samples: whether the runs cut a batch into other microbatches.
     """
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: Sides) -> None:
         """Count the ranks of both runs and their losses per step now; nothing else is read."""
         a, b, splits = comparison.a, comparison.b, comparison.splits
         self._ranks = shares(b) / shares(a)
