@@ -328,6 +328,9 @@ class Session:
             for sentence in probes.names.wanted.unmatched():
                 self._guard.note(sentence)
         with self._writing(self._end):
+            if self._store_lost:  # there may be no room for this after the rest
+                self._write_ending(ending)
+        with self._writing(self._end):
             if probes is not None:
                 probes.rank.modules(probes.names.new_modules())
             if "torch" in sys.modules:
@@ -335,15 +338,19 @@ class Session:
             for sentence in self._documents.sources.notes():
                 self._guard.note(sentence)
         with self._writing(self._end):
-            self._manifest["status"] = "interrupted" if self._store_lost else "complete"
-            self._manifest |= closing(self.options, self._guard, probes, ending)
-            self._store.write_manifest(self._manifest)
+            self._write_ending(ending)
         with self._writing(self._end):
             if probes is not None:
                 probes.close()
         with self._writing(self._end):
             self._store.close()
         self._conclude(probes)
+
+    def _write_ending(self, ending: Ending) -> None:
+        """Write how the run ended."""
+        self._manifest["status"] = "interrupted" if self._store_lost else "complete"
+        self._manifest |= closing(self.options, self._guard, self.probes, ending)
+        self._store.write_manifest(self._manifest)
 
     def _conclude(self, probes: Probes | None) -> None:
         """Wait for publishers and comparison, put the last words in `words`, and write what the comparison changes."""

@@ -145,6 +145,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
     "gradient-by-hand": "a change of the gradient by hand",
+    "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
     "optimizer": "the optimizer",

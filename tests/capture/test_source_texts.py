@@ -176,7 +176,7 @@ def test_a_run_keeps_no_more_of_a_file_than_its_limit_and_equal_ones_once(projec
     with open_run(path) as run:
         assert set(Sources(run)) == {"model.py", "train.py", "one.py", "two.py"}
         assert any(said.startswith("the text of large.py is not kept") for said in run.manifest["not_observed"])
-    assert len(list((path / "sources").iterdir())) == 3
+    assert len(list((path / "rank0/sources").iterdir())) == 3
 
 
 @pytest.mark.parametrize("damage", ["bomb", "cut", "other"])

@@ -196,7 +196,7 @@ def test_a_removed_directory_ends_the_run_and_not_the_script(tmp_path):
 def test_a_disk_that_fills_up_ends_the_run_and_not_the_script(tmp_path, five_steps):
     """Writes fail from some size on; the script goes on, the loss is told once, the steps before it are whole."""
 
-    body = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    body = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
     out = run_script(tmp_path, f"{body}train(60); print('done'); sys.exit(4)")
     assert out.returncode == 4, out.stderr
     assert out.stdout == "three\ndone\n"

@@ -161,13 +161,17 @@ def left_in_gradient(at: View) -> Iterator[str]:
 
     `reduction` with several ranks. Then kinds of handling: the three of `TOGETHER` where one factor fits and they are
     not all ruled out; else those not ruled out, with `clipping-by-value` where clipping by norm is. Then
-    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`.
+    `use-in-module` where only some gradients differ and a module uses the parameter, and `penalty`. Where the distance
+    is rounding, clipping is ruled out and a module uses the parameter, it is `rounding-in-backward` alone.
     """
     gone, differ = excluded_handling(at), at.gradients
     if max(run.world_size for run in at.runs) > 1:
         yield "reduction"
     if at.first.scale is not None and not gone >= TOGETHER:
         yield from ("clipping", "unscaling", "accumulation")
+    elif at.rounding and "clipping" in gone and at.parameter_user:
+        yield "rounding-in-backward"
+        return
     else:
         if "clipping" in gone:
             yield "clipping-by-value"

@@ -13,7 +13,8 @@ from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of, number_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
+from introspect_cli.compare.settings.differences import Difference
+from introspect_cli.compare.settings.hyperparameters import RECORDED, hyperparameter_changes, recorded_names
 from introspect_cli.compare.settings.settings import chooses_kernel
 from introspect_cli.compare.step import (
     PASSES,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
-    from introspect_cli.compare.settings.differences import Difference
     from introspect_cli.compare.step import Step
+    from introspect_cli.compare.table import Table
 
 
 def optimizer_cause(step: Step, position: int) -> Cause | None:
@@ -181,18 +182,37 @@ def applying_hyperparameters(at: View) -> list[Difference]:
 def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
-    Settings describe the first step, so they count only for names that were not recorded in this one, unless the group
-    has another number in b; under an offset only if the learning rate was recorded.
+    Settings describe the first step, so they count only for names that were not recorded in this one; under an offset
+    only if the learning rate was recorded. Where the parameter's group has another number in b, only the learning rate
+    is taken as recorded.
     """
-    recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.group_of(at.site.fqn)
-    offset, seen = at.step.comparison.offset, Kind.HYPERPARAMETER in at.step.comparison.kinds
-    changes = hyperparameter_changes(at.table, at.step.last_text, held) if held and seen else []
+    recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.groups_of(at.site.fqn)
+    offset, changes = at.step.comparison.offset, list[Difference]()
+    if held is not None and Kind.HYPERPARAMETER in at.step.comparison.kinds:
+        changes = (
+            hyperparameter_changes(at.table, at.step.last_text, held[:2])
+            if held[1] == held[2]
+            else _other_rates(at.table, *held)
+        )
     if not offset or "lr" in recorded:
-        later = recorded if held or offset else set[str]()
+        later = recorded if offset or (held and held[1] == held[2]) else {change.name for change in changes}
         changes += [change for change in at.setup.changes_for(at.site.fqn) if change.name not in later]
     names, told = {change.about for change in changes}, bool(changes)
     others = (change for change in at.hyperparameters if change.about not in names)
     return [*changes, *(change for change in others if not (told and None in (change.a, change.b)))]
+
+
+def _other_rates(table: Table, optimizer: str, *groups: str) -> list[Difference]:
+    """The learning rates recorded in a step for a group of a, and one of b, as a change; [] where they do not differ.
+
+    [] also where one was not recorded.
+    """
+    alignment, rates = table.alignment, list[str | None]()
+    for side, group in zip("ab", groups, strict=True):
+        at = optimizer, f"[{group}]['lr']"
+        here = (u for u in table.rows_of(side) if (alignment.fqn[u], alignment.path[u]) == at)
+        rates.append(next((table.plain(u, side) for u in here), None))
+    return [] if None in rates or rates[0] == rates[1] else [Difference(RECORDED, "lr", rates[0], rates[1], "lr")]
 
 
 _FACTOR = "lr_"

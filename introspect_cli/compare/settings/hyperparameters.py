@@ -139,8 +139,8 @@ class Optimizers:
                     changes[key] = Difference(RECORDED, key, *on_one_line(x, y), key)
         return list(changes.values())
 
-    def group_of(self, parameter: str) -> tuple[str, str] | None:
-        """(optimizer, number of the parameter's group); None unless it is one, and the same, in both runs."""
+    def groups_of(self, parameter: str) -> tuple[str, str, str] | None:
+        """(optimizer, number of the parameter's group in a, in b); None unless it is one, and the same, in both."""
         one, two = (
             [
                 (name, str(list({id(values): None for values in held.values()}).index(id(held[parameter]))))
@@ -149,7 +149,7 @@ class Optimizers:
             ]
             for side in self.paired
         )
-        return one[0] if one == two and len(one) == 1 else None
+        return (*one[0], two[0][1]) if len(one) == len(two) == 1 and one[0][0] == two[0][0] else None
 
     def other_holders(self, parameter: str) -> tuple[list[str], list[str]] | None:
         """Optimizers that hold a parameter, of a and of b, where they differ; None where they do not.
