@@ -47,7 +47,7 @@ ENTRIES = {
     """,
     "what writes a store": "store.run_writer store.rank_writer store.batch",
     "what reads it": "store.run store.whole store.verify",
-    "the format of the store, which is attacked": "store.files store.frames store.log store.documents store.remote sums",
+    "its format, which is attacked": "store.files store.frames store.log store.documents store.remote sums",
     "the kernels, and what has them summarise": """
         tensors.summarizer tensors.kernels tensors.cpu tensors.fallback tensors.gpu.engine tensors.gpu.kernels
         tensors.gpu.launch tensors.checksum tensors.generators tensors.places tensors.rows tensors.columns
