@@ -43,7 +43,7 @@ from introspect_cli.rerun.variant import (
     run_logged,
     started_at,
 )
-from introspect_cli.store.files import RUNS
+from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import remove_run
 from introspect_cli.texts import count
@@ -214,7 +214,7 @@ class Captures:
 
         One that cannot be removed is kept silently.
         """
-        runs = sorted((path.parent for path in self.base.glob("*/manifest.json")), key=lambda run: -run.stat().st_mtime)
+        runs = sorted((path.parent for path in self.base.glob(f"*/{MANIFEST}")), key=lambda run: -run.stat().st_mtime)
         for run in runs[MAX_KEPT:]:
             if run not in used:
                 with contextlib.suppress(StoreError):

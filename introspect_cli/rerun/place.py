@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.git import CODE_ENDINGS, tracked_files
-from introspect_cli.store.files import RUNS
+from introspect_cli.store.files import MANIFEST, RUNS
 from introspect_cli.store.run_writer import add_gitignore
 from introspect_cli.sums import source_digest
 
@@ -150,7 +150,7 @@ def survey(root: Path, directory: Path, sources: Collection[Path], before: float
             paths = []
         else:
             empty.append(here)
-            paths = [] if {"manifest.json", "rank0"} <= entries else paths  # a run of introspect
+            paths = [] if {MANIFEST, "rank0"} <= entries else paths  # a run of introspect
         folders[:] = [path.name for path in paths if path.is_dir() and not path.is_symlink()]
         for path in paths:
             is_old = before is None or path in tracked or path.is_dir() or path.lstat().st_mtime <= before

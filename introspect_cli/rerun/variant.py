@@ -20,6 +20,7 @@ from introspect_cli.compare.say import what
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
+from introspect_cli.store.files import MANIFEST
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.sums import source_digest
@@ -138,7 +139,7 @@ def run_logged(
 
 def complete_run(run: Path) -> Rerun | None:
     """The result of the capture at `run`; None where there is no readable run whose state is COMPLETE."""
-    state, kept = _read_result(run, 0) if (run / "manifest.json").exists() else (None, None)
+    state, kept = _read_result(run, 0) if (run / MANIFEST).exists() else (None, None)
     return kept if state is RunState.COMPLETE else None
 
 
