@@ -387,7 +387,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
     keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
     common = keys[0] & keys[1]
     for place, other in sorted(pairs.items()):
-        sides, ends = (a.effects[other], b.effects[place]), _defaults_at_the_end(a.nodes[other], b.nodes[place])
+        sides, nodes = (a.effects[other], b.effects[place]), (a.nodes[other], b.nodes[place])
         if not place[1]:
             moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
             both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
@@ -400,7 +400,7 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         found = [
             one
             for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one, ends))
+            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one, *nodes))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
@@ -416,10 +416,12 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
                         yield Difference(effect, None) if version is a else Difference(None, effect)
 
 
-def _is_added_default(one: Difference, ends: set[ast.AST]) -> bool:
-    """Whether the difference is a default among `ends` that one version alone has."""
+def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
+    """Whether the difference is a default that one of two functions alone has, behind all that both have."""
     part = one.a or one.b
-    return part is not None and None in (one.a, one.b) and part.kind == "default" and part.node in ends
+    if part is None or part.kind != "default" or None not in (one.a, one.b):
+        return False
+    return part.node in _defaults_at_the_end(a, b)
 
 
 def _defaults_at_the_end(one: ast.AST, two: ast.AST) -> set[ast.AST]:
