@@ -253,6 +253,7 @@ class Session:
             probes = Probes(
                 self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
             )
+            probes.context.clock.on_ending.append(self._write_documents)
             probes.context.clock.on_tick.append(self._end_step)
             probes.install()
             self.probes = probes
@@ -264,10 +265,19 @@ class Session:
         else:
             self._terminal.say(sentence)
 
-    def _end_step(self) -> None:
-        """Write changed documents as a step ends, and end the script where an option says so.
+    def _write_documents(self) -> None:
+        """Write changed documents before a step is written, all before the first: whoever reads it has them."""
+        if (probes := self.probes) is None:
+            return
+        with self._writing(self._settings):
+            if probes.context.clock.ticks == 1:
+                self._documents.write_all()
+                if self.launch is None:
+                    self._manifest |= without_others(self.options, self._guard)
+            self._documents.write()
 
-        The first step also writes all documents.
+    def _end_step(self) -> None:
+        """End the script as a step ends, where an option says so.
 
         Raises:
             SystemExit: because of `--stop`, `--until-nan` or `--until-step`; with 1 for `--stop` on rank 0 of a process
@@ -275,13 +285,6 @@ class Session:
         """
         if (probes := self.probes) is None:
             return
-        step, is_first = probes.recorder.step, probes.context.clock.ticks == 1
-        with self._writing(self._settings):
-            if is_first:
-                self._documents.write_all()
-                if self.launch is None:
-                    self._manifest |= without_others(self.options, self._guard)
-            self._documents.write()
         if self.reference.poll(probes.recorder, self._terminal.say):
             self._manifest["stopped"] = True
             # A launcher takes the first rank that fails for a crash and kills the others: one of them says it, as the
@@ -290,7 +293,7 @@ class Session:
         if probes.policy.nan_at is not None:
             self._terminal.say(f"step {probes.policy.nan_at} made a NaN; the script is ended (--until-nan)")
             raise SystemExit(0)
-        if self.options.until_step is not None and step > self.options.until_step:
+        if self.options.until_step is not None and probes.recorder.step > self.options.until_step:
             # Asked for by the user: the script ends as if it had called sys.exit(), handlers and all.
             raise SystemExit(0)
 

@@ -556,6 +556,7 @@ class Moments:
         on_root_left: told of such a module when its forward pass of training has returned.
         on_begin: told when anything of a step that is recorded is about to happen.
         on_after_optimizer: told when an optimizer has stepped and its parameters are on record.
+        on_ending: told when a step is about to end: what is written now is read by whoever sees the step.
         on_tick: told when a step has ended.
         on_restart: told when steps start from 0 again, and which step becomes step 0, None where none does.
         on_evaluation: told of rows that turned out to be an evaluation's, and were taken back.
@@ -570,6 +571,7 @@ class Moments:
         self.on_root_left: list[Callable[[nn.Module], None]] = []
         self.on_begin: list[Callable[[], None]] = []
         self.on_after_optimizer: list[Callable[[], None]] = []
+        self.on_ending: list[Callable[[], None]] = []
         self.on_tick: list[Callable[[], None]] = []
         self.on_restart: list[Callable[[int | None], None]] = []
         self.on_evaluation: list[Callable[[list[Row]], None]] = []
@@ -838,7 +840,7 @@ class StepClock(Moments):
             self.tick()
 
     def tick(self) -> None:
-        """End the step and begin the next, then call all `on_tick` listeners.
+        """Call the `on_ending` listeners, end the step and begin the next, then call all `on_tick` listeners.
 
         Ctrl-C in between stops none of this, and is raised at the end.
         """
@@ -849,6 +851,7 @@ class StepClock(Moments):
             self._ran_with_gradients.clear()
             self.evaluation.end_step()
             self._parts.clear()
+            self.tell(self.on_ending)
         finally:  # also where an interrupt comes for the second time: the next step begins
             step = self._recorder.step
             try:

@@ -6,13 +6,14 @@ import re
 
 import pytest
 import torch
-from logs import documents_of
+from logs import documents_of, rewrite
 from opcapture import captured, compared
 from small_runs import MODULES, train
 from synthetic import write_run
 from torch import nn
 
 import introspect_cli
+from introspect_cli.store.frames import STEP
 
 
 def test_nothing_wakes_a_device(tmp_path):
@@ -154,3 +155,28 @@ def test_nothing_of_the_script_runs_to_describe_its_objects(tmp_path, introspect
     assert found["dataset.many"] == "list of 100,000"
     assert found["dataset.token"] == found["dataset.api_key"] == "<redacted>"
     assert documents_of(tmp_path / "run")["manifest"]["not_observed"] == []
+
+
+def test_a_step_that_can_be_read_has_its_documents(tmp_path, introspect):
+    (tmp_path / "train.py").write_text("""\
+import torch
+torch.save({"w": torch.ones(2)}, "kept.pt")
+torch.load("kept.pt")
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net(torch.rand(4, 2)).sum().backward()
+    optimizer.step()
+""")
+    introspect("capture", "-q", "-o", "run", "train.py")
+    whole = documents_of(tmp_path / "run")
+    seen = []
+
+    def to_the_first_step(frame):
+        seen.append(frame.kind)
+        return [frame] if STEP not in seen[:-1] else []
+
+    rewrite(tmp_path / "run" / "rank0", to_the_first_step)
+    first = documents_of(tmp_path / "run")
+    assert first["beginning"]["read"] == ["kept.pt"]
+    assert {name for name in whole if first.get(name) != whole[name]} == {"manifest"}
