@@ -36,7 +36,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
-    "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
@@ -47,9 +46,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
     "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
-    "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
     # what tensors begin with
-    "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
     "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
@@ -94,12 +91,10 @@ _PROVED: Final[Mapping[str, str]] = {
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
-    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may vary",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
     "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
-    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
 
@@ -154,6 +149,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
     "updates": "momentum, train/eval mode, a different number of updates",
+    "other-rank": "buffers of another rank (DDP broadcasts them where broadcast_buffers is set)",
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
@@ -260,8 +256,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-tolerated": "The first difference within the tolerance is {first}.",
     "gradients": "Gradients of this step that differ: {differ} of {all}.",
     "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
-    "gap-after": "The records of step {step} agree, and no step between can be compared: they diverged by step {now}.",
-    "gap-from": "No step before is on record: the runs diverged by step {now}.",
     # a run that ended by an exception
     "both-raised": " Both runs ended by the same exception: {words}.",
     "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",

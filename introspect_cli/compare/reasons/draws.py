@@ -22,7 +22,6 @@ from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
     find_first_event,
-    find_later_beginning,
     find_script_seedings,
 )
 from introspect_cli.compare.step import Place, random_at_start
@@ -158,16 +157,15 @@ def is_resumed_start(at: View) -> bool:
 def find_random_cause(at: View) -> Iterator[Finding]:
     """Findings on what set the state, or drew from it, in one run alone or otherwise.
 
-    At the start of the first step: the first seeding or draw before it that differs, and models that one run ran first;
-    nothing for resumed runs. Else calls that set the state. Without any, the first one-sided draw: of this step, or,
-    for a state at its start, of the previous step.
+    At the start of the first step: the first seeding or draw before it that differs; nothing for resumed runs. Else
+    calls that set the state. Without any, the first one-sided draw: of this step, or, for a state at its start, of the
+    previous step.
     """
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
             yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
-            yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
     set_by = list(differing_calls(at.runs, at.first).finding())
     yield from set_by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -237,26 +237,6 @@ def find_arguments(at: View) -> Iterator[Finding]:
 
 
 _MOST = 3
-_LISTED: Final = (
-    r"^aten\.(index_add_?|index_copy_?|_?index_put(_impl)?_?|put_?|histc|bincount|kthvalue|median|nanmedian"
-    r"|scatter_?|scatter_add_?|scatter_reduce_?|cumsum_?|nll_loss2d_(forward|backward)|_?ctc_loss_backward"
-    r"|max_unpool[23]d|fractional_max_pool[23]d_backward|_adaptive_avg_pool[23]d_backward"
-    r"|adaptive_max_pool[23]d_backward|avg_pool3d_backward|max_pool3d_with_indices_backward"
-    r"|upsample_(linear1d|bilinear2d|bicubic2d|trilinear3d)_backward|reflection_pad[123]d_backward"
-    r"|replication_pad[123]d_backward|grid_sampler_[23]d_backward|_embedding_bag_backward"
-    r"|_embedding_bag_dense_backward|(cudnn_)?convolution(_backward)?)\b"
-)
-"""What `torch.use_deterministic_algorithms` lists; reading a run needs no torch."""
-_GPU: Final = re.compile(r"^cuda\b")
-"""ROCm devices are called so as well."""
-
-
-@finds("op")
-def find_nondeterminism(at: View) -> Iterator[Finding]:
-    """Finding where the operator is on torch's list of nondeterministic ones and ran on a GPU (`cuda`) in both runs."""
-    on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
-    if on_gpu and re.match(_LISTED, at.site.path):
-        yield found("nondeterministic")
 
 
 def left_in_operator(at: View) -> Iterator[str]:

@@ -11,7 +11,7 @@ from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.outcome import drawn_one_sided_start
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
+from introspect_cli.compare.reasons.update import find_other_optimizer
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step import Place, backward
@@ -153,17 +153,10 @@ def _is_name_missing(at: View, name: str = "") -> bool:
 
 
 def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in b; nothing without such a module.
-
-    A second one where gradients are of entirely different parameters: optimizers step in another order.
-    """
-    if not at.calls:
-        return
-    name, one, two = at.calls
-    yield found("calls", module=name, a=often(one), b=often(two))
-    one_of, two_of = (sorted(_parameters_with_gradient(at, side)) for side in "ab")
-    if one_of and two_of and not {*one_of} & {*two_of}:
-        yield found("optimizers-order", a=one_of[0], b=two_of[0])
+    """Finding where a module runs a different number of times in b; nothing without such a module."""
+    if at.calls:
+        name, one, two = at.calls
+        yield found("calls", module=name, a=often(one), b=often(two))
 
 
 def _find_paths(at: View) -> Iterator[Finding]:
@@ -211,10 +204,10 @@ def _parameters_with_gradient(at: View, side: str) -> set[str]:
     return {at.step.alignment.fqn[union] for union in at.recorded(side, gradients)}
 
 
-def _find_other_optimizer_class(at: View) -> Iterator[Finding]:
-    """Finding where the optimizers that step are of other classes in b."""
+def _find_other_optimizer(at: View) -> Iterator[Finding]:
+    """Finding where optimizers of other classes step in b; else where another of them holds the parameter."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
-    if one != two:
+    if (at.site.kind is Kind.OPTIMIZER_STATE and one != two) or at.setup.other_holders(at.site.fqn):
         yield from find_other_optimizer(at)
 
 
@@ -244,8 +237,7 @@ _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
     (frozenset({Kind.OP_OUTPUT}), _find_other_operator),
     (_UPDATED, _find_not_optimized),
-    (_UPDATED, find_changed_hands),
-    (frozenset({Kind.OPTIMIZER_STATE}), _find_other_optimizer_class),
+    (_UPDATED, _find_other_optimizer),
     (_ALL, _find_tied),
     (frozenset({Kind.LOSS}), _find_loss_counts),
     (_ALL, _find_not_run),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.say import event_words, found
-from introspect_cli.compare.watched import passes_over
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
@@ -178,13 +177,6 @@ def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
     if not any(parted.first) and parted.b and not parted.b[-1].by:
         parted = parted._replace(agreed=len(parted.b) - 1)
     yield from parted.finding()
-
-
-def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
-    """Finding where one run alone ran models without gradients before its step of `steps` (in a, in b)."""
-    ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
-    if ran[0] != ran[1]:
-        yield found("begins-later", side="a" if ran[0] else "b")
 
 
 # --- generators that the script made
