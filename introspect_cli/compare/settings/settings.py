@@ -77,11 +77,6 @@ class ReadFile(NamedTuple):
         """Key by which files have equal content: digest and size."""
         return self.digest, self.size
 
-    @property
-    def ending(self) -> str:
-        """Lower-case suffix of the name: `.yaml`."""
-        return PurePath(self.name).suffix.lower()
-
     def text(self) -> str | None:
         """The text, decoded, not cached; None where the run did not keep it or it is damaged."""
         if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
@@ -120,39 +115,36 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
 
     A file that one run alone read has the value `READ`. Files that both runs imported as sources are left out.
     """
-    one, two = files_of(a), files_of(b)
     imported = [run.settings.document("sources") for run in (a, b)]
-    pairs, only_a, only_b = _paired_files(one, two)
-    for first, second in pairs:
-        if not (first in imported[0] and second in imported[1]):  # those are among the sources
-            yield from _differences_of_pair(one[first], two[second])
-    yield from (Difference(FILES, name, READ, None) for name in only_a)
-    yield from (Difference(FILES, name, None, READ) for name in only_b)
+    pairs, (only_a, only_b) = _paired_files(files_of(a), files_of(b))
+    for one, two in pairs:
+        if not (one.name in imported[0] and two.name in imported[1]):  # those are among the sources
+            yield from _differences_of_pair(one, two)
+    yield from (Difference(FILES, file.name, READ, None) for file in only_a)
+    yield from (Difference(FILES, file.name, None, READ) for file in only_b)
 
 
 def _paired_files(
     a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]
-) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """(pairs of names in a and b, names in a alone, names in b alone).
+) -> tuple[list[tuple[ReadFile, ReadFile]], list[list[ReadFile]]]:
+    """(pairs of files of a and b, the rest of each): by name, then by content, by basename and by ending.
 
-    Paired are equal names, then files of equal content, then of equal basename, then of equal ending. The last three
-    count only where just one file left in each run has it.
+    A key pairs files where just one file that is left in each run has it.
     """
-    pairs = [(name, name) for name in a if name in b]
-    left = [[file for name, file in one.items() if name not in two] for one, two in ((a, b), (b, a))]
     keys: tuple[Callable[[ReadFile], object], ...] = (
+        lambda file: file.name,
         lambda file: file.content_key,
-        lambda file: PurePath(file.name).name,
-        lambda file: file.ending,
+        lambda file: file_name(file.name),
+        lambda file: PurePath(file.name).suffix.lower(),
     )
+    pairs, left = list[tuple[ReadFile, ReadFile]](), [[*a.values()], [*b.values()]]
     for key in keys:
-        counts = [Counter(map(key, files)) for files in left]
-        alone = [{key(file): file for file in files} for files in left]
-        both = [each for each in alone[0] if counts[0][each] == counts[1][each] == 1]
-        pairs += [(alone[0][each].name, alone[1][each].name) for each in both]
+        one, two = (Counter(map(key, files)) for files in left)
+        both = {each for each in one if one[each] == two[each] == 1}
+        partner = {key(file): file for file in left[1]}
+        pairs += [(file, partner[key(file)]) for file in left[0] if key(file) in both]
         left = [[file for file in files if key(file) not in both] for files in left]
-    one, two = ([file.name for file in files] for files in left)
-    return pairs, one, two
+    return pairs, left
 
 
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
@@ -164,17 +156,16 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     if a.content_key == b.content_key or not (a.digest and b.digest):
         return
     shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
-    text_a, text_b = a.text(), b.text()
-    if text_a is None or text_b is None:
-        yield Difference(FILES, shown, a.digest, b.digest)
-        return
-    values = parsed(text_a, a.ending), parsed(text_b, b.ending)
-    if None in values:
-        for line, x, y in first_unequal_line(text_a, text_b):
-            yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
-    else:
+    texts = [(file.text(), PurePath(file.name).suffix.lower()) for file in (a, b)]
+    values = [None if text is None else parsed(text, ending) for text, ending in texts]
+    if None not in values:
         for value, x, y in islice(unequal_values(*values), _MOST):
             yield Difference(FILES, f"{shown}: {value}", x, y, value)
+    elif texts[0][0] is None or texts[1][0] is None:
+        yield Difference(FILES, shown, a.digest, b.digest)
+    elif first := first_unequal_line(texts[0][0], texts[1][0]):
+        line, x, y = first
+        yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
 
 
 # --- a text
@@ -192,7 +183,9 @@ def parsed(text: str, ending: str) -> Any:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            content = _parsed_yaml(text)
+            lines = text.count("*") + text.count("\n")
+            node = yaml.compose(text, yaml.SafeLoader) if lines <= _MOST_NODES else None
+            content = yaml.safe_load(text) if node is not None and _is_small(node) else None
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -211,38 +204,26 @@ def parsed(text: str, ending: str) -> Any:
 def _is_small(root: Any) -> bool:
     """Whether nested data or YAML nodes are at most `_MOST_NODES`, with aliases followed."""
     waiting, count = [root], 0
-    while waiting:
+    while waiting and count <= _MOST_NODES:
         value = waiting.pop()
         count += not isinstance(value, tuple)  # a key with its value
-        if count > _MOST_NODES:
-            return False
         inside = value.value if isinstance(value, yaml.CollectionNode) else value
-        if isinstance(inside, dict):
-            waiting.extend(inside.values())
-        elif isinstance(inside, (list, tuple)):
-            waiting.extend(inside)
-    return True
+        waiting.extend(
+            inside.values() if isinstance(inside, dict) else inside if isinstance(inside, (list, tuple)) else ()
+        )
+    return count <= _MOST_NODES
 
 
-def _parsed_yaml(text: str) -> Any:
-    """The data of a YAML text; None where it is empty or too large. yaml.YAMLError where it is malformed."""
-    if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
-        return None
-    node = yaml.compose(text, yaml.SafeLoader)
-    return yaml.safe_load(text) if node is not None and _is_small(node) else None
-
-
-def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """(line number, line of a, line of b) of the first lines that differ; None for a missing one.
+def first_unequal_line(a: str, b: str) -> tuple[int, str | None, str | None] | None:
+    """(line number, line of a, line of b) of the first lines that differ; None for a missing one, or where none does.
 
     The number is that in b, in a where b has no such line. Lines are cut to `_LONGEST` characters. Blank lines and
-    indentation count for nothing; nothing where all else is equal.
+    indentation count for nothing.
     """
     one, two = ([(n, text.strip()) for n, text in enumerate(whole.splitlines(), 1) if text.strip()] for whole in (a, b))
     at = begin_alike([text for _, text in one], [text for _, text in two])
-    x, y = (lines[at] if at < len(lines) else None for lines in (one, two))
-    if x or y:
-        yield (y or x or (0, ""))[0], x and clean(x[1], _LONGEST), y and clean(y[1], _LONGEST)
+    x, y = (lines[at] if at < len(lines) else (0, None) for lines in (one, two))
+    return (y[0] or x[0], x[1] and clean(x[1], _LONGEST), y[1] and clean(y[1], _LONGEST)) if x[0] or y[0] else None
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:
@@ -347,8 +328,6 @@ ARGUMENT = "argument "
 """Begins the names of arguments that stand by themselves; no option has a space in it."""
 
 _ASSIGNED = re.compile(r"[\w.+]+=")
-_AGAIN = re.compile(r"(.+) \(\d+\)")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def arguments(argv: Iterable[str]) -> dict[str, Any]:
@@ -403,15 +382,12 @@ def _set_option(values: dict[str, Any], option: str, value: str) -> str:
 def command_options(argv: Iterable[str]) -> dict[str, str]:
     """A command line to compare: each option with its first value, `given` for a flag, then arguments by position.
 
-    Further words after an option count as arguments. Of a number that is given again the last counts, as for nearly all
-    parsers.
+    Further words after an option count as arguments.
     """
     options = arguments(argv)
     alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
-    for given, value in options.items():
-        again = _AGAIN.fullmatch(given)
-        name = again[1] if again and _NUMBER.fullmatch(str(value)) else given
+    for name, value in options.items():
         if isinstance(value, list):
             named[name] = value[0]
             alone += value[1:]
