@@ -165,9 +165,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "drew-before-first": "draws before the first step",
     "draws-before-state": "a different number of draws before it",
     "script-generator": "seeding, setting or drawing of the script",
-    "draws-after-backward": "random draws of one run after the backward pass of the step before",
-    "draws-in-step-before": "random draws of one run during the step before",
-    "draws-in-step": "random draws of one run since the step began",
+    "draws-between": "random draws of one run since the last random state that agrees",
     "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
     "between-agreeing": "what runs between the last value that agrees and this one",
@@ -215,7 +213,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "it (losses, gradients, updates) is on record",
     "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
     "not seen",
-    "no-results": "{agree}, but results (losses, gradients, parameters) were not recorded, and something else differs",
+    "no-results": "all that both runs recorded agrees, but results (losses, gradients, parameters) were not recorded, "
+    "and something else differs",
     "no-complete-step": "no complete step (run {runs})",
     "not-selected-in-both": "no selected step is in both runs",
     "no-common-step": "the runs have no step in common",
@@ -261,8 +260,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",
     "raised-early": "Run {run} ended by an exception before its first step was complete: {words}.",
     "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
-    "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
-    "Until then, {until}, everything {which} agrees[ within tolerance{within}].",
+    "raised-earlier": "Run {run} ended by an exception where run {other} goes on: {words}. Until then, {until}, all "
+    "that was compared agrees[ within tolerance{within}].",
     "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.",
     "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
     # a resumed run
@@ -276,16 +275,13 @@ _TOLD: Final[Mapping[str, str]] = {
     # notes
     "running": "Run {run} is still being written: {until} is compared.",
     "no-step": "no complete step",
-    "selected": "selected",
-    "both-recorded": "that both recorded",
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
     "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names (see `introspect verify`)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
     "some-steps": "{steps} steps from {first} to {last}",
-    "only-saves-files": "Only run {run} saves {names}: not compared.",
-    "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
+    "only-saves": "Only run {run} saves or keeps {names}: not compared.",
     "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
     "unopened": "{steps} later steps were not compared: the first divergence does not depend on them (see --map).",
     "copies-differ": "In run {run}, {name} is not one value: its {text}.",

@@ -45,7 +45,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
         return diverged_answer(
-            replace(answer, findings=(*answer.findings, *(compared.structure if by_rank else ()))),
+            replace(answer, findings=(*answer.findings, *(compared.structure() if by_rank else ()))),
             compared,
             compared.unchanged if by_rank and bitwise else "",
         )
@@ -54,7 +54,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     agree = agreement(compared)
     # where no value differs, what differs in structure has changed nothing
     harmless = compared.best is None and agree.verdict is Verdict.SAME
-    structure = (compared.structure_if_same if harmless else compared.structure) if by_rank else ()
+    structure = compared.structure(same=harmless) if by_rank else ()
     return replace(
         answer,
         verdict=agree.verdict,

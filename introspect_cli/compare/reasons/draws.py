@@ -183,21 +183,13 @@ def left_in_state(at: View) -> Iterator[str]:
 
     None for a state at the start of a later step, of a generator that nobody seeded.
     """
-    site, step = at.site, at.step
+    site = at.site
     if site.phase is Phase.START and at.is_first_step:
         yield from ("not-restored", "drew-before-first") if is_resumed_start(at) else ("seed", "draws-before-state")
     elif " " in site.fqn:
         yield "script-generator"
-    elif site.phase is Phase.START and site.fqn not in unseeded_names(at):
-        losses = set(map(int, step.of(Kind.LOSS, frozenset({Phase.LOSS}))))
-        seen = (
-            step.begins.before is not None
-            and step.comparison.notices_all_draws
-            and losses & {*step.begins.before.rows_of("a")}
-        )
-        yield "draws-after-backward" if seen else "draws-in-step-before"
-    elif site.phase is not Phase.START:
-        yield "draws-in-step"
+    elif site.phase is not Phase.START or site.fqn not in unseeded_names(at):
+        yield "draws-between"
 
 
 # --- generators that nobody seeded

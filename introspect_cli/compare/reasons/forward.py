@@ -267,18 +267,14 @@ def left_in_batch(at: View) -> Iterator[str]:
 
     Sizes, else conversion, else this part if all others are equal, else all that shuffles.
     """
-    step, site = at.step, at.site
-    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    calls = step.alignment.call[unions]
-    rest = unions[calls == site.call]
+    unions = at.step.of(Kind.BATCH, frozenset({at.site.phase}), at.site.fqn)
+    rest = unions[(at.step.alignment.call[unions] == at.site.call) & (unions != at.union)]
     if at.reshaped:
         yield "batch-size"
     elif at.dtypes is not None:
         yield "conversion"
-    elif step.known(rest[rest != at.union]) is Known.EQUAL:
-        yield "this-part"
     else:
-        yield "samples"
+        yield "this-part" if at.step.known(rest) is Known.EQUAL else "samples"
 
 
 # --- what the script gives to a model

@@ -165,9 +165,13 @@ def left_in_optimizer(at: View) -> Iterator[str]:
 def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
+    For other reasons than `optimizer`, those recorded in the step.
+
     Settings describe the first step, so they count only for names that were not recorded in this one; under an offset
     only if the learning rate was recorded.
     """
+    if at.cause.reason != "optimizer":
+        return at.hyperparameters
     recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.groups_of(at.site.fqn)
     offset, changes = at.step.comparison.offset, list[Difference]()
     if held is not None and Kind.HYPERPARAMETER in at.step.comparison.kinds:

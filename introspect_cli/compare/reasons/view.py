@@ -283,9 +283,20 @@ class View:
         """Whether neither run recorded any hyper-parameter, in any step."""
         return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
 
+    @property
+    def may_have_stepped(self) -> bool:
+        """Whether an optimizer may have stepped before, also in a process that was not recorded.
+
+        False only in the first compared step, if that is step 0, for the first call of a record that is a gradient or
+        of a phase other than start, optimizer and evaluation.
+        """
+        site = self.site
+        after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
+        return after or site.call > 0 or not self.is_first_step or self.first.step > 0
+
     # --- data
 
-    @property
+    @cached_property
     def fed(self) -> str | None:
         """Name of the loader whose batch differs, with ` (evaluation)` after it for one of an evaluation.
 

@@ -140,11 +140,6 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Partin
     return Parting(one, two, next((at for at in shorter if not _is_alike(one, two, at, both)), len(shorter)))
 
 
-def first_differences(runs: tuple[Run, Run], rank: int) -> list[Parting]:
-    """`first_difference` for torch, python and numpy, in this order, also where nothing parts."""
-    return [first_difference(runs, rank, generator) for generator in ("torch", "python", "numpy")]
-
-
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collection[str]) -> bool:
     """Whether the events number `place` have equal seed, function, state and name.
 

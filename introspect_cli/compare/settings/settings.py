@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from introspect_cli.compare.result import SettingChange
+from introspect_cli.compare.result import SettingChange, Size
 from introspect_cli.compare.say import told
 from introspect_cli.compare.settings import beginning
 from introspect_cli.compare.settings.differences import (
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from introspect_cli.records import ModuleInfo
+    from introspect_cli.compare.reasons.base import Reason
+    from introspect_cli.compare.reasons.view import View
     from introspect_cli.store.run import Run
 
 
@@ -328,6 +329,8 @@ ARGUMENT = "argument "
 """Begins the names of arguments that stand by themselves; no option has a space in it."""
 
 _ASSIGNED = re.compile(r"[\w.+]+=")
+_AGAIN = re.compile(r" \(\d+\)$")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
 def arguments(argv: Iterable[str]) -> dict[str, Any]:
@@ -382,12 +385,14 @@ def _set_option(values: dict[str, Any], option: str, value: str) -> str:
 def command_options(argv: Iterable[str]) -> dict[str, str]:
     """A command line to compare: each option with its first value, `given` for a flag, then arguments by position.
 
-    Further words after an option count as arguments.
+    Further words after an option count as arguments. Of a number that is given again the last counts, as for nearly all
+    parsers.
     """
     options = arguments(argv)
     alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
-    for name, value in options.items():
+    for given, value in options.items():
+        name = _AGAIN.sub("", given) if _NUMBER.fullmatch(str(value)) else given
         if isinstance(value, list):
             named[name] = value[0]
             alone += value[1:]
@@ -559,28 +564,16 @@ class Blame:
     """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
 
     Attributes:
-        weights: those of the reason why the runs diverge, by the setting's source; None where they do not.
-        names: a pattern of settings that weigh a little more for that reason; "" for none.
+        at: the divergence.
+        reason: the reason why the runs diverge.
         hyperparameters: what differs of them as recorded at the diverging step.
-        rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
-        modules: the module whose code is meant and those around it, the innermost first.
-        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
-        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
         offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
-        stepped: whether an optimizer may have stepped before.
-        more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
     """
 
-    weights: Mapping[str, float] | None = None
-    names: str = ""
+    at: View | None = None
+    reason: Reason | None = None
     hyperparameters: Sequence[Difference] = ()
-    rounding: bool = False
-    modules: Sequence[ModuleInfo] = ()
-    fed: str | None = None
-    rates: bool = False
     offset: bool = False
-    stepped: bool = True
-    more: bool = False
 
     def weight(self, change: Difference) -> float:
         """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
@@ -588,21 +581,22 @@ class Blame:
         By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
         random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
         """
-        source, name, weights = change.source, change.name, self.weights
+        source, name, at, reason = change.source, change.name, self.at, self.reason
         if source == FILES and change.about:  # a value of configuration weighs as an argument does
             source, name = "command", change.about.rpartition(".")[2]
         fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
         if fixed is not None:
             is_seed = fixed > SAYS_NOTHING and "SEED" in name
-            return 0.95 if is_seed and (weights is None or weights.get("seeds", 0.0) > 0.9) else fixed
+            return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
         if self.offset and source == "scalers":
             return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
-        if weights is None:
+        if at is None or reason is None:
             return 0.5
-        weight = self._weight_by_reason(weights, source, name, change)
-        late = not self.stepped and _is_of_optimizer(change)
+        weight = self._weight_by_reason(at, reason, source, name, change)
+        late = not at.may_have_stepped and _is_of_optimizer(change)
+        rounds = at.first.size is Size.MORE and chooses_kernel(name)
         by_torch = None in change[2:4] and name.endswith(": prefetch_factor")  # where there are workers
-        if late or by_torch or (self.more and chooses_kernel(name)) or self._is_of_first_steps(change):
+        if late or by_torch or rounds or self._is_of_first_steps(change):
             return min(weight, _USUAL)
         return weight
 
@@ -614,35 +608,41 @@ class Blame:
         """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
         return self.offset and change.source == OPTIMIZERS and bool(change.about)
 
-    def _weight_by_reason(self, weights: Mapping[str, float], source: str, name: str, change: Difference) -> float:
+    def _weight_by_reason(self, at: View, reason: Reason, source: str, name: str, change: Difference) -> float:
         """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
 
-        0.97 for the loader that `fed` names and for the file of a module to blame, 0.85 for loaders and files where
+        0.97 for the loader that `at.fed` names and for the file of a module to blame, 0.85 for loaders and files where
         data was not recorded. Raised by 0.1 for names that match the reason's, and for numerics where the distance is
         rounding; packages that compute nothing explain nothing.
         """
+        weights, fed = reason.weights, at.fed
         base = weights.get(source, _WEIGHTS.get(source, _USUAL))
         if source == "loaders":
-            named = self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
-            return 0.97 if named else 0.85 if self.fed == "" else _USUAL
-        if source == "schedulers":
-            return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
+            named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+            return 0.97 if named else 0.85 if fed == "" else _USUAL
+        if source == "schedulers":  # of what does not differ, no scheduler makes anything
+            scheduled = at.no_rates or any(change.about in _SCHEDULED for change in self.hyperparameters)
+            return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
         if source == FILES:
             tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
-            both = change.a is not None and change.b is not None and self.fed is not None
-            return max(tensors, 0.96 if self.fed else 0.85) if both else tensors
-        if source == "sources" and any(name == each.source.rpartition(":")[0] for each in self.modules):
+            both = change.a is not None and change.b is not None and fed is not None
+            return max(tensors, 0.96 if fed else 0.85) if both else tensors
+        if source == "sources" and any(name == each.source.rpartition(":")[0] for each in at.blamed):
             return 0.97
         if source == "packages":
             if not re.match(_NUMERIC_PACKAGES, name.lower()):
                 return 0.2
             base += 0.25
-        if self.rounding:
+        if at.rounding:
             base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
-        named = self.names and re.search(self.names, name, re.IGNORECASE)
+        named = reason.names and re.search(reason.names, name, re.IGNORECASE)
         if named and source not in {"packages", "scalers"}:
             base += 0.1
         return max(min(base, 1.0), 0.5 * (source == RECORDED))
+
+
+_SCHEDULED = frozenset({"lr", "momentum", "betas"})
+"""Hyper-parameters that schedulers change."""
 
 
 def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
@@ -659,7 +659,6 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
         blame: facts of the divergence; None for no divergence.
     """
     blame = blame or Blame()
-    diverged = blame.weights is not None
     changes: list[SettingChange] = []
     recorded = {change.about for change in blame.hyperparameters}
     resumes = read_by_one(a, b) if blame.offset else set[str]()
@@ -669,11 +668,11 @@ def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[Setting
             weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
         if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
             values = on_one_line(change.a, change.b)
-            explains = diverged and weight >= 0.5
+            explains = blame.at is not None and weight >= 0.5
             changes.append(SettingChange(change.source, blame.shown_name(change), *values, explains, round(weight, 3)))
-    if diverged:
+    if blame.at is not None:
         tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
-        if blame.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
+        if blame.at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
             changes = [  # an argument that changed such a setting is shown by it
                 replace(one, weight=max(one.weight, 0.9), explains=True)
                 if rounds_differently(one)
