@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from introspect_cli.compare.settings.settings import (
     rounds_differently,
 )
 from introspect_cli.store.run import Sources
+from introspect_cli.sums import source_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -182,8 +184,8 @@ _MOST = 1 << 19
 def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChanges | None:
     """Changes of source files, ranked by nearness to the first divergence, or to the exception that ended a run.
 
-    None where either run has no digests of its files. Files have their names in b. A file that seems to differ in
-    comments or names alone is `unread` where what was redacted may differ too.
+    None where either run has no digests of its files. Files have their names in b. May run git to read texts. A file
+    that seems to differ in comments or names alone is `unread` where what was redacted may differ too.
 
     Args:
         a: one run.
@@ -209,12 +211,13 @@ def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChang
     wanted = {renamed.get(name, name) for name in differing}
     for name in differing:
         other = renamed.get(name, name)
-        kept = [(sources, its) for sources, its in ((one, name), (two, other)) if its in sources.digests]
-        if any(its not in sources for sources, its in kept):
+        texts = _text_of(a, one, name), _text_of(b, two, other)
+        if (texts[0] is None and name in one.digests) or (texts[1] is None and other in two.digests):
             unread.append((other, "text"))
             continue
-        for sources, its in kept:
-            sides[sources is two][other] = sources[its].text
+        for side, text in zip(sides, texts, strict=True):
+            if text is not None:
+                side[other] = text
     changes, in_comments, in_names = changed_between(*sides, [renamed.get(name, name) for name in names])
     back = {new: old for old, new in renamed.items()}
     for quiet in (in_comments, in_names):
@@ -224,6 +227,31 @@ def code_changes(a: Run, b: Run, clues: Callable[[], Clues | None]) -> CodeChang
             unread.append((other, "secret"))
     every = (_texts_of(one, renamed, wanted) | sides[0]) if changes else {}, _texts_of(two, {}, wanted) | sides[1]
     return CodeChanges(ranked(changes, every, clues()), tuple(in_comments), tuple(in_names), tuple(unread), len(names))
+
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_PATH = re.compile(r"(?!/|-)(?!.*\.\.)[\w./ -]+\.py")
+_SECONDS = 5
+
+
+def _text_of(run: Run, sources: Sources, name: str) -> str | None:
+    """The text of a file: of the run, else of the git clone around, if that has the file with the recorded digest.
+
+    None where neither has it. Waits at most `_SECONDS` for git.
+    """
+    import subprocess
+
+    commit, digest = run.settings.document("git").get("commit"), sources.digests.get(name)
+    if name in sources:
+        return sources[name].text
+    if digest is None or not (isinstance(commit, str) and _COMMIT.fullmatch(commit) and _PATH.fullmatch(name)):
+        return None
+    words = ["git", "cat-file", "blob", f"{commit}:{name}"]
+    try:
+        data = subprocess.run(words, capture_output=True, timeout=_SECONDS, check=False).stdout  # noqa: S603 - no shell; the words were checked
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return data.decode("utf-8", "replace") if source_digest(data) == digest else None
 
 
 def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, str]:

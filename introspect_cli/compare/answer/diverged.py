@@ -356,7 +356,7 @@ def clues_of(scene: View) -> Clues:
         word for change in hyperparameter_changes_of(scene) for word in (change.name.rpartition(".")[2], change.about)
     }
     for name in (*names[:1], *scene.unseen_inside):
-        keys = {key for key, _, _ in scene.attributes(name)}
+        keys = {key for key, _, _ in scene.attributes(name, every=True)}
         words |= keys | {"train", "eval"} if "training" in keys else keys
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import PurePath
@@ -206,20 +206,7 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             if name and last not in version.names.inlined and (file, outer) not in left:
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
-    _join_moved(changes)
     return sorted(changes.values(), key=lambda change: (change.file, change.line))
-
-
-def _join_moved(changes: dict[object, Change]) -> None:
-    """Join each removal and addition of equal text in scopes of equal name to one change of unit `moved`, in place.
-
-    It stands at the place of the addition.
-    """
-    gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
-    for key, one in list(changes.items()):
-        if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
-            before = changes.pop(gone.pop((one.scope, one.b.text)))
-            changes[key] = replace(one, a=before.a, unit="moved", file_a=before.file if before.file != one.file else "")
 
 
 def changed_between(

@@ -188,10 +188,7 @@ class Reader:
         return value
 
     def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
-        """A `not`; `truth` for `not` of a `not` (also of `a != b`); else a value of the operator's kind."""
         value = self.value(node.operand, env)
-        if isinstance(node.op, ast.Not) and value.kind == "not":
-            return self.make("truth", node, value.parts[0])
         return self.make("not" if isinstance(node.op, ast.Not) else type(node.op).__name__, node, value)
 
     def _on_binop(self, node: ast.BinOp, env: Environment) -> Value:

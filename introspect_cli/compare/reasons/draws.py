@@ -72,17 +72,15 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
         return []
     alignment, a, b = step.alignment, *table.halves
     within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
-    draws: dict[str, list[Draw]] = {}
+    draws = list[Draw]()
     for half, other in ((b, a), (a, b)):
         rows = np.flatnonzero(within[half.sites] & ~np.isin(half.sites, other.sites))
         sequence = half.batch.sequence
-        alone = ((alignment.site(int(half.sites[row])), int(sequence[row])) for row in rows[np.argsort(sequence[rows])])
-        draws[half.side] = [Draw(half.side, site, at) for site, at in alone]
-    drawn = {side: {generator_of(draw.site) for draw in alone} for side, alone in draws.items()}
-    own = {generator} if generator else drawn["a"] | drawn["b"]
-    return [
-        draw for alone in draws.values() for draw in alone if generator_of(draw.site) in own - drawn[OTHER[draw.side]]
-    ]
+        ordered = rows[np.argsort(sequence[rows])]
+        draws += [Draw(half.side, alignment.site(int(half.sites[row])), int(sequence[row])) for row in ordered]
+    drawn = {(draw.side, generator_of(draw.site)) for draw in draws}
+    alone = [draw for draw in draws if (OTHER[draw.side], generator_of(draw.site)) not in drawn]
+    return [draw for draw in alone if generator in {"", generator_of(draw.site)}]
 
 
 def draws_before(at: View) -> list[Draw]:

@@ -19,7 +19,7 @@ from introspect_cli.compare.table import OTHER, PHASES, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
@@ -103,17 +103,10 @@ def _find_loss_counts(at: View) -> Iterator[Finding]:
 def _find_not_run(at: View) -> Iterator[Finding]:
     """Finding where the module is in both runs by name, and ran in the forward pass of one alone in this step."""
     alignment, fqn = at.step.alignment, at.site.fqn
-    of_forward = (union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD)
-    lacking = _side_without(at, of_forward)
-    if lacking and not _is_name_missing(at):
-        yield found("not-run", module=fqn, other=lacking)
-
-
-def _side_without(at: View, unions: Iterable[int]) -> str:
-    """The run that recorded none of these sites in the step, if the other recorded any; "" otherwise."""
-    every = list(unions)
-    recorded = [side for side in "ab" if at.recorded(side, every)]
-    return OTHER[recorded[0]] if len(recorded) == 1 else ""
+    of_forward = [union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD]
+    ran_in = [side for side in "ab" if at.recorded(side, of_forward)]
+    if len(ran_in) == 1 and not _is_name_missing(at):
+        yield found("not-run", module=fqn, other=OTHER[ran_in[0]])
 
 
 def _find_subject(at: View) -> Iterator[Finding]:
@@ -184,7 +177,8 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
     """
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
-        one, two = (setup.holders(side, _parameters_with_gradient(at, side)) for side in "ab")
+        gradients, fqns = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})), at.step.alignment.fqn
+        one, two = (setup.holders(side, {fqns[u] for u in at.recorded(side, gradients)}) for side in "ab")
     else:
         two = setup.as_in_a(two)
     # each run has the optimizers that step in either here, and none of them steps in both
@@ -196,12 +190,6 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
     (passed,) = backward(at.step, Place(at.site, np.inf))
     if passed.known in {Known.EQUAL, Known.WITHIN}:
         yield found("gradient-not-taken", other=at.side_without)
-
-
-def _parameters_with_gradient(at: View, side: str) -> set[str]:
-    """Parameters whose gradient a run recorded at an optimizer step."""
-    gradients = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}))
-    return {at.step.alignment.fqn[union] for union in at.recorded(side, gradients)}
 
 
 def _find_other_optimizer(at: View) -> Iterator[Finding]:
