@@ -286,6 +286,7 @@ _TOLD: Final[Mapping[str, str]] = {
     "unopened": "{steps} later steps were not compared: the first divergence does not depend on them (see --map).",
     "copies-differ": "In run {run}, {name} is not one value: its {text}.",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
+    "first-step": "{name} in the first step",
     "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
     # two implementations of one model
     "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "

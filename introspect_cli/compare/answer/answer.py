@@ -13,13 +13,10 @@ from introspect_cli.compare.answer.compared import (
     agreement,
     notes_on,
 )
+from introspect_cli.compare.answer.weights import Blame, setting_changes
 from introspect_cli.compare.result import DiffResult, Resumption, Verdict
 from introspect_cli.compare.say import head_of
-from introspect_cli.compare.settings.settings import (
-    Blame,
-    notes_on_some_ranks,
-    setting_changes,
-)
+from introspect_cli.compare.settings.settings import notes_on_some_ranks
 
 if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared

@@ -14,6 +14,7 @@ from introspect_cli.compare.answer.compared import (
     separate_answers,
     subject_of,
 )
+from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.names import ancestors, owner_of
@@ -48,12 +49,6 @@ from introspect_cli.compare.settings.beginning import (
     first_difference,
     last_fillings,
     variables_that_differ,
-)
-from introspect_cli.compare.settings.settings import (
-    MADE_BY_CODE,
-    SAYS_NOTHING,
-    Blame,
-    setting_changes,
 )
 from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.walk import holds_part
