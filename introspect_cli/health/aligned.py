@@ -215,12 +215,6 @@ class Ranks:
         """Whether any rank has a layout with a part (a sharded tensor)."""
         return any(layout.part is not None for reader in self.readers.values() for layout in reader.layouts)
 
-    def take(self, step: int, batches: Mapping[int, StepBatch]) -> None:
-        """Hand a step to each of `gathered`, in order; `batches` are its records by rank."""
-        now = AlignedStep(step, self, batches)
-        for gathered in self.gathered:
-            gathered.step(now)
-
 
 class AlignedStep:
     """One step of all ranks.
