@@ -311,7 +311,7 @@ def _form(now: AlignedStep, rank: int, row: int) -> str:
     return f"{now.layout(rank, row).dtype} {list(now.layout(rank, row).shape)}"
 
 
-ROWS = (
+ROWS: tuple[tuple[str, Row], ...] = (
     ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers)),
     ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
     ("layout", Row(Kind.PARAM, (), _all_ranks, _form)),
