@@ -361,6 +361,7 @@ def clues_of(scene: View) -> Clues:
         lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
+        evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )
