@@ -719,7 +719,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
     both = frozenset().union(*(effect.inside for effect in a)) & frozenset().union(*(effect.inside for effect in b))
-    pending = [*_replaced_parts(a, b, heads)]
+    uses, pending = _parent_counts((*a, *b)), [*_replaced_parts(a, b, heads)]
     while pending:
         one, two, around = pending.pop()
         difference = Difference(one, two)
@@ -733,7 +733,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
             if one.kind == two.kind == "list":
                 pending += _replaced_parts(one.parts, two.parts, around)
                 continue
-            if one.key in both and two.key in both and _is_choice(one, two, a, b):
+            if one.key in both and two.key in both and _is_choice(one, two, uses):
                 difference = Difference(*around)  # both versions have both values: which is taken differs
             elif (differ := _differing_parts(one, two)) is not None:
                 pending += ((x, y, (one, two)) for x, y in differ)
@@ -767,7 +767,7 @@ _WRITTEN = frozenset({"Constant", "import", "name"})
 """Kinds of values that are made where they are written."""
 
 
-def _is_choice(one: Value, two: Value, a: Sequence[Value], b: Sequence[Value]) -> bool:
+def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
     """Whether two values that differ are both computed elsewhere too, so that the choice between them differs.
 
     False if both are constants, imports or names, or if one contains the other and is itself used only once.
@@ -775,13 +775,23 @@ def _is_choice(one: Value, two: Value, a: Sequence[Value], b: Sequence[Value]) -
     Args:
         one: a value of a that also occurs in b.
         two: a value of b that also occurs in a.
-        a: effects of a.
-        b: effects of b.
+        uses: numbers of `_parent_counts`.
     """
     if {one.kind, two.kind} <= _WRITTEN:
         return False
-    outer, effects = (one, a) if two.key in one.inside else (two, b) if one.key in two.inside else (None, a)
-    return outer is None or sum(outer.key in effect.inside for effect in effects) > 1
+    outer = one if two.key in one.inside else two if one.key in two.inside else None
+    return outer is None or uses[id(outer)] > 1
+
+
+def _parent_counts(effects: Iterable[Value]) -> Counter[int]:
+    """Number of values that each value is a part of, by `id`."""
+    uses: Counter[int] = Counter()
+    pending = {id(effect): effect for effect in effects}
+    while pending:
+        parts = [part for part in pending.popitem()[1].parts if isinstance(part, Value)]
+        pending |= {id(part): part for part in parts if id(part) not in uses}
+        uses.update(map(id, parts))
+    return uses
 
 
 def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
