@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import some
-from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
+from introspect_cli.inspect.runs import DEEPEST, RunList, RunRow, command_words
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
 from introspect_cli.render.blocks import (
@@ -74,7 +74,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
     kinds, seed = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0])), perturbed_by(manifest)
     facts = [
         ("run", run.path),
-        ("ran", _command(manifest)),
+        ("ran", " ".join(command_words(manifest))),
         ("in", run.directory),
         ("on", run.machine),
         ("started", _time(manifest, "started")),
@@ -117,12 +117,6 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
 def _where(run: Overview) -> str:
     """`in storage` for a URL that is no pack, else `on disk`."""
     return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
-
-
-def _command(manifest: dict[str, Any]) -> str:
-    """The command line of a run; the script alone where that was not recorded, "" for neither."""
-    argv = manifest.get("argv")
-    return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
 
 def _time(manifest: dict[str, Any], name: str) -> str:
@@ -303,5 +297,5 @@ def unseen_sentences(search: RunList) -> list[str]:
     """A sentence on where a search did not look; [] where it looked everywhere."""
     left = search.not_searched
     named = some([clean(str(path), 200) for path in left], _NAMED)
-    why = f"not readable, more than {DEEPEST} levels down or beyond {MOST:,} directories: name one further down"
+    why = f"not readable, or more than {DEEPEST} levels down: name one further down"
     return [f"Not searched: {named} ({why})."] if left else []
