@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import some
 from introspect_cli.inspect.runs import DEEPEST, RunList, RunRow, command_words
-from introspect_cli.labels import Labels, label_text, step_words
+from introspect_cli.labels import Labels, label_words, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
 from introspect_cli.render.blocks import (
     Block,
@@ -42,18 +42,9 @@ def overview_blocks(run: Overview) -> list[Block]:
     """(name, value) lines and notes about a run or checkpoint."""
     facts = facts_of(run)
     wide = max(len(name) for name, _ in facts)
-    blocks: list[Block] = [
-        Line(
-            (
-                (f"{name.rjust(wide)}  ", "dim"),
-                (clean(text), _STATE_STYLE.get(run.state, "") if name == "ended" else ""),
-            ),
-            hang=wide + 2,
-        )
-        for name, text in facts
-        if text
-    ]
-    return [*blocks, *notes_of(run)]
+    styles = {"ended": _STATE_STYLE.get(run.state, "")}
+    told = [((f"{name.rjust(wide)}  ", "dim"), (clean(text), styles.get(name, ""))) for name, text in facts if text]
+    return [*(Line(spans, hang=wide + 2) for spans in told), *notes_of(run)]
 
 
 def notes_of(run: Overview) -> list[Block]:
@@ -72,6 +63,8 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
     if isinstance(manifest.get("checkpoint"), dict):
         return _facts_of_checkpoint(run)
     kinds, seed = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0])), perturbed_by(manifest)
+    named = [str(labels["framework"]) for labels in run.labels[:1] if "framework" in labels]
+    ends = [words for words in (label_words(-1, labels) for labels in run.labels) if words]
     facts = [
         ("run", run.path),
         ("ran", " ".join(command_words(manifest))),
@@ -80,6 +73,7 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("started", _time(manifest, "started")),
         ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
         ("ended", "" if source else _ending(run)),
+        ("named", ", ".join(named + ([" to ".join(ends)] if ends else []))),
         ("steps", _steps(run)),
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
@@ -87,8 +81,6 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in kinds)),
     ]
-    if run.labels:
-        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
     if len(run.ranks) > 1:
         facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
     return facts
@@ -155,22 +147,6 @@ def _steps(run: Overview) -> str:
     after = f"; the last {'has what came after training' if whole else 'did not end'}"
     after = after if run.manifest.get("remainder") else ""
     return f"{run.steps} ({run.first_step} to {run.last_step}{after})"
-
-
-def _named(first: Labels, last: Labels) -> list[str]:
-    """Clauses on the framework's names of the first and the last step: framework, steps, epochs, batches a step.
-
-    Steps and epochs only if both have them.
-    """
-    words = [str(last["framework"])] if "framework" in last else []
-    words += [
-        f"{name} {label_text(first[name])} to {label_text(last[name])}"
-        for name in ("global_step", "epoch")
-        if name in first and name in last
-    ]
-    if "accumulation" in last:
-        words.append(f"{label_text(last['accumulation'])} batches a step")
-    return words
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
