@@ -20,7 +20,7 @@ from introspect_cli.records import perturbed_by
 from introspect_cli.store.files import MANIFEST, RUNS, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.remote import is_remote
-from introspect_cli.store.run import Run, open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.texts import clean
 from introspect_cli.texts import count as run_count
 
@@ -102,32 +102,25 @@ def find_runs(roots: Iterable[Path]) -> RunList:
 
 
 def _row(path: Path) -> RunRow:
-    """The row of the run at `path`, which is opened and closed; also where it is damaged or unreadable."""
-    size = size_on_disk(str(path))
-    try:
-        with open_run(path) as run:
-            return _row_of_open(path, run, size)
-    except DamageError as error:
-        return RunRow(path, "", None, 0, size, "damaged", str(error))
-    except StoreError as error:
-        return RunRow(path, "", None, 0, size, "unreadable", str(error))
-
-
-def _row_of_open(path: Path, run: Run, size: int) -> RunRow:
-    """The row of an open run.
+    """The row of the run at `path`, which is opened and closed; also where it is damaged or unreadable.
 
     One that is complete with another exit code than 0 is `failed`, unless `--stop` ended it.
     """
-    manifest = run.manifest
-    ended, detail = run.state.value, ""
-    code = manifest.get("exit_code")
-    if manifest.get("stopped") is True:
-        detail = "at its first divergence (--stop)"
-    elif ended == "complete" and code not in (None, 0):
-        ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
-    script, *arguments = command_words(manifest)
-    ran, seed = " ".join([Path(script).name, *arguments]), perturbed_by(manifest)
-    return RunRow(path, ran, run.time("started"), run.steps, size, ended, detail, run.label, seed)
+    size = size_on_disk(str(path))
+    try:
+        with open_run(path) as run:
+            manifest, ended, detail = run.manifest, run.state.value, ""
+            code = manifest.get("exit_code")
+            if manifest.get("stopped") is True:
+                detail = "at its first divergence (--stop)"
+            elif ended == "complete" and code not in (None, 0):
+                ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
+            script, *arguments = command_words(manifest)
+            ran, seed = " ".join([Path(script).name, *arguments]), perturbed_by(manifest)
+            return RunRow(path, ran, run.time("started"), run.steps, size, ended, detail, run.label, seed)
+    except StoreError as error:
+        ended = "damaged" if isinstance(error, DamageError) else "unreadable"
+        return RunRow(path, "", None, 0, size, ended, str(error))
 
 
 def command_words(manifest: dict[str, Any]) -> list[str]:

@@ -99,7 +99,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
 
 def _operator(site: Site) -> str:
     """The operator and output of a site, with the number of the call in brackets where it is not 0."""
-    return f"{clean(site.path)}{f' (call {site.call})' if site.call else ''}"
+    return f"{clean(site.path)}{f' ({site.call})' if site.call else ''}"
 
 
 def graph_svg(graph: Graph) -> str:
