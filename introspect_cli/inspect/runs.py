@@ -85,10 +85,15 @@ def find_runs(roots: Iterable[Path]) -> RunList:
     """
     paths: list[Path] = []
     left: list[Path] = []
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # else it has gone since
+            left.append(Path(error.filename))
+
     for root in roots:
         if not root.is_dir():
             raise UsageError(f"there is no directory {root}; name one that holds runs.")
-        for name, inside, files in os.walk(root, onerror=lambda error: left.append(Path(error.filename))):
+        for name, inside, files in os.walk(root, onerror=note):
             folder = Path(name)
             kept = [] if MANIFEST in files else [folder / each for each in sorted(inside) if not each.startswith(".")]
             is_last = len(folder.parts) - len(root.parts) == DEEPEST
@@ -98,7 +103,7 @@ def find_runs(roots: Iterable[Path]) -> RunList:
             paths.extend([folder] if MANIFEST in files else filter(is_pack, packs))
     oldest = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
     rows = sorted(map(_row, paths), key=lambda row: (row.started or oldest, str(row.path)), reverse=True)
-    return RunList(rows, left)
+    return RunList(rows, sorted(left, key=lambda path: len(path.parts)))
 
 
 def _row(path: Path) -> RunRow:
