@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, TEXT, Schema, parse_columns
+from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, Schema, parse_columns
 from introspect_cli.store.files import FORMAT, DamageError, unreadable
 from introspect_cli.store.frames import (
     BACK,
@@ -299,7 +299,7 @@ class Frames:
         """
         described = self.numbers_of(COLUMNS, counting=False)
         if not described:
-            return *RECORD_COLUMNS, TEXT
+            return RECORD_COLUMNS
         if self.heads["length"][described[0]] > LIMIT_COLUMNS:
             raise DamageError(self.path, "what it says of columns is too long")
         return parse_columns(self.body(described[0]), self.path)

@@ -33,7 +33,7 @@ from introspect_cli.records import (
     Summary,
 )
 from introspect_cli.statistics import DERIVED_STATS
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.batch import StepBatch, decode_lines
 from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
 from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
@@ -178,8 +178,7 @@ class Reader(ABC):
         joined = Joined.AS_RECORDED if batch.how is None else Joined(int(batch.how[row]))
         ranks = 0 if batch.ranks is None else int(batch.ranks[row])
         summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row], joined, ranks)
-        given = batch.given.row(row) if batch.given is not None else None
-        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, given)
+        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, batch.given.get(row))
 
     def _numels(self, layouts: Array) -> list[int]:
         return [min(self.layouts[layout].numel, _MOST_ELEMENTS) for layout in layouts.tolist()]
@@ -498,14 +497,14 @@ class RankReader(Reader):
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
             raise DamageError(log.path, f"the records of step {step} are not those that were written")
         path = f"{log.path} (step {step})"
-        columns = decode_rows(self._schema, memoryview(data), int(entry["rows"]), path)
-        out = StepBatch.from_columns(columns, self._schema)
+        rows, sites = int(entry["rows"]), int(entry["n_sites"])
+        columns, lines = decode_rows(self._schema, memoryview(data), rows, path)
+        out = StepBatch.from_columns(columns, self._schema, *decode_lines(lines, rows, sites, path))
         if len(out) and (
-            out.site.max() >= entry["n_sites"]
+            out.site.max() >= sites
             or out.layout.max() >= entry["n_layouts"]
             or out.status.max() >= len(Status)
             or (out.how is not None and out.how.max() >= len(Joined))
-            or (out.given is not None and not out.given.within(int(entry["n_sites"])))
         ):
             raise DamageError(path, "a record names a site, layout or status that is not there")
         return out

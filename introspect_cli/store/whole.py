@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, UNPLACED, Joined, Kind, Layout, ModuleInfo, Phase, Status
-from introspect_cli.store.batch import StepBatch, rows_of
+from introspect_cli.store.batch import StepBatch, Texts, rows_of
 from introspect_cli.store.log import ENTRY
 from introspect_cli.store.names import SiteTable, site_columns
 from introspect_cli.store.reader import RankReader, Reader, read_rows
@@ -484,7 +484,7 @@ class CombinedStep:
         size, firsts = len(self.row), rows_of([self.block], [self.row])
         floats = {name: column.astype(np.float64) for name, column in firsts.floats.items()}
         self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, calls=plan.calls)
-        self.text = [*firsts.text]
+        self.text = Texts(firsts.text)
         self.how, self.ranks = np.full(size, Joined.AS_RECORDED, np.uint8), np.zeros(size, np.uint32)
         self.elements = np.full(size, -1, np.int64)
 

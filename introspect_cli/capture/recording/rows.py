@@ -11,8 +11,7 @@ import torch
 from introspect_cli.capture.environment.redact import is_secret_path
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.selection import selects
-from introspect_cli.store.batch import given_columns, short_texts
-from introspect_cli.store.columns import sparse_texts
+from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
@@ -163,8 +162,8 @@ class StepBlock:
         self.message = message
         self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
         message.put("sequence", np.arange(message.rows, dtype=np.uint32))
+        message.lines = [b"", b""]  # texts, and inputs of operators
         self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
-        self._has_given = "given" in message
         # What stands in the message.
         self._sites: list[int] = []
         self._layout: Array | None = None
@@ -215,14 +214,11 @@ class StepBlock:
             self._layout = columns.layout
         if columns.texts != self._texts:
             self._texts = None
-            message.put("text", short_texts(sparse_texts(message.rows, columns.texts), message.rows))
+            message.lines[0] = text_line(columns.texts)
             self._texts = columns.texts
-        if self._has_given and ended.given != self._given:
+        if ended.given != self._given:
             self._given = None
-            given = given_columns(ended.given, message.rows)
-            message.put("given", given.inputs)
-            message.put("forward", given.forward)
-            message.put("node", short_texts(given.node, message.rows))
+            message.lines[1] = given_line(ended.given)
             self._given = ended.given
         return message
 
