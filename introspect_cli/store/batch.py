@@ -8,12 +8,14 @@ that follow from others need no bytes of their own.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from introspect_cli.derived import derived_stats
 from introspect_cli.records import Given
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.columns import LIMIT_NAMES, SKETCH, absent_column
@@ -21,7 +23,7 @@ from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.store.columns import Schema
 
@@ -173,19 +175,6 @@ class StepBatch:
         return {name: absent_column(column, rows) if data is None else data for name, (column, data) in every.items()}
 
 
-def scale_between(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
-    """The least-squares factor c of c * a to b, and |b - c a| / |b|; both NaN where one is zero or not finite.
-
-    Sketches are linear: a residual near 0 means that one tensor is c times the other.
-    """
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    size_a, size_b = float(a @ a), float(b @ b)
-    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
-        return np.nan, np.nan
-    factor = float(a @ b) / size_a
-    return factor, float(np.linalg.norm(b - factor * a)) / size_b**0.5
-
-
 def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
     """Copy some rows of several batches into one batch, without the inputs of operators (`given`).
 
@@ -263,3 +252,21 @@ def _possible(name: str, column: Array) -> Array:
     if name in _NOT_NEGATIVE:
         wrong |= column < 0
     return np.where(wrong, column.dtype.type(np.nan), column)
+
+
+def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
+    """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
+
+    Args:
+        batch: the step's; what is derived for all its rows is kept in `derived`.
+        row: which row.
+        numels: gives the number of elements of each of some layouts, by their numbers.
+    """
+    if not batch.derived:
+        numel = np.array(numels(batch.layout), np.int64)
+        batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
+    out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
+    for name, column in (*batch.floats.items(), *batch.derived.items()):
+        if not math.isnan(value := float(column[row])):
+            out[name] = int(value) if name == "infs" else value
+    return out

@@ -144,9 +144,6 @@ LIMIT_BATCH = 128 << 20
 LIMIT_NAMES = 64 << 20
 """Bytes of a table of sites, layouts or modules: half a million sites, and little memory when read."""
 
-LIMIT_LINES = 16 << 20
-"""Bytes of what follows the columns of a step."""
-
 _NUMBERS = ("uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _TYPES = {word: (np.dtype(word).newbyteorder("<").str, 0) for word in _NUMBERS}
 _TYPES[f"float32[{SKETCH_SIZE}]"] = "<f4", SKETCH_SIZE
