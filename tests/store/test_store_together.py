@@ -11,7 +11,7 @@ from laid_out import SHARED, SMALL, small_rows, write, write_step
 
 from introspect_cli.records import Joined, Kind, Part, Phase, Site
 from introspect_cli.store.run import open_run
-from introspect_cli.store.whole import WholeReader, covering, share
+from introspect_cli.store.whole import WholeReader, misfit, share
 from introspect_cli.sums import header, mix
 
 WHOLE, rows = SMALL, small_rows
@@ -142,13 +142,17 @@ def test_buffers_are_the_first_ranks_and_random_states_nobodys(put):
 
 
 @pytest.mark.parametrize(
-    ("starts", "covered", "doubled"),
-    [([0, 2], 12, 0), ([0, 1], 9, 3), ([0], 6, 0), ([2, 2], 6, 6)],
+    ("starts", "said"),
+    [
+        ([0, 2], ""),
+        ([0, 1], "parts of it overlap: those of ranks 0, 1"),
+        ([0], "the parts of it on record cover 1/2 of it"),
+        ([2, 2], "the parts of it on record cover 1/2 of it: ranks 0, 1 hold the same part"),
+        ([0, 1, 2], "parts of it overlap: those of ranks 0, 1, 2"),
+    ],
 )
-def test_what_parts_cover_is_reported_from_what_several_have(starts, covered, doubled):
-    found = covering([rows(start, 2).part for start in starts])
-    assert (found.covered, found.doubled) == (covered, doubled)
-    assert (found.first is None) == (doubled == 0)
+def test_what_parts_leave_out_or_have_twice_is_said_with_its_ranks(starts, said):
+    assert misfit([(rank, rows(start, 2).part) for rank, start in enumerate(starts)], 12) == said
 
 
 def test_a_share_is_reported_as_people_say_it():
