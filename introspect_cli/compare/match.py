@@ -40,13 +40,11 @@ from introspect_cli.compare.names import (
     DISPLACED,
     Rename,
     Renamed,
-    Source,
     ambiguous,
     ancestors,
     class_of_root,
     numbered_children,
     renamer,
-    renamer_of,
     with_ancestors,
 )
 from introspect_cli.compare.table import (
@@ -154,8 +152,8 @@ def matched_by_value(
 ) -> Correspondence:
     """Which name of a is which of b, by equal checksums in the first, second and last step that both have.
 
-    By `patterns` alone where they have no step in common. Roots of one class are matched first (`matched_roots`), then
-    what is inside them; a name of a that is another module's in b gets one that b does not have.
+    By `patterns` alone where they have no step in common. A name of a that is another module's in b gets one that b
+    does not have (`DISPLACED`).
 
     Args:
         a: reader of run a's rank.
@@ -168,26 +166,11 @@ def matched_by_value(
     if not len(steps):
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
-    rename = Correspondence(patterns).asked
-    given, two = Side(a, rename, chosen), Side(b, None, [step - offset for step in chosen])
-    roots = matched_roots((given, two))
-    one = given
-    if roots:  # a root whose name is taken gets one that b does not have
-        taken = {old: new.name for old, new in displaced_names(given, roots).items()}
-        moved = renamer_of({**roots, **taken})
-        one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
-    back = {new: old for old, new in roots.items()}
-
-    def in_a(name: str) -> str:
-        """A name under which `roots` have been applied, with its root as a calls it."""
-        head, dot, rest = name.partition(".")
-        return back.get(head, head) + dot + rest
-
-    renamed = {old: Renamed(new, Source.ROOT) for old, new in roots.items()}
-    renamed |= {in_a(old): new for old, new in renamed_by_value(one, two).items()}
-    renamed = {old: new for old, new in renamed.items() if old != new.name}
-    renamed |= displaced_names(given, {old: new.name for old, new in renamed.items()})
-    return Correspondence(patterns, renamed)
+    one = Side(a, Correspondence(patterns).asked, chosen)
+    renamed = renamed_by_value(one, Side(b, None, [step - offset for step in chosen]))
+    names = {new.name for new in renamed.values()}
+    taken = [name for name in names if name not in renamed and name in one.around]
+    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken})
 
 
 # --- what names hold
@@ -216,17 +199,6 @@ class Side:
     def sites(self) -> Columns:
         """The run's sites with renamed FQNs."""
         return columns(self.reader.sites, self._rename)
-
-    @cached_property
-    def variables(self) -> dict[str, str]:
-        """What the script calls each root, without what it is an attribute of (`model`), by the root's renamed name.
-
-        Roots without a variable, and with that of another root, are left out.
-        """
-        change = self._rename or str
-        called = {change(one.fqn): one.variable.rpartition(".")[2] for one in self.reader.modules if one.variable}
-        times = Counter(called.values())
-        return {root: name for root, name in called.items() if times[name] == 1}
 
     @cached_property
     def named(self) -> Mask:
@@ -348,51 +320,23 @@ def _likeness(old: str, new: str) -> int:
 # --- the tree above them
 
 
-def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
-    """Roots of a that are another root of b, of one class: by most shared values, else by the same variable.
-
-    Only classes of which either run has several roots. Roots are numbered by order of creation, which may differ;
-    copies (a target network) share all values, so that the variable in the script decides.
-    """
-    if not any("#" in side.sites.text for side in sides):
-        return {}
-    doubtful = ambiguous(*({name.partition(".")[0] for name in side.names} for side in sides))
-    if not doubtful:
-        return {}
-    held = [_of_roots(side, doubtful) for side in sides]
-    ranks = {}
-    for one, two in product(*held):
-        if class_of_root(one) != class_of_root(two):
-            continue
-        shared = len(held[0][one] & held[1][two])
-        alike = one in sides[0].variables and sides[0].variables[one] == sides[1].variables.get(two)
-        if shared or alike:
-            ranks[one, two] = (-shared, not alike, one != two)
-    return {old: new for old, new in assigned(ranks).items() if old != new}
-
-
-def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:
-    """By root of one of these classes, the distinctive values of all inside it: (name below the root, feature)."""
-    features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
-    held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
-    for name, values in held.items():
-        root, _, rest = name.partition(".")
-        features[root] |= {(rest, feature) for feature in values}
-    return features
-
-
 def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
     """Names of a that are other names of b, by equal values of tensors; of nested ones the outermost that holds.
 
-    Tensors that one run alone has are matched, and those in numbered lists whose lengths differ. A pair of parents
-    holds while all tensors below the old one are paired with those below the new one, and no equal name shares more
-    values.
+    Tensors that one run alone has are matched, those in numbered lists whose lengths differ, and those of several
+    models of one class, which are numbered in the order in which they were made. A pair of parents holds while all
+    tensors below the old one are paired with those below the new one, and no equal name shares more values.
     """
-    if a.names == b.names:
+    several = ambiguous(*({name.partition(".")[0] for name in side.names} for side in (a, b)))
+    if a.names == b.names and not several:
         return {}
     lists = _lists_of_other_length(a, b)
     one, two = (
-        {name for name in side.tensors if name not in other.names or _is_in_any(name, lists)}
+        {
+            name
+            for name in side.tensors
+            if name not in other.names or _is_in_any(name, lists) or class_of_root(name.partition(".")[0]) in several
+        }
         for side, other in ((a, b), (b, a))
     )
     pairs = equal_pairs(a.held(one), b.held(two))
@@ -408,7 +352,7 @@ def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
             if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
                 break
             top = level
-        renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
+        renamed.setdefault(top[0], Renamed(top[1], votes.get(top, 1)))
     return renamed
 
 
@@ -452,17 +396,6 @@ def _lists_of_other_length(a: Side, b: Side) -> frozenset[str]:
     counts = numbered_children(a.names), numbered_children(b.names)
     both = counts[0].keys() & counts[1].keys()
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
-
-
-def displaced_names(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
-    """For each name X of a that `names` gives to another name, and that gets no other name by it: a new name `X(a)`.
-
-    Args:
-        side: run a.
-        names: name in a to name in b.
-    """
-    taken = [new for new in names.values() if new not in names and new in side.around]
-    return {new: Renamed(new + DISPLACED, Source.DISPLACED) for new in taken}
 
 
 _MAX_PARTS = 8  # parts of one whole

@@ -23,7 +23,6 @@ from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import Correspondence
 from introspect_cli.compare.names import (
     Renamed,
-    Source,
     class_of_root,
     owner_of,
 )
@@ -261,8 +260,6 @@ def results_known(table: Table) -> Known:
 SHOWN = 3
 """Changes that the sentence of a comparison names."""
 
-_SHOWN_SOURCES = (Source.ROOT, Source.VALUE)
-
 
 @dataclass
 class Structure:
@@ -301,8 +298,8 @@ class Structure:
 
     @property
     def differs(self) -> bool:
-        """Whether there is any renaming (by root or value), one-sided site or evaluation, or random state."""
-        renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
+        """Whether there is any renaming by value, one-sided site or evaluation, or random state."""
+        renamed = any(new.votes for new in self.match.renamed.values())
         return bool(renamed or any(self.only) or self.random or self.evaluations)
 
 
@@ -366,13 +363,13 @@ def clause_of(change: StructureChange) -> str:
 
 
 def _rename_changes(match: Correspondence) -> list[StructureChange]:
-    """A change per renaming by root or value.
+    """A change per renaming by value.
 
     Renamings that differ in numbers alone are one change, with `*` for these.
     """
     groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
     for name, renamed in match.renamed.items():
-        if renamed.source in _SHOWN_SOURCES:
+        if renamed.votes:
             groups[starred(name, renamed.name)].append((name, renamed))
     changes = []
     for pattern, members in groups.items():
@@ -380,7 +377,7 @@ def _rename_changes(match: Correspondence) -> list[StructureChange]:
         votes = sum(member.votes for _, member in members)
         evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
         text = f"{old} is {new} in b"
-        changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
+        changes.append(StructureChange("renamed", old, new, text, evidence=evidence))
     return changes
 
 
