@@ -201,6 +201,13 @@ class Side:
         return columns(self.reader.sites, self._rename)
 
     @cached_property
+    def roots(self) -> dict[tuple[str, str], str]:
+        """By class and what the script calls it, without what it is an attribute of (`model`): the renamed root."""
+        change = self._rename or str
+        called = [(change(one.fqn), one.variable.rpartition(".")[2]) for one in self.reader.modules if one.variable]
+        return {(class_of_root(root), name): root for root, name in called}
+
+    @cached_property
     def named(self) -> Mask:
         """Mask of sites whose kind is in `NAMED`, outside of evaluation and recomputation."""
         return of_kinds(self.sites.kind, NAMED) & ~np.isin(
@@ -353,6 +360,9 @@ def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
                 break
             top = level
         renamed.setdefault(top[0], Renamed(top[1], votes.get(top, 1)))
+    for called, old in a.roots.items():  # where no value tells models of one class apart, their variables do
+        if called[0] in several and old not in paired and b.roots.get(called, old) != old:
+            renamed.setdefault(old, Renamed(b.roots[called]))
     return renamed
 
 

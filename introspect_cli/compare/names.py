@@ -68,8 +68,7 @@ class Renamed(NamedTuple):
 
     Attributes:
         name: the name in b, of it and of all inside it.
-        votes: how many tensors and modules have equal values under the two names; 0 where the old name is another
-            module's in b, so that it was given one that b does not have.
+        votes: how many tensors and modules have equal values under the two names.
     """
 
     name: str

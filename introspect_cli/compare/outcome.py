@@ -22,6 +22,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import Correspondence
 from introspect_cli.compare.names import (
+    DISPLACED,
     Renamed,
     class_of_root,
     owner_of,
@@ -299,7 +300,7 @@ class Structure:
     @property
     def differs(self) -> bool:
         """Whether there is any renaming by value, one-sided site or evaluation, or random state."""
-        renamed = any(new.votes for new in self.match.renamed.values())
+        renamed = any(not new.name.endswith(DISPLACED) for new in self.match.renamed.values())
         return bool(renamed or any(self.only) or self.random or self.evaluations)
 
 
@@ -369,7 +370,7 @@ def _rename_changes(match: Correspondence) -> list[StructureChange]:
     """
     groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
     for name, renamed in match.renamed.items():
-        if renamed.votes:
+        if not renamed.name.endswith(DISPLACED):
             groups[starred(name, renamed.name)].append((name, renamed))
     changes = []
     for pattern, members in groups.items():
@@ -377,7 +378,7 @@ def _rename_changes(match: Correspondence) -> list[StructureChange]:
         votes = sum(member.votes for _, member in members)
         evidence = f"{count(votes, 'value')} under the two names {'is' if votes == 1 else 'are'} equal"
         text = f"{old} is {new} in b"
-        changes.append(StructureChange("renamed", old, new, text, evidence=evidence))
+        changes.append(StructureChange("renamed", old, new, text, evidence=evidence if votes else ""))
     return changes
 
 
