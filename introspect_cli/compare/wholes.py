@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     Calls = Mapping[tuple[bool, str], int]
 
-_TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _Names = frozenset[tuple[str, str]]
@@ -71,7 +70,7 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
         return False  # as other layouts are, as a rule: no other rank is needed
     tasks = () if work is None else work(_held_in_task, tasks_of([a, b], [one.rank for one, _ in pairs]))
     every = set[_Held]().union(*tasks) if work is not None else _held_by(pairs)
-    if not all(alike for alike, *_ in every) or not _cut_alike(*pairs[0]):
+    if not all(alike for alike, *_ in every):
         return False
     held = {(one, two) for _, one, two in every}
     of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
@@ -79,25 +78,6 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
     if not both:  # it shows only where each rank has all
         return all(len(set(each)) < 2 for each in zip(*held, strict=True))
     return all(one & both == two & both for one, two in held)
-
-
-def _cut_alike(one: RankReader, two: RankReader) -> bool:
-    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have."""
-    if not (_parts(one) or _parts(two)):
-        return True  # no step has to be read
-    step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
-    cut_a, cut_b = ({}, {}) if step is None else (_parts_by_name(one, step), _parts_by_name(two, step))
-    return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
-
-
-def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
-    """By (kind, FQN) of the parameters and gradients of a step, whether the rank has only a part; reads the step."""
-    batch, sites = reader.read(step), reader.sites
-    return {
-        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
-        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
-        if sites.kind[site] in _TRAINED_KINDS
-    }
 
 
 def _held_in_task(task: Task) -> set[_Held]:
