@@ -866,6 +866,11 @@ class Table:
         row, batch = self._record(site, side)
         return None if row is None else plain_of(batch, row)
 
+    def first_of(self, rows: Mask) -> Site | None:
+        """The site of the earliest of these rows by `order`; None for none."""
+        chosen = np.flatnonzero(rows)
+        return self.named(int(chosen[np.argmin(self.order[chosen])])) if len(chosen) else None
+
     def named(self, row: int) -> Site:
         """The site of row `row` of this table."""
         return self.alignment.site(int(self.site[row]))
