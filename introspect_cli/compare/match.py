@@ -61,7 +61,7 @@ from introspect_cli.store.reader import RankReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, KeysView, Mapping, Sequence
+    from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -446,16 +446,8 @@ class Moments(NamedTuple):
     squares: float
 
 
-def _moments_of_parts(parts: list[Moments]) -> Moments:
-    """Moments of the tensor that at least one part, put together, makes."""
-    return Moments(
-        sum(part.numel for part in parts),
-        min(part.low for part in parts),
-        max(part.high for part in parts),
-        min(part.least for part in parts),
-        sum(part.total for part in parts),
-        sum(part.squares for part in parts),
-    )
+_OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
+"""How each of the moments of a whole follows from those of its parts."""
 
 
 def same_numbers(one: Moments, two: Moments) -> bool:
@@ -463,7 +455,7 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
     False for constants.
     """
-    exact = (one.low, one.high, one.least) == (two.low, two.high, two.least)
+    exact = one[:4] == two[:4]
     return exact and one.low != one.high and _moments_agree(one, two, _SUM_TOLERANCE)
 
 
@@ -507,7 +499,8 @@ def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) ->
         for start in range(len(members)):
             for length in range(2, min(_MAX_PARTS, len(members) - start) + 1):
                 names = members[start : start + length]
-                sums = _moments_of_parts([parts[name] for name in names])
+                columns = zip(*(parts[name] for name in names), strict=True)
+                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
                 for whole in index.get((sums.numel, sums.low, sums.high), ()):
                     if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
                         used |= {whole, *names}
@@ -673,14 +666,9 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
     return list(first.values())
 
 
-def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
-    """The two values as a pair if they agree, else None.
-
-    They need as many elements each. They agree if checksums are equal, else if sketches are at most `close` apart, else
-    by their moments (`_moments_agree`).
-    """
-    near = _Candidates([b]).near(a, close) if a.moments.numel == b.moments.numel else []
-    return near[0] if near else None
+def _agree(a: Value, b: Value, close: float) -> bool:
+    """Whether two values have as many elements and agree."""
+    return a.moments.numel == b.moments.numel and bool(agreeing(a, [b], close))
 
 
 def sketch_distance(a: Value, b: Value) -> float | None:
@@ -699,8 +687,6 @@ def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
 
     Extrema and means to `close` times the root mean square; mean squares to 2 `close`, relative to the larger.
     """
-    if one.numel != two.numel:
-        return False
     size = (max(one.squares, two.squares) / one.numel) ** 0.5
     ends = max(abs(one.low - two.low), abs(one.high - two.high))
     return (
@@ -724,11 +710,10 @@ def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> 
     sizes: dict[int, list[Value]] = defaultdict(list)
     for value in two:
         sizes[value.moments.numel].append(value)
-    index = {size: _Candidates(values) for size, values in sizes.items()}
     matches: dict[int, ValuePair] = {}
     times: dict[int, int] = defaultdict(int)
     for value in one:
-        near = index[value.moments.numel].near(value, close) if value.moments.numel in index else []
+        near = agreeing(value, sizes.get(value.moments.numel, ()), close)
         if near:
             level = [match for match in near if match.rel_l2 == near[0].rel_l2]
             first = level[0].b.row
@@ -737,39 +722,26 @@ def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> 
     return matches
 
 
-class _Candidates:
-    """Values of one number of elements, indexed by checksum and sketch."""
+def agreeing(value: Value, others: Sequence[Value], close: float) -> list[ValuePair]:
+    """Pairs of `value` with each of these values of as many elements that agrees, nearest first; [] for none.
 
-    def __init__(self, values: Sequence[Value]) -> None:
-        """Build the index now; sketches are used only where every value has one."""
-        self.values = values
-        self.checksums: dict[int, list[Value]] = defaultdict(list)
-        for value in values:
-            self.checksums[value.checksum].append(value)
-        sketched = all(value.sketch is not None for value in values)
-        self.sketches = np.stack([value.sketch for value in values if value.sketch is not None]) if sketched else None
-        self.squares = np.array([value.moments.squares for value in values])
-
-    def near(self, value: Value, close: float) -> list[ValuePair]:
-        """Pairs of `value` with each candidate that agrees, nearest first; [] for none.
-
-        All of equal checksum; if there are none, those at most `close` away by sketch; if there are none, those whose
-        moments agree.
-        """
-        equal = self.checksums.get(value.checksum)
-        if equal:
-            return [ValuePair(value, other, 0.0) for other in equal]
-        if value.sketch is not None and self.sketches is not None:
-            size = np.sqrt(np.maximum(self.squares, value.moments.squares))
-            distance = np.linalg.norm(self.sketches - value.sketch, axis=1) / np.maximum(size, 1e-300)
-            order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
-            if order:
-                return [ValuePair(value, self.values[place], float(distance[place])) for place in order]
-        return [
-            ValuePair(value, other, None)
-            for other in self.values
-            if other.moments.numel >= 16 and _moments_agree(value.moments, other.moments, close)
-        ]
+    All of equal checksum; if there are none, those at most `close` away by sketch, where all have one; if there are
+    none, those whose moments agree (`_moments_agree`).
+    """
+    if equal := [ValuePair(value, other, 0.0) for other in others if other.checksum == value.checksum]:
+        return equal
+    sketches = [other.sketch for other in others if other.sketch is not None]
+    if value.sketch is not None and len(sketches) == len(others) > 0:
+        size = np.sqrt([max(other.moments.squares, value.moments.squares, 1e-300) for other in others])
+        distance = np.linalg.norm(np.stack(sketches) - value.sketch, axis=1) / size
+        order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
+        if order:
+            return [ValuePair(value, others[place], float(distance[place])) for place in order]
+    return [
+        ValuePair(value, other, None)
+        for other in others
+        if other.moments.numel >= 16 and _moments_agree(value.moments, other.moments, close)
+    ]
 
 
 # --- the flow through both
@@ -932,10 +904,10 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
         if partner is None:
             continue
         given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
-        inputs = all(any(agreement(x, y, close) for y in given_b) for x in given) if given and given_b else None
-        match = agreement(value, partner, close)
-        rel = match.rel_l2 if match is not None else sketch_distance(value, partner)
-        pairs.append(ModulePair(value, partner, inputs, rel, match is not None))
+        inputs = all(any(_agree(x, y, close) for y in given_b) for x in given) if given and given_b else None
+        match = agreeing(value, [partner], close)
+        rel = match[0].rel_l2 if match else sketch_distance(value, partner)
+        pairs.append(ModulePair(value, partner, inputs, rel, bool(match)))
     return pairs
 
 
@@ -955,5 +927,5 @@ def _gradients(
     pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
     both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
     # Gradients gather the rounding of the whole backward pass.
-    agree = [(mine, other, agreement(mine, other, 10 * close) is not None) for mine, other in both]
+    agree = [(mine, other, _agree(mine, other, 10 * close)) for mine, other in both]
     return sorted(agree, key=lambda pair: pair[0].order)
