@@ -456,6 +456,7 @@ _UNRELATED = 0.05
 
 _MAX_ZERO_SHARE = 8.0
 
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
 _PARAMETER_KINDS = (Kind.PARAM, Kind.GRAD, Kind.OPTIMIZER_STATE)
 _MODULE_KINDS = (Kind.INPUT, Kind.OUTPUT)
 
@@ -492,6 +493,13 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
     takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
     counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
+    if names:  # of a compiled module; another momentum or mode would show in the variance
+        settled = {
+            alignment.fqn[site]
+            for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
+        }
+        means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
+        counted |= np.array(means, np.bool_)
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within

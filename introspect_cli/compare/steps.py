@@ -28,6 +28,7 @@ from introspect_cli.compare.table import (
     phase_code,
 )
 from introspect_cli.compare.watched import is_list
+from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
 from introspect_cli.records import Joined, Kind, Phase
 
@@ -211,6 +212,7 @@ class Gathered:
 
     def __init__(self, comparison: Sides) -> None:
         """Count the ranks of both runs now; nothing else is read."""
+        self._readers = comparison.a, comparison.b
         a, b, splits = comparison.a, comparison.b, comparison.splits
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ
@@ -244,6 +246,14 @@ class Gathered:
         """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
         one, two = table.of_layouts("dtype", self._comparison.layouts)
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
+
+    def _is_scaled(self, ratio: float) -> bool:
+        """Whether a gradient scaler makes this factor of gradients (or its inverse).
+
+        A power of two above 1 that is not the ratio of the runs' losses per step.
+        """
+        times, losses = round(max(ratio, 1 / ratio)), [most_calls(run, {Kind.LOSS.value}) for run in self._readers]
+        return times > 1 and not times & (times - 1) and times * min(losses) != max(losses)
 
     def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
         """Mask of DIFFERENT rows to compare by extrema and means.
@@ -297,7 +307,7 @@ class Gathered:
             if name == "mean":  # single numbers may be summed up over calls in both, in b alone, or scaled
                 calls = [_call_counts(batch, of_run[rows]) for batch, of_run in table.pairs]
                 total, other = one * calls[0], two * calls[1]
-                sums = (other, other / ratio, two)
+                sums = (other, other / (ratio if self._is_scaled(ratio) else 1.0), two)
                 added = np.logical_or.reduce([np.abs(total - each) <= rtol * np.abs(total) for each in sums])
                 near |= single & (added | (np.abs(one - two) <= rtol * np.abs(one)))
             close &= near | (single & (name != "mean"))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.tasks import Task, Work
 
     Pairs = Sequence[tuple[RankReader, RankReader]]
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from introspect_cli.compare.match import Correspondence
     from introspect_cli.compare.result import DiffOptions
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     Calls = Mapping[tuple[bool, str], int]
 
+_TRAINED_KINDS = frozenset({Kind.PARAM.value, Kind.GRAD.value})
 _STATE_KINDS = frozenset({Kind.PARAM.value, Kind.OPTIMIZER_STATE.value})
 
 _Names = frozenset[tuple[str, str]]
@@ -70,7 +71,7 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
         return False  # as other layouts are, as a rule: no other rank is needed
     tasks = () if work is None else work(_held_in_task, tasks_of([a, b], [one.rank for one, _ in pairs]))
     every = set[_Held]().union(*tasks) if work is not None else _held_by(pairs)
-    if not all(alike for alike, *_ in every):
+    if not all(alike for alike, *_ in every) or not _cut_alike(*pairs[0]):
         return False
     held = {(one, two) for _, one, two in every}
     of_a, of_b = (frozenset[tuple[str, str]]().union(*each) for each in zip(*held, strict=True)) if held else ((), ())
@@ -78,6 +79,25 @@ def are_alike(a: Run, b: Run, pairs: Pairs, work: Work | None) -> bool:
     if not both:  # it shows only where each rank has all
         return all(len(set(each)) < 2 for each in zip(*held, strict=True))
     return all(one & both == two & both for one, two in held)
+
+
+def _cut_alike(one: RankReader, two: RankReader) -> bool:
+    """Whether each parameter and gradient is a part in both runs or in neither, in the first step that both have."""
+    if not (_parts(one) or _parts(two)):
+        return True  # no step has to be read
+    step = min({*one.entries["step"].tolist()} & {*two.entries["step"].tolist()}, default=None)
+    cut_a, cut_b = ({}, {}) if step is None else (_parts_by_name(one, step), _parts_by_name(two, step))
+    return all(cut_a[name] == cut_b[name] for name in cut_a.keys() & cut_b.keys())
+
+
+def _parts_by_name(reader: RankReader, step: int) -> dict[tuple[str, str], bool]:
+    """By (kind, FQN) of the parameters and gradients of a step, whether the rank has only a part; reads the step."""
+    batch, sites = reader.read(step), reader.sites
+    return {
+        (sites.kind[site], sites.fqn[site]): reader.layouts[layout].part is not None
+        for site, layout in zip(batch.site.tolist(), batch.layout.tolist(), strict=True)
+        if sites.kind[site] in _TRAINED_KINDS
+    }
 
 
 def _held_in_task(task: Task) -> set[_Held]:
@@ -224,6 +244,15 @@ def _nonzero_rows(shape: tuple[int, ...], zeros: int) -> int:
     return 0 if zeros < 0 or rest else rows - zeros // shape[-1]
 
 
+def most_calls(reader: Reader, kinds: Collection[str]) -> int:
+    """Largest number of calls in a step, over all ranks, of any site of these kinds (values of `Kind`); 1 for none."""
+    most = 0
+    for rank in reader.readers:  # calls may be folded in a whole
+        calls, kind_of = rank.sites.call, rank.sites.kind
+        most = max([most, *(int(calls[at]) for at in np.flatnonzero(calls).tolist() if kind_of[at] in kinds)])
+    return most + 1
+
+
 def losses_of(reader: RankReader, step: int) -> int:
     """Number of records of losses that a rank has in a step."""
     return sum(reader.sites.kind[site] == Kind.LOSS.value for site in reader.read(step).site.tolist())
@@ -266,8 +295,8 @@ class Splits:
 
     @property
     def words(self) -> tuple[str, str]:
-        """How a, and how b, takes a batch, in words; without sizes where these do not add up to as many samples."""
-        sized = sum(self.a.sizes) == sum(self.b.sizes)
+        """How a, and how b, takes a batch, in words; without sizes where a sample of one has more elements."""
+        sized = sum(self.a.sizes) * self.b.elements == sum(self.b.sizes) * self.a.elements
         one, two = (cut.words if sized else count(cut.number, "microbatch", "microbatches") for cut in (self.a, self.b))
         return one, two
 
