@@ -1,7 +1,7 @@
 """Where work on many ranks runs: here, in a pool of processes, or on a Dask cluster that somebody has.
 
 Work is a function and many small tasks, which name runs by their paths and say which steps or ranks of them; results
-come in the order of the tasks, or are added up. Scheduling, retries and transport are the engine's: nothing of them is
+come in the order of the tasks. Scheduling, retries and transport are the engine's: nothing of them is
 here. Each worker has the runs on a disk, or at an address, that it can read by the same name.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from introspect_cli.errors import StoreError, UsageError
@@ -42,15 +41,6 @@ class Engine:
             StoreError: a task could not read what it was to read, or its worker was killed.
         """
         return map(work, tasks)
-
-    def total(self, work: Callable[[Task], Result], tasks: Sequence[Task], add: Callable[..., Result]) -> Result:
-        """All results made one by `add(result, result)`, from left to right; `add` must be associative.
-
-        Raises:
-            TypeError: there is no task.
-            StoreError: as `run`.
-        """
-        return reduce(add, self.run(work, tasks))
 
     def __enter__(self) -> Self:
         """Connect with what runs the tasks; nothing to do for this process."""

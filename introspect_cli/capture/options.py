@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import NAMES, Rule, Schedule, parse_rule
-from introspect_cli.selection import choose, words
+from introspect_cli.selection import Option, choose, words
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 
 if TYPE_CHECKING:
@@ -66,55 +66,6 @@ RUN, AGAINST, WHAT, WHEN, HOW, AGAIN, SETTINGS = HEADINGS = (
     "Settings recorded with it",
 )
 """Headings of the help."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One capture option: its flags, and whether a difference in it can explain a divergence.
-
-    Attributes:
-        heading: of the help.
-        flags: names on the command line beside that of the field, or `--a/--no-a` in its place.
-        help: one sentence, with the default.
-        narrows: whether it makes a capture observe less, or something else, of the same training. Two runs that differ
-            in it do not diverge because of that.
-        in_manifest: whether it says anything about what is in the run.
-        metavar: what stands for the value in the help.
-        repeated: whether it may be given several times, as where its default is a collection.
-        commas: whether commas part several values in one.
-        choices: all values there are, None for any.
-        least: smallest number allowed.
-        most: largest number allowed.
-    """
-
-    heading: str
-    flags: tuple[str, ...]
-    help: str
-    narrows: bool = False
-    in_manifest: bool = True
-    metavar: str | None = None
-    repeated: bool = False
-    commas: bool = True
-    choices: tuple[str, ...] | None = None
-    least: int | None = None
-    most: int | None = None
-
-    def named(self, name: str, default: object) -> Option:
-        """A copy with the flag made from the field's name, and `repeated` set from its default.
-
-        A default of True makes `--x/--no-x`; a flag with a slash among `flags` is used in place of the made one.
-
-        Args:
-            name: the field's name.
-            default: the field's default; a tuple or frozenset means that the option may be repeated.
-        """
-        flags = self.flags
-        if not any("/" in flag for flag in flags):
-            flag = f"--{name.replace('_', '-')}"
-            flag += f"/--no-{flag[2:]}" if default is True else ""
-            short = [word for word in flags if not word.startswith("--")]
-            flags = (*short, flag, *(word for word in flags if word not in short))
-        return replace(self, flags=flags, repeated=isinstance(default, (tuple, frozenset)))
 
 
 def option(heading: str, default: object, text: str, *flags: str, **details: Any) -> Any:

@@ -57,7 +57,7 @@ def check(run: str | None, asked: CheckOptions) -> int:
     if asked.copies and (asked.rule or asked.ignore):
         raise UsageError("--copies applies no rules: leave out --rule and --ignore.")
     with open_any(run or last_runs(1)[0]) as opened, engine_of(asked.engine) as engine:
-        result = minority_ranks(opened, engine.total) if asked.copies else check_run(opened, chosen, engine.elsewhere)
+        result = minority_ranks(opened, engine.run) if asked.copies else check_run(opened, chosen, engine.elsewhere)
     answer(asked.format_, lambda: check_document(result), lambda: check_blocks(result))
     if result.reaches(Level(asked.fail_on)):
         return DIVERGED

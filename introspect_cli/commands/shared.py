@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from introspect_cli.capture.options import Option
 from introspect_cli.exit_codes import DIVERGED, SAME, UNDECIDED
+from introspect_cli.selection import Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

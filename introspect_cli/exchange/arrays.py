@@ -52,23 +52,6 @@ _NAME = re.compile(
 """The name of an array; each part may be missing."""
 
 
-@dataclass(frozen=True)
-class Named:
-    """Site, step and rank that an array's name stands for.
-
-    Attributes:
-        step: its step, 0 where none is named.
-        rank: its process, 0 where none is named.
-        order: the number before its kind; None where there is none.
-        site: the site.
-    """
-
-    step: int
-    rank: int
-    order: int | None
-    site: Site
-
-
 @dataclass
 class Dump:
     """Arrays to import: the files, and how their names are read.
@@ -110,17 +93,17 @@ class Dump:
                 if tensor.unread:
                     lost = "; bfloat16 loses its name in numpy's files: save it as float32 or as .safetensors"
                     raise StoreError(f"{words} in {path}: {tensor.unread}{lost * (tensor.dtype == 'void16')}")
-                named = parse_name(words, self.kind, self.root)
-                key = (named.step, named.rank, named.site)
+                step, rank, order, site = parse_name(words, self.kind, self.root)
+                key = step, rank, site
                 if key in seen:
                     raise StoreError(f"{seen[key]} and {words} are of the same site: give one of them another name")
                 seen[key] = words
                 kept = summary_of(tensor, widened)
-                if selects(named.site.fqn, self.whole):
+                if selects(site.fqn, self.whole):
                     bits = np.concatenate([*tensor.read(), np.empty(0, NUMPY[tensor.dtype])])
                     self.kept.append((kept.checksum, bits.data.cast("B"), tensor.dtype, tensor.shape))
-                rows = steps[named.step, named.rank]
-                rows.append((named.order, len(rows), (named.site, SiteInfo(), kept)))
+                rows = steps[step, rank]
+                rows.append((order, len(rows), (site, SiteInfo(), kept)))
         for (step, rank), rows in sorted(steps.items()):
             numbered = all(order is not None for order, _, _ in rows)
             if numbered:
@@ -157,11 +140,11 @@ def find_arrays(source: Path) -> list[tuple[str, Path]]:
     return named
 
 
-def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
-    """Parse an array's name, such as `step3/rank0/output/model.h.0`.
+def parse_name(words: str, kind: Kind | None = None, root: str = "") -> tuple[int, int, int | None, Site]:
+    """Parse an array's name, such as `step3/rank0/output/model.h.0`: step, rank, order and site.
 
-    Step, rank and call are 0, and the order is None, where the name has none. An input without a path gets `[0]`; a
-    batch or a loss without a name is called `DataLoader` or `loss`.
+    The order is the number before the kind. It is None, and step, rank and call are 0, where the name has none. An
+    input without a path gets `[0]`; a batch or a loss without a name is called `DataLoader` or `loss`.
 
     Args:
         words: the name.
@@ -189,7 +172,7 @@ def parse_name(words: str, kind: Kind | None = None, root: str = "") -> Named:
         raise UsageError(f"the name {words!r} ends with its kind: put the module or tensor after it")
     step, rank, call = (int(match[number] or 0) for number in ("step", "rank", "call"))
     order = None if match["order"] is None else int(match["order"])
-    return Named(step, rank, order, Site(phase, named, name, call, shallow(bracket + path)))
+    return step, rank, order, Site(phase, named, name, call, shallow(bracket + path))
 
 
 def _natural_key(site: Site) -> tuple[object, ...]:

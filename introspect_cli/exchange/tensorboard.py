@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,18 +76,16 @@ def write_tensorboard(run: Run, directory: Path, selection: Selection) -> int:
     The time of an event is the number of its step. Returns the number of files.
     """
     files: dict[int, EventFile] = {}
-    try:
+    with ExitStack() as stack:
         for step, rank in wanted_steps(run, selection):
             if rank not in files:
                 place = directory / f"rank{rank}" if len(run.ranks) > 1 else directory
                 place.mkdir(exist_ok=True)
-                files[rank] = EventFile(place / f"events.out.tfevents.0.introspect.{rank}", 0.0)
+                made = EventFile(place / f"events.out.tfevents.0.introspect.{rank}", 0.0)
+                files[rank] = stack.enter_context(closing(made))
             values = [value for record in wanted_records(run, step, rank, selection) for value in _values(run, record)]
             # Nothing of the clock is kept with a step; the step itself stands for it.
             files[rank].add(step, values, float(step))
-    finally:
-        for file in files.values():
-            file.close()
     return len(files)
 
 

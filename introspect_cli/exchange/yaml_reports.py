@@ -122,7 +122,7 @@ def report(run: Run, step: int, rank: int, selection: Selection) -> dict[str, An
         "batch": _written_batch(run, by_kind, step),
     }
     if buffers:
-        parts["buffers"]["__all_buffers__"] = _digest_of_records(run, buffers.values())
+        parts["buffers"]["__all_buffers__"] = _digest_of_all(run, buffers.values())
     return {name: part for name, part in parts.items() if part}
 
 
@@ -146,14 +146,17 @@ def _latest_by_name(records: Iterable[Record]) -> dict[str, Record]:
 def digest_of(run: Run, record: Record) -> str:
     """The MD5 of a record's stored tensor, 32 hex digits; its checksum, 16 hex digits, where none was stored."""
     stored = run.tensor(record.summary.checksum) if record.summary.checksum else None
-    if stored is None:
-        return f"{record.summary.checksum:016x}"
-    return hashlib.md5(stored.tobytes(), usedforsecurity=False).hexdigest()
+    return f"{record.summary.checksum:016x}" if stored is None else _md5(stored.tobytes())
 
 
-def _digest_of_all(digests: Iterable[str]) -> str:
-    """The MD5 of texts, most often digests, joined in order; 32 hex digits."""
-    return hashlib.md5("".join(digests).encode(), usedforsecurity=False).hexdigest()
+def _md5(data: bytes) -> str:
+    """The MD5 of bytes, 32 hex digits."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _digest_of_all(run: Run, records: Iterable[Record]) -> str:
+    """The MD5 of all records' digests, joined in order."""
+    return _md5("".join(digest_of(run, record) for record in records).encode())
 
 
 def _written_value(run: Run, record: Record) -> Any:
@@ -183,15 +186,8 @@ def _written_parameters(run: Run, data: dict[str, Record], grads: dict[str, Reco
     for key, records in (("data", data), ("grad", grads)):
         for name, record in records.items():
             parts.setdefault(name.removeprefix(root), {})[key] = _written_value(run, record)
-    for what, records in (("data", data), ("grads", grads)):
-        if records:
-            parts[f"__all_{what}__"] = _digest_of_records(run, records.values())
-    return parts
-
-
-def _digest_of_records(run: Run, records: Iterable[Record]) -> str:
-    """The MD5 of all records' digests, in order."""
-    return _digest_of_all(digest_of(run, record) for record in records)
+    every = {"__all_data__": data, "__all_grads__": grads}
+    return parts | {key: _digest_of_all(run, records.values()) for key, records in every.items() if records}
 
 
 def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dict[str, Any]]:
@@ -227,9 +223,9 @@ def _written_optimizers(run: Run, by_kind: dict[Kind, list[Record]]) -> list[dic
             {
                 "__type__": optimizer.get("class"),
                 "param_groups": groups,
-                "__all_param_groups__": _digest_of_all([repr(groups)]),
+                "__all_param_groups__": _md5(repr(groups).encode()),
                 "state": {index: _written_nested(run, records) for index, records in held.items()},
-                "__all_state__": _digest_of_records(run, chain(*held.values())),
+                "__all_state__": _digest_of_all(run, chain(*held.values())),
             }
         )
     return reports
@@ -254,7 +250,7 @@ def _random_states(by_kind: dict[Kind, list[Record]]) -> dict[str, Any]:
         else:
             digests[name] = {"state": digest} if name in ("numpy", "python") else digest
     if "torch.cuda" in digests:
-        digests["torch.cuda"] = _digest_of_all(digests["torch.cuda"])
+        digests["torch.cuda"] = _md5("".join(digests["torch.cuda"]).encode())
     return digests
 
 
@@ -273,7 +269,7 @@ def _written_batch(run: Run, by_kind: dict[Kind, list[Record]], step: int) -> di
     return {
         "__batch_idx__": step,
         "__batch__": batches[0] if len(batches) == 1 else batches,
-        "__all_batch__": _digest_of_records(run, records),
+        "__all_batch__": _digest_of_all(run, records),
     }
 
 
@@ -308,13 +304,9 @@ def read_settings(directory: Path) -> dict[str, Any]:
 
     Each is read from the first file found: beside the reports, in `introspection/`, or one level up.
     """
-    settings: dict[str, Any] = {}
-    for name, file in _SETTINGS.items():
-        for place in (directory, directory / "introspection", directory.parent):
-            path = place / file
-            if path.is_file() and name not in settings:
-                settings[name] = load(path)
-    return settings
+    places = directory, directory / "introspection", directory.parent
+    there = ((name, [place / file for place in places if (place / file).is_file()]) for name, file in _SETTINGS.items())
+    return {name: load(paths[0]) for name, paths in there if paths}
 
 
 def read_reports(directory: Path, root: str) -> Iterator[Incoming]:

@@ -215,12 +215,6 @@ class Ranks:
         """Whether any rank has a layout with a part (a sharded tensor)."""
         return any(layout.part is not None for reader in self.readers.values() for layout in reader.layouts)
 
-    def take(self, step: int, batches: Mapping[int, StepBatch]) -> None:
-        """Hand a step to each of `gathered`, in order; `batches` are its records by rank."""
-        now = AlignedStep(step, self, batches)
-        for gathered in self.gathered:
-            gathered.step(now)
-
 
 class AlignedStep:
     """One step of all ranks.
@@ -244,13 +238,10 @@ class AlignedStep:
             self._by_kind.setdefault((site.kind, site.phase), []).append(number)
 
     def of(self, kind: Kind, *phases: Phase) -> list[int]:
-        """Sites of a kind that any rank recorded, in some phases (all for none), sorted by `first_sequence`."""
+        """Sites of a kind that any rank recorded, in some phases (all for none), by their lowest sequence number."""
         numbers = [n for phase in phases or Phase for n in self._by_kind.get((kind.value, phase.value), ())]
-        return sorted(numbers, key=self.first_sequence)
-
-    def first_sequence(self, number: int) -> int:
-        """The lowest sequence number that a rank has for a site in this step."""
-        return min(int(self.batches[rank].sequence[row]) for rank, row in self.rows[number].items())
+        rows = self.rows
+        return sorted(numbers, key=lambda n: min(int(self.batches[at].sequence[row]) for at, row in rows[n].items()))
 
     def checksum(self, rank: int, row: int) -> int:
         """Checksum of a rank's record; 0 where it was not observed."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.health import collectives, data_parallel, equal, flow, nonfinite, progress, training
-from introspect_cli.health.aligned import Ranks
+from introspect_cli.health.aligned import AlignedStep, Ranks
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Hit, NotObservedError, Rule
 from introspect_cli.health.history import Curve, curves
 from introspect_cli.health.table import read_table
@@ -25,47 +25,9 @@ if TYPE_CHECKING:
     from introspect_cli.labels import Labels
     from introspect_cli.store.tasks import Task, Work
 
-RULES: tuple[Rule, ...] = (
-    nonfinite.nonfinite,
-    nonfinite.overflow_ahead,
-    nonfinite.underflow,
-    nonfinite.skipped_steps,
-    nonfinite.loss_nonfinite,
-    nonfinite.loss_stuck,
-    nonfinite.loss_spike,
-    flow.vanishing_gradients,
-    flow.exploding_gradients,
-    flow.unbalanced_gradients,
-    flow.gradients_left_over,
-    flow.dead_units,
-    flow.saturated,
-    training.never_changes,
-    training.no_gradient,
-    training.not_in_optimizer,
-    training.tiny_updates,
-    training.huge_updates,
-    training.zero_learning_rate,
-    training.repeated_batch,
-    training.one_batch,
-    training.batchnorm_frozen,
-    progress.lost_rank,
-    equal.reduction,
-    data_parallel.summed_gradients,
-    equal.copies_differ,
-    data_parallel.same_samples,
-    equal.rank_settings,
-    equal.rank_layout,
-    collectives.collectives,
-    data_parallel.rank_steps,
-    progress.rank_gradients,
-    equal.rank_outputs,
-    data_parallel.uneven_batches,
-    equal.shards,
-    equal.tied_weights,
-    equal.buffers_differ,
-    equal.peers_differ,
-)
-"""Every rule, in the order in which they are documented."""
+_FILES = nonfinite, flow, training, progress, equal, collectives, data_parallel
+RULES: tuple[Rule, ...] = tuple(rule for file in _FILES for rule in vars(file).values() if isinstance(rule, Rule))
+"""Every rule, in the order in which they are written."""
 
 _GATHERED = (progress.Progress, collectives.Collectives, equal.Parts, equal.Equal, data_parallel.RankInputs)
 """What rules about ranks ask for; each step is handed to them in this order."""
@@ -82,12 +44,8 @@ def choose(wanted: Sequence[str], ignored: Sequence[str]) -> tuple[Rule, ...]:
             names = [rule.id for rule in RULES]
             hint = did_you_mean(glob, names) or "; `introspect check --list` lists all"
             raise UsageError(f"unknown rule {glob!r}{hint}")
-    return tuple(
-        rule
-        for rule in RULES
-        if (not wanted or any(fnmatchcase(rule.id, glob) for glob in wanted))
-        and not any(fnmatchcase(rule.id, glob) for glob in ignored)
-    )
+    left = (rule for rule in RULES if not any(fnmatchcase(rule.id, glob) for glob in ignored))
+    return tuple(rule for rule in left if any(fnmatchcase(rule.id, glob) for glob in wanted or ("*",)))
 
 
 def check(run: Run, rules: Sequence[Rule] = RULES, work: Work | None = None) -> CheckResult:
@@ -144,7 +102,9 @@ def _gather(run: Run) -> Ranks:
     ranks = Ranks(run, run.recorded, sorted(set.intersection(*numbers)))
     ranks.gathered += [kind(ranks) for kind in _GATHERED]
     for step in ranks.steps:
-        ranks.take(step, {rank: run.rank(rank).read(step) for rank in ranks.numbers})
+        now = AlignedStep(step, ranks, {rank: run.rank(rank).read(step) for rank in ranks.numbers})
+        for gathered in ranks.gathered:
+            gathered.step(now)
     return ranks
 
 

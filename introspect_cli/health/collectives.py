@@ -8,6 +8,7 @@ source tell that case.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -48,19 +49,15 @@ def _is_message(group: str) -> bool:
     return group.startswith("messages of")
 
 
+@dataclass
 class Collectives(Gathered):
     """Collectives of all ranks, compared step by step.
 
     Attributes:
-        seen: whether any rank recorded any.
         mismatched: the first that ranks call differently, by group.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Find out whether any rank has a site of a collective; calls are compared in `step`."""
-        super().__init__(ranks)
-        self.seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
-        self.mismatched: dict[str, Hit] = {}
+    mismatched: dict[str, Hit] = field(default_factory=dict)
 
     def step(self, now: AlignedStep) -> None:
         """Compare the collectives of a step between the ranks of each group.
@@ -184,8 +181,8 @@ def collectives(ranks: Ranks) -> Iterator[Hit]:
     When: seen with --record default,collective, in a hang too
     Cause: a call that only some ranks make, a loop of another length, an order that depends on the rank
     """
-    collectives = ranks.of(Collectives)
     under_way = _find_under_way(list(ranks.readers.values()))
-    require(collectives.seen or under_way, "collectives (capture --record default,collective)")
-    hits = chain(collectives.mismatched.values(), under_way)
+    seen = any(site.kind == Kind.COLLECTIVE for site in ranks.sites)
+    require(seen or under_way, "collectives (capture --record default,collective)")
+    hits = chain(ranks.of(Collectives).mismatched.values(), under_way)
     yield from sorted(hits, key=lambda hit: hit.step)

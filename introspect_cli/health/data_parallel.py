@@ -6,7 +6,7 @@ backward passes of all ranks gave, whether they were averaged.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NEAR, _TELLS = 1e-5, 1e-3
 
 
+@dataclass
 class RankInputs(Gathered):
     """Batches, model inputs and gradient scales, compared between ranks.
 
@@ -39,14 +40,11 @@ class RankInputs(Gathered):
         averaged: parameters whose gradient is the mean of these.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Begin with nothing seen; `step` compares."""
-        super().__init__(ranks)
-        self.batches: Pairs = {}
-        self.inputs: Pairs = {}
-        self.sizes: Hit | None = None
-        self.summed: dict[str, int] = {}
-        self.averaged: set[str] = set()
+    batches: Pairs = field(default_factory=dict)
+    inputs: Pairs = field(default_factory=dict)
+    sizes: Hit | None = None
+    summed: dict[str, int] = field(default_factory=dict)
+    averaged: set[str] = field(default_factory=set)
 
     def step(self, now: AlignedStep) -> None:
         """Compare batches and outermost inputs of each two ranks, and gradients with what the backward passes gave.

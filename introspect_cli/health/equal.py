@@ -12,6 +12,7 @@ samples.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +41,7 @@ _TORCHS = "torch/nn/modules/"
 _PLAIN = re.compile(r"True|False|-?\d+\.\d*(e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
+@dataclass
 class Equal(Gathered):
     """Ledgers of all values that must be equal between ranks, one for each of `ROWS`.
 
@@ -51,13 +53,11 @@ class Equal(Gathered):
         calls: of the step at hand, what calls were given and drew, by kind, FQN and call.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Start with an empty ledger for each of `ROWS`; `step` compares."""
-        super().__init__(ranks)
-        self.ledgers = {name: Ledger() for name, _ in ROWS}
-        self.stale: dict[str, Difference] = {}
-        self.cut: dict[str, dict[int, Part]] = {}
-        self.unsound: set[str] = set()
+    ledgers: dict[str, Ledger] = field(default_factory=lambda: {name: Ledger() for name, _ in ROWS})
+    stale: dict[str, Difference] = field(default_factory=dict)
+    cut: dict[str, dict[int, Part]] = field(default_factory=dict)
+    unsound: set[str] = field(default_factory=set)
+    calls: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
 
     def step(self, now: AlignedStep) -> None:
         """Compare the sites of each of `ROWS` between ranks; adds to `ledgers`, replaces `cut`, `unsound` and `calls`.
@@ -68,7 +68,7 @@ class Equal(Gathered):
         outputs = now.of(Kind.OUTPUT, Phase.FORWARD)
         self.cut = {now.sites[n].fqn: parts for n in outputs if (parts := _parts(now, n))}
         self.unsound = self._unsound_modules(now)
-        self.calls: dict[tuple[str, str, int], list[int]] = {}
+        self.calls = {}
         for number in (*now.of(Kind.INPUT, Phase.FORWARD), *now.of(Kind.RNG, Phase.FORWARD)):
             site = now.sites[number]
             self.calls.setdefault((site.kind, site.fqn, site.call), []).append(number)
@@ -129,23 +129,18 @@ class Equal(Gathered):
 
     @cached_property
     def peers(self) -> list[list[int]]:
-        """Lists of two or more ranks that are given the same samples; see `peers_of`."""
-        return peers_of(self.ranks.numbers, self.ranks.groups)
+        """Lists of two or more ranks with the same samples: at the same position in their data-parallel groups.
 
-
-def peers_of(numbers: Iterable[int], groups: Iterable[frozenset[int]]) -> list[list[int]]:
-    """Lists of ranks with the same samples, of two or more: those at the same position in their data-parallel groups.
-
-    Groups with a rank in common count as one.
-    """
-    sharing = {rank: {rank} for rank in numbers}  # each with all that share its samples
-    for group in groups:
-        together = set(group).union(*(sharing[rank] for rank in group if rank in sharing))
-        sharing |= dict.fromkeys(together & sharing.keys(), together)
-    places: dict[int, list[int]] = {}
-    for rank, together in sharing.items():
-        places.setdefault(sorted(together).index(rank), []).append(rank)
-    return [peers for peers in places.values() if len(peers) > 1]
+        Groups with a rank in common count as one.
+        """
+        sharing = {rank: {rank} for rank in self.ranks.numbers}  # each with all that share its samples
+        for group in self.ranks.groups:
+            together = set(group).union(*(sharing[rank] for rank in group if rank in sharing))
+            sharing |= dict.fromkeys(together & sharing.keys(), together)
+        places: dict[int, list[int]] = {}
+        for rank, together in sharing.items():
+            places.setdefault(sorted(together).index(rank), []).append(rank)
+        return [peers for peers in places.values() if len(peers) > 1]
 
 
 def is_data_parallel(ranks: Ranks) -> bool:
@@ -316,7 +311,7 @@ def _form(now: AlignedStep, rank: int, row: int) -> str:
     return f"{now.layout(rank, row).dtype} {list(now.layout(rank, row).shape)}"
 
 
-ROWS = (
+ROWS: tuple[tuple[str, Row], ...] = (
     ("peers", Row(Kind.INPUT, (Phase.FORWARD,), _of_peers)),
     ("output", Row(Kind.OUTPUT, (Phase.FORWARD,), _given_alike, why=_why_output)),
     ("layout", Row(Kind.PARAM, (), _all_ranks, _form)),
@@ -532,6 +527,7 @@ def _attribute_hits(ranks: Ranks) -> Iterator[Hit]:
 # --- parts that have to be one whole, and tied weights on two ranks, which have to stay equal
 
 
+@dataclass
 class Parts(Gathered):
     """Parts of parameters at the first step, and ties between parameters of different ranks.
 
@@ -541,11 +537,8 @@ class Parts(Gathered):
             both: the step after which they first differ, None while they are equal.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Begin with nothing found; `step` looks."""
-        super().__init__(ranks)
-        self.wrong: dict[str, str] = {}
-        self.ties: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = {}
+    wrong: dict[str, str] = field(default_factory=dict)
+    ties: dict[tuple[tuple[int, str], tuple[int, str]], int | None] = field(default_factory=dict)
 
     def step(self, now: AlignedStep) -> None:
         """Check parts and find ties in the first step; in every step, note the ties that end in it.

@@ -39,9 +39,6 @@ RECENT = 50
 OFTEN = 0.5
 """Share of the steps in which gradients must be so."""
 
-BALANCE = 100.0
-"""Times by which the gradients of two heads on one trunk may differ."""
-
 _LOOKUPS = ("Embedding", "Norm")
 
 
@@ -150,49 +147,6 @@ def exploding_gradients(table: Table) -> Iterator[Hit]:
             step = int(table.many.steps[seen[at]])
             text = f"the norm of all gradients is {norm[seen[at]]:.3g}, over {GROWTH:g} times its median before"
             yield Hit(step, root, text)
-
-
-@rule(Level.WARNING)
-def unbalanced_gradients(table: Table) -> Iterator[Hit]:
-    """Heads whose gradients differ very much in size.
-
-    When: of two modules with the same input, whose outputs the model returns, the norms of their parameters'
-        gradients differ by a factor of {BALANCE:g}, by their medians over the steps (Chen and others, GradNorm,
-        2018)
-    Cause: losses of different scale that are added up; weigh them
-    """
-    for names in require(_heads(table), "two modules with one input whose outputs the model returns"):
-        grads = table.pick(Kind.GRAD)
-        inside = {name: [site for site in grads if table.fqn[site].startswith(f"{name}.")] for name in names}
-        norms = {name: table.total_norm(sites) for name, sites in inside.items()}
-        present = {name: norm for name, norm in norms.items() if np.nanmax(norm, initial=0) > 0}
-        typical = {name: float(np.nanmedian(norm[norm > 0])) for name, norm in present.items()}
-        large, small = (pick(typical, key=lambda name: typical[name], default="") for pick in (max, min))
-        if large != small and typical[large] > BALANCE * typical[small]:
-            first = int(np.argmax(present[large] > BALANCE * present[small]))
-            text = f"its gradients are {typical[large] / typical[small]:.0f} times those of {small} (medians)"
-            yield Hit(int(table.many.steps[first]), large, text)
-
-
-def _heads(table: Table) -> list[list[str]]:
-    """Groups of two or more submodules with an equal first input, each with an output that the root returns.
-
-    Equal by the checksums of the step with most records; [] without steps.
-    """
-    columns = table.many
-    if not len(columns.steps):
-        return []
-    checksums = columns.checksum[int(np.argmax((columns.layout >= 0).sum(axis=1)))].tolist()
-    outputs = table.pick(Kind.OUTPUT, phase=Phase.FORWARD)
-    roots = [site for site in outputs if "." not in table.fqn[site] and table.path[site]]
-    returned = {checksums[columns.place[site]] for site in roots} - {0}
-    shared: dict[int, list[str]] = {}
-    for site in table.pick(Kind.INPUT, phase=Phase.FORWARD):
-        fqn, out = table.fqn[site], table.of_call(site, Kind.OUTPUT)
-        is_inner = "." in fqn and table.path[site] == "[0]"
-        if is_inner and out is not None and checksums[columns.place[out]] in returned:
-            shared.setdefault(checksums[columns.place[site]], []).append(fqn)
-    return [names for checksum, names in shared.items() if checksum and len(names) > 1]
 
 
 DEAD = 0.9

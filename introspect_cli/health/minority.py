@@ -2,7 +2,7 @@
 
 All rules over all records of 4,096 ranks take an hour. What the records of each step add up to (`store.totals`) says in
 some bytes a rank whether copies are equal: ranks with the same share of a model are compared by one number for all
-steps, the numbers are gathered in a tree, and only where one is in the minority are two ranks opened to say which
+steps, and only where one is in the minority are two ranks opened to say which
 parameter it is, and since when.
 """
 
@@ -23,14 +23,12 @@ from introspect_cli.sums import MASK, mix
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import RankReader
     from introspect_cli.store.run import Run
-    from introspect_cli.store.tasks import Task
+    from introspect_cli.store.tasks import Task, Work
 
     Array = NDArray[Any]
 
@@ -78,12 +76,7 @@ def _totals_of(reader: RankReader, last: int) -> Array:
     return out
 
 
-def concatenated(*groups: Array) -> Array:
-    """The totals of several groups of ranks in one array."""
-    return np.concatenate(groups)
-
-
-def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
+def minority_ranks(run: Run, work: Work) -> CheckResult:
     """Find ranks whose copies differ from those of most ranks, by totals of records alone.
 
     One finding a rank, by step. The rule is undecided with one rank, with a rank without totals, and where a share has
@@ -91,7 +84,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
 
     Args:
         run: the run.
-        total: does `shares_of` for each task and puts the results together; see `engine.Engine`.
+        work: runs tasks, each for some of its ranks.
 
     Raises:
         StoreError: the run is damaged.
@@ -99,7 +92,7 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     path, ranks, last = str(run.path), run.recorded, run.last_step
     groups = tasks_of([run], ranks, last or 0, _GROUP)
     steps = 0 if last is None else int((run.rank(ranks[0]).entries["step"] <= last).sum())
-    held = total(shares_of, groups, concatenated) if last is not None and len(ranks) > 1 else np.zeros(0, _HELD)
+    held = np.concatenate([np.zeros(0, _HELD), *work(shares_of, groups if last is not None and len(ranks) > 1 else ())])
     if len(np.unique(held["rank"])) < max(len(ranks), 2):
         needs = _LACKING if len(ranks) > 1 else "several ranks"
         return CheckResult(path, (), (), ((copies_differ.id, needs),), tuple(run.endings), steps)
@@ -111,20 +104,16 @@ def minority_ranks(run: Run, total: Callable[..., Array]) -> CheckResult:
     findings = [replace(finding_of(copies_differ, hits), cause=_CAUSE) for hits in ordered if hits]
     findings.sort(key=lambda finding: (finding.step, finding.rank))
     shares, holders = np.unique(held["share"], return_counts=True)
-    notes = (*run.endings, _scope(len(shares), int((holders == 1).sum()), undecided))
+    scope = (
+        f"only copies of parameters, gradients and optimizer state were compared: {count(len(shares), 'share')} of "
+        f"them, of which on one rank alone: {(holders == 1).sum()}; with no value that most of its ranks have, of "
+        f"which nothing is said: {undecided}"
+    )
+    notes = (*run.endings, scope)
     needs = f"a value that most ranks have of {count(undecided, 'share')}"
     if undecided and not findings:
         return CheckResult(path, (), (), ((copies_differ.id, needs),), notes, steps)
     return CheckResult(path, tuple(findings), (copies_differ.id,), (), notes, steps)
-
-
-def _scope(shares: int, alone: int, undecided: int) -> str:
-    """A sentence on how many shares were compared, are on one rank alone, and have no majority."""
-    return (
-        f"only copies of parameters, gradients and optimizer state were compared: {count(shares, 'share')} of them, of "
-        f"which on one rank alone: {alone}; with no value that most of its ranks have, of which nothing is said: "
-        f"{undecided}"
-    )
 
 
 def _unequal(held: Array) -> tuple[list[tuple[bytes, int, int, int]], int]:

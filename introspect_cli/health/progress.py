@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from introspect_cli.health.aligned import AlignedStep, Gathered, Ranks
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+@dataclass
 class Progress(Gathered):
     """First steps in which ranks differ in losses, updates or gradients.
 
@@ -25,14 +27,11 @@ class Progress(Gathered):
         computing: ranks that have had a loss.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Begin with nothing seen; `step` compares."""
-        super().__init__(ranks)
-        self.losses: Hit | None = None
-        self.unmoved: Hit | None = None
-        self.missing: dict[str, Hit] = {}
-        self.computing: set[int] = set()
-        self._last: dict[tuple[int, str], int] = {}  # checksums of each rank's parameters, as last seen
+    losses: Hit | None = None
+    unmoved: Hit | None = None
+    missing: dict[str, Hit] = field(default_factory=dict)
+    computing: set[int] = field(default_factory=set)
+    _last: dict[tuple[int, str], int] = field(default_factory=dict)  # checksums of each rank's parameters, as last seen
 
     @property
     def hits(self) -> list[Hit]:

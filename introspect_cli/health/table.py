@@ -406,35 +406,26 @@ class _MovesBuilder:
     def take(self, row: int, batch: StepBatch) -> None:
         """Note in `moves` which trained parameters changed since they were seen last, after a step's optimizer.
 
-        `row` is the step's position among all steps.
-        """
-        if self.moves.names:
-            self._note_parameters(row, batch, after=False)
-            self._note_parameters(row, batch, after=True)
-
-    def _note_parameters(self, row: int, batch: StepBatch, *, after: bool) -> None:
-        """Keep checksums and sketches of parameters before (or `after`) the optimizer; `after`, fill `moves` as well.
-
-        Passed over are untrained parameters, records without a checksum and, in `moves`, parameters without an earlier
-        value.
+        Checksums and sketches of parameters are kept for the next step. Passed over are untrained parameters, records
+        without a checksum and, in `moves`, parameters without an earlier value. `row` is the step's position among all
+        steps.
         """
         numbers = self._param[batch.site]
-        rows = np.flatnonzero((numbers >= 0) & (self._after[batch.site] == after) & (batch.checksum != 0))
-        if not len(rows):
-            return
-        params, bits = numbers[rows], batch.checksum[rows]
         if batch.sketch is not None and self._last_sketch is None:
             self._last_sketch = np.full((len(self.moves.names), batch.sketch.shape[1]), np.nan, np.float32)
-        if after:
-            seen = self._last_bits[params] != 0
-            self.moves.changed[row, params[seen]] = (bits != self._last_bits[params])[seen]
-            if self._last_sketch is not None and batch.sketch is not None and batch.counts:
-                with np.errstate(all="ignore"):
-                    moved = np.linalg.norm(batch.sketch[rows] - self._last_sketch[params], axis=1)
-                    left_out = sum(np.maximum(batch.counts[name][rows], 0) for name in _NOT_FINITE)
-                    finite = self._numel[batch.layout[rows]] - left_out
-                    size = l2_norm(batch.floats["mean"][rows], batch.floats["var"][rows], finite)
-                    self.moves.relative[row, params] = np.where(size > 0, moved / size, np.nan)
-        self._last_bits[params] = bits
-        if self._last_sketch is not None and batch.sketch is not None:
-            self._last_sketch[params] = batch.sketch[rows]
+        for after in (False, True):
+            rows = np.flatnonzero((numbers >= 0) & (self._after[batch.site] == after) & (batch.checksum != 0))
+            params, bits = numbers[rows], batch.checksum[rows]
+            if after:
+                seen = self._last_bits[params] != 0
+                self.moves.changed[row, params[seen]] = (bits != self._last_bits[params])[seen]
+                if self._last_sketch is not None and batch.sketch is not None and batch.counts:
+                    with np.errstate(all="ignore"):
+                        moved = np.linalg.norm(batch.sketch[rows] - self._last_sketch[params], axis=1)
+                        left_out = sum(np.maximum(batch.counts[name][rows], 0) for name in _NOT_FINITE)
+                        finite = self._numel[batch.layout[rows]] - left_out
+                        size = l2_norm(batch.floats["mean"][rows], batch.floats["var"][rows], finite)
+                        self.moves.relative[row, params] = np.where(size > 0, moved / size, np.nan)
+            self._last_bits[params] = bits
+            if self._last_sketch is not None and batch.sketch is not None:
+                self._last_sketch[params] = batch.sketch[rows]

@@ -121,16 +121,11 @@ def _copied_modules(table: Table, trained: set[str]) -> set[str]:
     One parameter at least must be random: constants are equal by chance.
     """
     started = {table.fqn[site]: site for site in table.pick(Kind.PARAM, phase=Phase.START)}
-    first = {name: table.column(site).checksum[:1].tolist() for name, site in started.items()}
-    values = {name: checksums[0] for name, checksums in first.items() if checksums}  # another rank may hold it all
-    originals = {values.get(name) for name in trained}
-    new = {name.rpartition(".")[0] for name in started if name in trained or values.get(name) not in originals}
-    drawn = set()
-    for name, site in started.items():
-        low, high = table.stats(site, "min", "max")[1]
-        if len(low) and low[0] < high[0]:
-            drawn.add(name.rpartition(".")[0])
-    return drawn - new
+    values = {name: tuple(table.column(site).checksum[:1].tolist()) for name, site in started.items()}
+    originals = {values[name] for name in trained & values.keys()}
+    new = {name.rpartition(".")[0] for name in started if name in trained or values[name] not in originals}
+    ranges = {name: table.stats(site, "min", "max")[1] for name, site in started.items()}
+    return {name.rpartition(".")[0] for name, (low, high) in ranges.items() if (low[:1] < high[:1]).any()} - new
 
 
 def _updates(table: Table) -> list[tuple[str, NDArray[np.int64], NDArray[np.float64]]]:

@@ -102,7 +102,7 @@ def zoom_blocks(zoomed: Zoomed) -> list[Block]:
         blocks.append(line("What follows is from the runs as they were recorded.", "unsure"))
     for closeup in zoomed.closeups:
         blocks += [line(), *closeup_blocks(closeup)]
-    if zoomed.directory is not None:
-        runs = " ".join(clean(str(side.run)) for side in zoomed.sides if side.run is not None)
+    runs = " ".join(clean(str(side.run)) for side in zoomed.sides if side.run is not None)
+    if runs:
         blocks += [line(), line(f"The new captures: {runs}", "dim", wrap=False)]
     return blocks

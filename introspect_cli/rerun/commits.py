@@ -38,8 +38,8 @@ from introspect_cli.rerun.variant import (
     Rerun,
     capture,
     check_read,
-    complete_run,
     log_of,
+    result_of,
     run_logged,
     started_at,
 )
@@ -155,9 +155,9 @@ class Captures:
         """
         run = self.base / self.name(revision, side, more)
         tell = self.tell if side else lambda _: None
-        kept = None if fresh else complete_run(run)
-        changed = "" if kept is None else self.changed_since(run)
-        if kept is not None and not changed:
+        kept = result_of(run)
+        changed = self.changed_since(run) if kept.is_complete and not fresh else ""
+        if kept.is_complete and not fresh and not changed:
             tell(f"{side} is {revision.words}: captured before, {os.path.relpath(run)}")
             os.utime(run)
             return kept
@@ -287,7 +287,7 @@ def _capture_side(captures: Captures, side: str, revision: Revision, ends: tuple
     """
     done = captures.run_of(revision, side, ends, fresh=fresh)
     error = None
-    if not done.steps and complete_run(done.run) is not None:
+    if not done.steps and done.is_complete:
         with open_run(done.run) as opened:
             error = exception_of(opened, "")
     if not done.steps and (error is None or side == "a"):

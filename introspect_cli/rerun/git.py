@@ -70,15 +70,7 @@ class Repository:
             raise UsageError(f"cannot run git: {error.strerror or error}") from None
 
     def ask(self, *words: str) -> str:
-        """The output of a git command, stripped.
-
-        Raises:
-            UsageError: git fails; the last line it printed says why.
-        """
-        return self._output(*words).strip()
-
-    def _output(self, *words: str) -> str:
-        """The output of a git command as it is.
+        """The output of a git command, without blanks at its end.
 
         Raises:
             UsageError: git fails; the last line it printed says why.
@@ -87,7 +79,7 @@ class Repository:
         if answer.returncode:
             lines = (answer.stderr or answer.stdout).strip().splitlines() or ["it failed"]
             raise UsageError(f"git {words[0]}: {lines[-1].removeprefix('fatal: ')}")
-        return answer.stdout
+        return answer.stdout.rstrip()
 
     def names(self, *words: str) -> list[str]:
         """Names that a git command lists with `-z` (which is added), in its order.
@@ -95,7 +87,7 @@ class Repository:
         Raises:
             UsageError: git fails.
         """
-        return [name for name in self._output(*words, "-z").split("\0") if name]
+        return [name for name in self.ask(*words, "-z").split("\0") if name]
 
     def find(self, revision: str) -> str:
         """The full hash of a revision's commit; "" where there is none of that name."""
@@ -154,12 +146,9 @@ class Revision:
             return cls(name, user, commit, tuple(sorted(names)))
         for entry in user.names("ls-tree", "-r", "--full-tree", commit):
             about, _, path = entry.partition("\t")
-            if about.startswith(_SUBMODULE) and (user.root / path / ".git").exists():
-                wanted = about.split()[2]
-                if Repository(user.root / path).commit("HEAD") != wanted:
-                    raise UsageError(
-                        f"{name} has commit {wanted[:10]} of the submodule {path}: check it out there first"
-                    )
+            is_here = about.startswith(_SUBMODULE) and (user.root / path / ".git").exists()
+            if is_here and Repository(user.root / path).commit("HEAD") not in about:
+                raise UsageError(f"{name} has another commit of the submodule {path}: check it out there first")
         return cls(name, user, commit)
 
     @property

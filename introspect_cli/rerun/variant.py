@@ -20,7 +20,6 @@ from introspect_cli.compare.say import what
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import keep_out_of_git
 from introspect_cli.schedule.rules import Schedule
-from introspect_cli.store.files import MANIFEST
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
 from introspect_cli.sums import source_digest
@@ -43,11 +42,13 @@ class Rerun:
         run: its directory.
         exit_code: the script's; 0 where a kept run was complete.
         steps: steps that can be read, 0 where there is no readable run.
+        is_complete: whether it was written to its end.
     """
 
     run: Path
     exit_code: int
     steps: int
+    is_complete: bool = False
 
     @property
     def last_lines(self) -> str:
@@ -102,10 +103,9 @@ def capture(
         shutil.rmtree(run, ignore_errors=True)
         log_of(run).unlink(missing_ok=True)
         raise
-    state, made = _read_result(run, code)
-    if "--stop" in words and state is RunState.COMPLETE:  # the status is then that of the comparison
-        return made
-    return replace(made, exit_code=code)
+    made = result_of(run, code)
+    # under --stop, the status is that of the comparison
+    return made if "--stop" in words and made.is_complete else replace(made, exit_code=code)
 
 
 def started_at(run: Run) -> float | None:
@@ -137,23 +137,18 @@ def run_logged(
         ).returncode
 
 
-def complete_run(run: Path) -> Rerun | None:
-    """The result of the capture at `run`; None where there is no readable run whose state is COMPLETE."""
-    state, kept = _read_result(run, 0) if (run / MANIFEST).exists() else (None, None)
-    return kept if state is RunState.COMPLETE else None
-
-
-def _read_result(run: Path, exit_code: int) -> tuple[RunState | None, Rerun]:
-    """(state, result) of a run; (None, `exit_code` and no step) where it cannot be read.
+def result_of(run: Path, exit_code: int = 1) -> Rerun:
+    """The result of the capture at `run`; `exit_code` and no step where there is no run that can be read.
 
     The exit code is the manifest's: 0 of a script that was stopped on request, 1 where there is none.
     """
     try:
         with open_run(run) as opened:
             code = 0 if opened.manifest.get("stopped") else opened.manifest.get("exit_code")
-            return opened.state, Rerun(run, code if isinstance(code, int) else 1, opened.steps)
+            is_complete = opened.state is RunState.COMPLETE
+            return Rerun(run, code if isinstance(code, int) else 1, opened.steps, is_complete)
     except StoreError:
-        return None, Rerun(run, exit_code, 0)
+        return Rerun(run, exit_code, 0)
 
 
 def stop_options(reference: Path | str, rtol: float = 0.0, noise: Sequence[Path | str] = ()) -> tuple[str, ...]:
@@ -185,7 +180,7 @@ class Reference:
     @property
     def exit_code(self) -> int:
         """The exit code of its script."""
-        return _read_result(self.run, 1)[1].exit_code
+        return result_of(self.run).exit_code
 
     def judge(self, other: Rerun) -> tuple[Verdict, DiffResult | None]:
         """Compare a rerun with the reference, up to the step `until`.

@@ -61,14 +61,12 @@ class Zoomed:
         sides: both runs, run again; empty where nothing diverges.
         after: the comparison of the new captures; None where a run does not repeat.
         closeups: the divergences that were looked at, the first one first; as recorded where `after` has none.
-        directory: where the new captures are; None where there are none.
     """
 
     before: DiffResult
     sides: tuple[Side, ...] = ()
     after: DiffResult | None = None
     closeups: tuple[Closeup, ...] = ()
-    directory: Path | None = None
 
 
 def zoom(
@@ -111,9 +109,7 @@ def zoom(
         zoomed = Zoomed(before, tuple(Side(None, sentence, repeats=False) for sentence in why))
         if not problems:
             zoomed = _Rerun((one, two), recipes, before, everything, directory, links, tell).look_at(before.first)
-        closeups = zoomed.closeups or (closeup(one, two, before.first),)
-        has_captures = any(side.run is not None for side in zoomed.sides)
-        return replace(zoomed, closeups=closeups, directory=directory if has_captures else None)
+        return replace(zoomed, closeups=zoomed.closeups or (closeup(one, two, before.first),))
 
 
 class _Rerun(NamedTuple):

@@ -108,14 +108,9 @@ def die(mark):
     return "never"
 
 
-def plus(one, two):
-    return one + two
-
-
 def test_a_pool_of_processes_gives_results_in_order_and_names_what_it_cannot_read(tmp_path):
     with engine.engine_of("processes:2") as pool:
         assert list(pool.run(square, range(10))) == [number**2 for number in range(10)]
-        assert pool.total(square, range(10), plus) == 285
         with pytest.raises(StoreError, match=r"rank13/log\.bin is damaged"):
             list(pool.run(square, range(20)))
         with pytest.raises(StoreError, match="a process of the pool was killed"):
@@ -149,11 +144,9 @@ def test_every_verb_answers_on_a_cluster_as_here(tmp_path, cluster, runs, intros
 
 def test_a_worker_that_dies_is_replaced_and_one_that_cannot_read_names_the_file(tmp_path, cluster):
     with engine.engine_of(f"dask:{cluster}") as dask:
-        assert dask.total(square, range(10), plus) == 285
         assert list(dask.run(die, [str(tmp_path / "mark")])) == ["alive"]
-        for call in (lambda: list(dask.run(square, range(20))), lambda: dask.total(square, range(20), plus)):
-            with pytest.raises(StoreError, match=r"rank13/log\.bin is damaged"):
-                call()
+        with pytest.raises(StoreError, match=r"rank13/log\.bin is damaged"):
+            list(dask.run(square, range(20)))
     run = write(tmp_path / "run", 2, ALL, steps=20)
     records = bytearray((run / "rank1/log.bin").read_bytes())
     records[-500] ^= 1

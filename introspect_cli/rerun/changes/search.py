@@ -32,7 +32,7 @@ from introspect_cli.rerun.changes.sides import (
 )
 from introspect_cli.rerun.place import NEWER, build_place, keep_out_of_git
 from introspect_cli.rerun.recorded import decoded, encoded
-from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read, complete_run
+from introspect_cli.rerun.variant import Reference, Rerun, capture, check_read, result_of
 from introspect_cli.store.files import RUNS
 from introspect_cli.store.run import open_run
 from introspect_cli.sums import source_digest
@@ -194,8 +194,7 @@ class Search:
 
         The first without which b is the same as a, as a set of one position; None where none is.
         """
-        half = max(len(self.everything) // 2, 1)
-        few = 1 if len(self.everything) == 1 else min(self.likely, _MAX_TRIED_ALONE, half)
+        few = min(self.likely, _MAX_TRIED_ALONE, len(self.elements) // 2) if len(self.elements) > 1 else 1
         alone = (frozenset({place}) for place in range(few))
         return next((part for part in alone if self._is_needed(part)), None)
 
@@ -356,8 +355,8 @@ class Search:
         ]
         name = hashlib.blake2b(json.dumps(described).encode(), digest_size=6).hexdigest()
         run = self.output / name
-        kept = complete_run(run)
-        if kept is not None:
+        kept = result_of(run)
+        if kept.is_complete:
             return kept
         texts = {self.sides.places[name]: data for name, data in files.items()}
         at, links = self.output / f"{name}-tree", self.command.links
