@@ -86,7 +86,7 @@ class Probes:
         self.policy.copies = self.context.copies
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
-        self.context.clock.on_tick.append(self._end_step)
+        self.context.clock.listeners["on_tick"].append(self._end_step)
         self.modules = modules = ModuleProbe(self.context, gradients)
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
@@ -175,7 +175,7 @@ class Probes:
                 (`on_look`).
         """
         if over:
-            self.context.clock.tell(self.context.clock.on_look)
+            self.context.clock.tell("on_look")
         for probe in reversed(self._probes):
             with self._guard.around(
                 probe.name, f"{probe.name} may still be watched and are"
