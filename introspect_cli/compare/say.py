@@ -36,7 +36,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
-    "sparse": "it is sparse in {side} and dense in {other}: how the script or its module uses the parameter",
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
     "summed": "b is {times} times a, by as many as {of}: a sum where a mean was expected, or the other way round",
     # updates
@@ -47,9 +46,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
     "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
-    "broadcast": "in {side}, DDP broadcasts buffers before each forward pass, and not in {other} (broadcast_buffers)",
     # what tensors begin with
-    "tied-in-one": "{name} is tied to it in {side}, and not in {other}",
     "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
     "changed-after-draw": "{by} drew the same values in both runs: the script changed it before it was recorded",
@@ -94,12 +91,10 @@ _PROVED: Final[Mapping[str, str]] = {
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
     "no-optimizer": "no optimizer steps in {side}",
-    "nondeterministic": "torch.use_deterministic_algorithms lists this operator: on a GPU its result may vary",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
     "split-clipped": "the norm of the gradients is {norm}, as clipping leaves it: {side} clips before all are added up",
-    "begins-later": "models ran without gradients before the step of {side} begins: the other may draw the same in it",
     "not-reduced": "in {side} it was not reduced, or not over these ranks",
 }
 
@@ -154,6 +149,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "gradients-in-step": "the gradients it computed (zero_grad)",
     "by-hand": "the script changes it by hand (a moving average, copying, in-place code)",
     "updates": "momentum, train/eval mode, a different number of updates",
+    "other-rank": "buffers of another rank (DDP broadcasts them where broadcast_buffers is set)",
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
@@ -169,9 +165,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "drew-before-first": "draws before the first step",
     "draws-before-state": "a different number of draws before it",
     "script-generator": "seeding, setting or drawing of the script",
-    "draws-after-backward": "random draws of one run after the backward pass of the step before",
-    "draws-in-step-before": "random draws of one run during the step before",
-    "draws-in-step": "random draws of one run since the step began",
+    "draws-between": "random draws of one run since the last random state that agrees",
     "sent": "what the ranks compute and send, the order of collectives",
     "elsewhere": "what is outside of the records or of what was selected",
     "between-agreeing": "what runs between the last value that agrees and this one",
@@ -219,7 +213,8 @@ _TOLD: Final[Mapping[str, str]] = {
     "it (losses, gradients, updates) is on record",
     "but-failed": "all that both runs recorded agrees, but part of the capture failed (run {runs}), and the rest was "
     "not seen",
-    "no-results": "{agree}, but results (losses, gradients, parameters) were not recorded, and something else differs",
+    "no-results": "all that both runs recorded agrees, but results (losses, gradients, parameters) were not recorded, "
+    "and something else differs",
     "no-complete-step": "no complete step (run {runs})",
     "not-selected-in-both": "no selected step is in both runs",
     "no-common-step": "the runs have no step in common",
@@ -260,15 +255,13 @@ _TOLD: Final[Mapping[str, str]] = {
     "first-tolerated": "The first difference within the tolerance is {first}.",
     "gradients": "Gradients of this step that differ: {differ} of {all}.",
     "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
-    "gap-after": "The records of step {step} agree, and no step between can be compared: they diverged by step {now}.",
-    "gap-from": "No step before is on record: the runs diverged by step {now}.",
     # a run that ended by an exception
     "both-raised": " Both runs ended by the same exception: {words}.",
     "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",
     "raised-early": "Run {run} ended by an exception before its first step was complete: {words}.",
     "raised-no-common": "Run {run} ended by an exception: {words}. The runs have no step in common.",
-    "raised-earlier": "Run {run} ended by an exception where run {other} goes on[ (cut off: {ranks})]: {words}. "
-    "Until then, {until}, everything {which} agrees[ within tolerance{within}].",
+    "raised-earlier": "Run {run} ended by an exception where run {other} goes on: {words}. Until then, {until}, all "
+    "that was compared agrees[ within tolerance{within}].",
     "raised-within": "Run {run} ended by an exception in {step} where run {other} goes on: {words}.",
     "raised-later": "Run {run} ended by an exception, after the first divergence: {words}.",
     # a resumed run
@@ -282,20 +275,18 @@ _TOLD: Final[Mapping[str, str]] = {
     # notes
     "running": "Run {run} is still being written: {until} is compared.",
     "no-step": "no complete step",
-    "selected": "selected",
-    "both-recorded": "that both recorded",
     "interrupted": "Run {run} was interrupted: it holds {until}.",
     "ranks-ended": "Run {run}: {how}.",
     "thinned": "Run {run} does not hold {what}: what was there is not compared.",
     "fewer-steps": "Run {run} holds {steps} of the {said} that its manifest names (see `introspect verify`)",
     "only-has": "Only run {run} has {what}: not compared[ (run {stopped} was ended at its first divergence)].",
     "some-steps": "{steps} steps from {first} to {last}",
-    "only-saves-files": "Only run {run} saves {names}: not compared.",
-    "only-keeps-copies": "Only run {run} keeps a copy of what is trained, {names}: not compared.",
+    "only-saves": "Only run {run} saves or keeps {names}: not compared.",
     "blind-both": "About {blind} of {all} could not be observed, so they are not compared.",
     "unopened": "{steps} later steps were not compared: the first divergence does not depend on them (see --map).",
     "copies-differ": "In run {run}, {name} is not one value: its {text}.",
     "noise-unused": "The noise runs are not used: they do not show what another layout changes.",
+    "first-step": "{name} in the first step",
     "on-some-ranks": "On {ranks} alone a setting differs: {change} ({source}).",
     # two implementations of one model
     "port": "The runs share almost no names: values were paired by what they hold, in step {step} alone, and agree "

@@ -14,7 +14,7 @@ from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind, Record, Status
 from introspect_cli.selection import Selection, matches, near_module, selects
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.documents import gpu_names
+from introspect_cli.texts import gpu_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,7 +129,7 @@ def overview(run: Any) -> Overview:
         modules=len(first.modules) if first is not None else 0,
         called=len(returned & modules),
         parameters=sum(parameter_sizes(first).values()) if first is not None else 0,
-        size=run.remote_size or size_on_disk(str(run.path)),
+        size=size_on_disk(str(run.path)) or run.log_size,
         directory=_text(run.settings.document("command").get("directory")),
         machine=", ".join([*parts, *([gpu_names(gpus)] if (gpus := hardware.get("gpus")) else ())]),
         endings=tuple(run.endings),

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.answer.weights import rounds_differently
 from introspect_cli.compare.diff import compare_runs
 from introspect_cli.compare.result import DiffOptions, DiffResult, Verdict
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.settings.settings import rounds_differently
 from introspect_cli.compare.table import ROUNDING
 from introspect_cli.errors import StoreError, UsageError
 from introspect_cli.rerun.place import Place

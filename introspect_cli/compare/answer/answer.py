@@ -13,13 +13,10 @@ from introspect_cli.compare.answer.compared import (
     agreement,
     notes_on,
 )
+from introspect_cli.compare.answer.weights import Blame, setting_changes
 from introspect_cli.compare.result import DiffResult, Resumption, Verdict
 from introspect_cli.compare.say import head_of
-from introspect_cli.compare.settings.settings import (
-    Blame,
-    notes_on_some_ranks,
-    setting_changes,
-)
+from introspect_cli.compare.settings.settings import notes_on_some_ranks
 
 if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
@@ -45,7 +42,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
         from introspect_cli.compare.answer.diverged import diverged_answer
 
         return diverged_answer(
-            replace(answer, findings=(*answer.findings, *(compared.structure if by_rank else ()))),
+            replace(answer, findings=(*answer.findings, *(compared.structure() if by_rank else ()))),
             compared,
             compared.unchanged if by_rank and bitwise else "",
         )
@@ -54,7 +51,7 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     agree = agreement(compared)
     # where no value differs, what differs in structure has changed nothing
     harmless = compared.best is None and agree.verdict is Verdict.SAME
-    structure = (compared.structure_if_same if harmless else compared.structure) if by_rank else ()
+    structure = compared.structure(same=harmless) if by_rank else ()
     return replace(
         answer,
         verdict=agree.verdict,

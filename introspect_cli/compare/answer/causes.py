@@ -7,14 +7,11 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from introspect_cli.compare.answer.weights import MADE_BY_CODE, rounds_differently
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
 from introspect_cli.compare.settings.differences import describe, on_one_line
-from introspect_cli.compare.settings.settings import (
-    ARGUMENT,
-    MADE_BY_CODE,
-    rounds_differently,
-)
+from introspect_cli.compare.settings.settings import ARGUMENT
 from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
 

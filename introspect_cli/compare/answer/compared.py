@@ -267,20 +267,7 @@ class Compared:
         tied = [outcome for outcome in tied if outcome.step is not None]  # what was compared elsewhere has none
         return next((each for each in tied if hyperparameter_changes_of(View(each, tied))), best[1])
 
-    @cached_property
-    def structure(self) -> tuple[StructureChange, ...]:
-        """Structural changes of the first rank that has any."""
-        return self._first_structure(same=False)
-
-    @cached_property
-    def structure_if_same(self) -> tuple[StructureChange, ...]:
-        """Structural changes of the first rank that has any, worded for runs in which no value differs.
-
-        It does not check that.
-        """
-        return self._first_structure(same=True)
-
-    def _first_structure(self, *, same: bool) -> tuple[StructureChange, ...]:
+    def structure(self, *, same: bool = False) -> tuple[StructureChange, ...]:
         """Structural changes of the first rank that has any; `same`: worded for runs in which no value differs."""
         every = (outcome.structure for outcome in self.outcomes if outcome.structure is not None)
         return next((changes for structure in every if (changes := changes_of(structure, same=same))), ())
@@ -315,12 +302,6 @@ class Compared:
     def within(self) -> bool:
         """Whether on any rank results agree only within tolerance or noise."""
         return any(outcome.results_known is Known.WITHIN for outcome in self.outcomes)
-
-    @property
-    def results(self) -> str:
-        """Kinds of results that agree in every opened step on every rank, in words; some rank must have opened one."""
-        kinds = frozenset.intersection(*(outcome.results for outcome in self.outcomes if outcome.results is not None))
-        return _kinds_words(kinds)
 
     @property
     def unchanged(self) -> str:
@@ -385,9 +366,6 @@ def _state_notes(compared: Compared) -> Iterator[str]:
             yield told("fewer-steps", run=name, steps=f"{run.steps:,}", said=count(said, "step"))
 
 
-_SAVED = ((Phase.FORWARD, "only-saves-files"), (Phase.OPTIMIZER, "only-keeps-copies"))
-
-
 def _missing_notes(compared: Compared) -> Iterator[str]:
     """Notes on ranks, saved files, copies kept by the script and steps that one run alone has.
 
@@ -400,20 +378,15 @@ def _missing_notes(compared: Compared) -> Iterator[str]:
         if missing and not compared.as_one:
             yield told("only-has", run=name, what=rank_list(missing))
     for paired in (outcome.paired for outcome in compared.outcomes[:1]):
-        for phase, code in _SAVED:
-            one, two = (
-                {
-                    fqn
-                    for fqn, *of in zip(sites.fqn, sites.kind, sites.phase, strict=True)
-                    if of == [Kind.PRODUCT, phase]
-                }
-                for sites in (paired.a.sites, paired.b.sites)
-            )
-            for name, alone in (("a", one - two), ("b", two - one)):
-                # a run that was stopped may have ended before it came to that
-                stopped = runs[OTHER[name]].manifest.get("stopped") is True
-                if alone and not stopped and compared.options.steps is None:
-                    yield told(code, run=name, names=some(sorted(alone)))
+        one, two = (
+            {fqn for fqn, kind in zip(sites.fqn, sites.kind, strict=True) if kind == Kind.PRODUCT}
+            for sites in (paired.a.sites, paired.b.sites)
+        )
+        for name, alone in (("a", one - two), ("b", two - one)):
+            # a run that was stopped may have ended before it came to that
+            stopped = runs[OTHER[name]].manifest.get("stopped") is True
+            if alone and not stopped and compared.options.steps is None:
+                yield told("only-saves", run=name, names=some(sorted(alone)))
         for name, steps in (("a", paired.only_a), ("b", paired.only_b)):
             if steps:
                 stopped = runs[OTHER[name]].manifest.get("stopped") is True
@@ -481,26 +454,27 @@ def agreement(compared: Compared) -> Agreement:
 
 
 def undiverged_verdict(compared: Compared, subject: str, *, results: bool = False) -> tuple[Verdict, str]:
-    """Verdict (SAME or UNDECIDED) and sentence where nothing diverges.
-
-    UNDECIDED, with the first reason that holds: too little was compared; one run recorded more; structure differs and
-    results are missing; modules ran unobserved and no results were recorded; a capture failed.
+    """Verdict and sentence where nothing diverges: UNDECIDED with the first of `_doubts`, else SAME.
 
     Args:
         compared: both runs and what came of each rank.
         subject: of the sentence, with its verb: `The runs are`.
         results: whether all results are known to agree, so that other differences and records of one run pass.
     """
-    why = _why_too_little(compared) or _why_one_saw_more(compared, results=results)
+    why = next(_doubts(compared, results=results), "")
     if why:
         return Verdict.UNDECIDED, told("could-not-tell", why=why)
-    verdict, text = _agreed_verdict(compared, subject, results=results)
-    unseen = "" if _has_results(compared) else _unseen_names(compared, Phase.FORWARD)
-    broken = [name for name, run in compared.runs if has_failed(run.manifest)]
-    if verdict is Verdict.SAME and (unseen or broken):
-        why = told("but-ran-unseen", names=unseen) if unseen else told("but-failed", runs=", ".join(broken))
-        return Verdict.UNDECIDED, told("could-not-tell", why=why)
-    return verdict, text
+    if results and _differs_beside(compared):
+        return Verdict.SAME, _results_sentence(compared)
+    agree = told("agree", extent=compared.extent + "," * bool(compared.counts.within), until=compared.until)
+    changes = "" if compared.evaluation is not None else sentence_of(compared.structure(same=True))
+    agree = told("same-numbers", agree=agree) if changes else told("the-same", subject=subject, agree=agree)
+    return Verdict.SAME, f"{agree}.{changes}{_nan_words(compared.outcomes)}"
+
+
+def _differs_beside(compared: Compared) -> bool:
+    """Whether anything differs beside results that agree, or one run alone observed it."""
+    return compared.best is not None or bool(compared.tally["blind"])
 
 
 def _unseen_names(compared: Compared, phase: Phase) -> str:
@@ -516,83 +490,63 @@ def _has_results(compared: Compared) -> bool:
     return not recorded.isdisjoint(_RESULTS)
 
 
-def _agreed_verdict(compared: Compared, subject: str, *, results: bool) -> tuple[Verdict, str]:
-    """Verdict and sentence where no compared value differs.
+def _doubts(compared: Compared, *, results: bool) -> Iterator[str]:
+    """Why it cannot be told that runs agree in which nothing diverges, the weightiest first.
 
-    SAME, or UNDECIDED if structure differs and results are missing.
-
-    `results`: whether all results are known to agree, so that other differences pass.
+    Too little was compared: no step, no record that agrees, nothing of a last step, less than half of the records. One
+    run alone recorded a step cut off, records (which do not count if `results` are known to agree), ranks or later
+    steps. Structure differs and results are missing; modules ran unobserved and nothing shows what they computed; a
+    capture failed.
     """
-    counts, outcomes = compared.counts, compared.outcomes
-    if results and (compared.best is not None or compared.tally["blind"]):
-        return Verdict.SAME, _results_sentence(compared)
-    agree = told("agree", extent=compared.extent + "," * bool(counts.within), until=compared.until)
-    changes = sentence_of(compared.structure_if_same)
-    if not changes or compared.evaluation is not None:
-        agree, changes = told("the-same", subject=subject, agree=agree), ""
-    elif any(outcome.unrecorded is not None for outcome in outcomes):
-        return Verdict.UNDECIDED, told("could-not-tell", why=told("no-results", agree=agree)) + changes
-    else:
-        agree = told("same-numbers", agree=agree)
-    return Verdict.SAME, f"{agree}.{changes}{_nan_words(outcomes)}"
-
-
-def _why_too_little(compared: Compared) -> str:
-    """Why too little was compared to tell, the first that holds; "" if none does.
-
-    No compared step, as a run has none, or none is common or selected; no record that is equal or within tolerance; a
-    last step of which nothing was observed; more than half of the records not observed in either run.
-    """
-    counts, unseen = compared.counts, compared.tally["blind_both"]
+    counts, tally, runs = compared.counts, compared.tally, compared.runs
     if not counts.steps_compared:
-        empty = [name for name, run in compared.runs if run.last_step is None]
-        if empty:
-            return told("no-complete-step", runs=", ".join(empty))
-        return told("not-selected-in-both" if compared.options.steps else "no-common-step")
-    if not counts.records or counts.equal + counts.within == 0:
-        return told("nothing-in-common")
-    if compared.tally["blank"]:
-        return told("blank-step")
-    return told("mostly-unseen", unseen=unseen, all=counts.records) if 2 * unseen > counts.records else ""
-
-
-def _why_one_saw_more(compared: Compared, *, results: bool) -> str:
-    """What one run alone recorded, the first that holds; "" for none: a step cut off, records, ranks, later steps.
-
-    Records that one run alone observed do not count if `results` are known to agree.
-    """
-    if compared.tally["cut"]:
-        name, run = next(each for each in compared.runs if stopped_within(each[1].manifest))
+        if empty := [name for name, run in runs if run.last_step is None]:
+            yield told("no-complete-step", runs=", ".join(empty))
+        yield told("not-selected-in-both" if compared.options.steps else "no-common-step")
+    if counts.equal + counts.within == 0:
+        yield told("nothing-in-common")
+    if tally["blank"]:
+        yield told("blank-step")
+    if 2 * tally["blind_both"] > counts.records:
+        yield told("mostly-unseen", unseen=tally["blind_both"], all=counts.records)
+    if tally["cut"]:
+        name, run = next(each for each in runs if stopped_within(each[1].manifest))
         ended = run.manifest.get("exit_code") if run.manifest.get("how") == "exit" else None
         ended_by = {"exit": "" if ended is None else str(ended), "cut": ended is None}
-        return told("cut-within", run=name, step=run.last_step, **ended_by)
-    if compared.tally["blind"] and not results:
-        return told("seen-by-one", records=count(compared.tally["blind"], "record"), first=compared.blind_site)
-    for name, run, other in (("a", compared.a, compared.b), ("b", compared.b, compared.a)):
+        yield told("cut-within", run=name, step=run.last_step, **ended_by)
+    if tally["blind"] and not results:
+        yield told("seen-by-one", records=count(tally["blind"], "record"), first=compared.blind_site)
+    for (name, run), (_, other) in zip(runs, runs[::-1], strict=True):
         missing = [rank for rank in other.recorded if rank not in run.ranks and rank < run.world_size]
         if missing and compared.splits is None and not compared.options.ranks:
-            return told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
-    agreed = told("agreed-within" if compared.counts.within else "equal-until", until=compared.until)
+            yield told("ranks-missing", until=compared.until, ranks=rank_list(missing), run=name)
+    agreed = told("agreed-within" if counts.within else "equal-until", until=compared.until)
     for paired in (outcome.paired for outcome in compared.outcomes):
-        if paired.tail_a or paired.tail_b:
-            long, tail = ("a", paired.tail_a) if paired.tail_a else ("b", paired.tail_b)
-            changed = next((outcome.paired.changed for outcome in compared.outcomes if outcome.paired.changed), "")
-            if changed:
-                return told("changed-at-the-end", agreed=agreed, run=long, name=changed)
-            return told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=tail)
-    return ""
+        for long, tail in (("a", paired.tail_a), ("b", paired.tail_b)):
+            if tail and paired.changed:
+                yield told("changed-at-the-end", agreed=agreed, run=long, name=paired.changed)
+            elif tail:
+                yield told("ends-before", agreed=agreed, short=OTHER[long], run=long, more=tail)
+    unrecorded = any(outcome.unrecorded is not None for outcome in compared.outcomes) and compared.evaluation is None
+    if unrecorded and not (results and _differs_beside(compared)) and compared.structure(same=True):
+        yield told("no-results")
+    if not _has_results(compared) and (unseen := _unseen_names(compared, Phase.FORWARD)):
+        yield told("but-ran-unseen", names=unseen)
+    if broken := [name for name, run in runs if has_failed(run.manifest)]:
+        yield told("but-failed", runs=", ".join(broken))
 
 
 def _results_sentence(compared: Compared) -> str:
     """Sentence where all results agree, with the first other difference, unobserved records and structural changes."""
     code = "results-equal" if not compared.within else "results-within"
-    text = told(code, names=compared.results, until=compared.until)
+    kinds = frozenset.intersection(*(one.results for one in compared.outcomes if one.results is not None))
+    text = told(code, names=_kinds_words(kinds), until=compared.until)
     first = None if compared.best is None else compared.best.first
     if first is not None:
         text += told("changed-none", step=first.step_words, what=what_diverges(first))
     if blind := compared.tally["blind"]:
         text += told("not-compared", records=count(blind, "record"), first=compared.blind_site)
-    return f"{text}{sentence_of(compared.structure)}{_nan_words(compared.outcomes)}"
+    return f"{text}{sentence_of(compared.structure())}{_nan_words(compared.outcomes)}"
 
 
 def _nan_words(outcomes: Sequence[RankOutcome]) -> str:
@@ -682,17 +636,8 @@ def _raised_before_words(compared: Compared) -> str:
     if not compared.until:
         has_steps = any(len(run.rank(rank)) for rank in run.ranks)
         return told("raised-no-common" if has_steps else "raised-early", run=side, words=ending.words)
-    paired = [outcome.paired for outcome in compared.outcomes if len(outcome.paired)]
-    if not any(steps.tail_a if side == "b" else steps.tail_b for steps in paired):
+    if not any(one.paired.tail_a if side == "b" else one.paired.tail_b for one in compared.outcomes):
         return ""
-    cut = [rank for rank in run.ranks if not run.rank(rank).ended]
-    return told(
-        "raised-earlier",
-        run=side,
-        ranks=rank_list(cut) if cut else "",
-        other=OTHER[side],
-        words=ending.words,
-        until=compared.until,
-        which=told("selected" if compared.options.narrowed else "both-recorded"),
-        within=bool(compared.tally["within"]),
-    )
+    within = bool(compared.tally["within"])
+    ended = {"run": side, "other": OTHER[side], "words": ending.words}
+    return told("raised-earlier", **ended, until=compared.until, within=within)

@@ -14,6 +14,7 @@ from introspect_cli.compare.answer.compared import (
     separate_answers,
     subject_of,
 )
+from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.evidence import RANDOM, Known, Thing
 from introspect_cli.compare.names import ancestors, owner_of
@@ -23,7 +24,6 @@ from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
 from introspect_cli.compare.reasons.rows import reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
-from introspect_cli.compare.reasons.update import hyperparameter_changes_of as optimizer_settings
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.result import (
     DiffResult,
@@ -47,16 +47,8 @@ from introspect_cli.compare.settings.beginning import (
     differing_calls,
     find_first_event,
     first_difference,
-    first_differences,
     last_fillings,
     variables_that_differ,
-)
-from introspect_cli.compare.settings.differences import unequal
-from introspect_cli.compare.settings.settings import (
-    MADE_BY_CODE,
-    SAYS_NOTHING,
-    Blame,
-    setting_changes,
 )
 from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.walk import holds_part
@@ -70,7 +62,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.settings.beginning import Event
-    from introspect_cli.records import ModuleInfo
 
 
 def mark_only_change(code: CodeChanges | None, settings: Sequence[SettingChange]) -> CodeChanges | None:
@@ -156,30 +147,12 @@ def _code_and_settings(compared: Compared, at: View) -> tuple[CodeChanges | None
     """
     a, b, offset = compared.a, compared.b, any(outcome.offset for outcome in compared.outcomes)
     code = code_changes(a, b, lambda: clues_of(at))
-    tuned = hyperparameter_changes_of(at) if at.cause.reason == "optimizer" else at.hyperparameters
-    scheduled = any(change.about in _SCHEDULED for change in tuned)  # of the rest, no scheduler makes anything
-    reason = reason_named(at.cause.reason)
-    blame = Blame(
-        reason.weights,
-        reason.names,
-        tuned,
-        at.rounding,
-        at.blamed,
-        at.fed,
-        scheduled or at.no_rates,
-        offset,
-        stepped=_may_have_stepped(at),
-        more=at.first.size is Size.MORE,
-    )
-    differ = setting_changes(a, b, blame)
+    tuned = hyperparameter_changes_of(at)
+    differ = setting_changes(a, b, Blame(at, reason_named(at.cause.reason), tuned, offset))
     if not (at.rounding or _is_by_chance(at)):
         code = mark_only_change(code, differ)
     at.settings = weighed_by_code(differ, code, rounding=at.rounding and not tuned)
     return code, at.settings
-
-
-_SCHEDULED = frozenset({"lr", "momentum", "betas"})
-"""Hyper-parameters that schedulers change."""
 
 
 def _is_by_chance(at: View) -> bool:
@@ -194,17 +167,6 @@ def _is_by_chance(at: View) -> bool:
         return not any(find_first_event(at.runs, at.first.rank, at.site.fqn))
     at_start = at.cause.rests_on(Thing.RANDOM_AT_START) if at.cause.reason == "initial" else ()
     return any(fact.known is not Known.EQUAL for fact in at_start)
-
-
-def _may_have_stepped(at: View) -> bool:
-    """Whether an optimizer may have stepped before the first divergence, also in a process that was not recorded.
-
-    False only in the first compared step, if that is step 0, for the first call of a record that is a gradient or of a
-    phase other than start, optimizer and evaluation.
-    """
-    site = at.site
-    after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
-    return after or site.call > 0 or not at.is_first_step or at.first.step > 0
 
 
 def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> DiffResult:
@@ -385,10 +347,12 @@ def clues_of(scene: View) -> Clues:
     replaced = scene.classes_of(around) if cause.reason in {"structure", "own_code", "module"} else ()
     subject = scene.parameter_user if cause.reason == "gradient" else around if replaced else subject
     names = [name for name in (subject, *ancestors(subject)) if name in tree]
-    tuned = optimizer_settings(scene) if cause.reason == "optimizer" else scene.hyperparameters
-    words = {word for change in tuned for word in (change.name.rpartition(".")[2], change.about)}
+    words = {
+        word for change in hyperparameter_changes_of(scene) for word in (change.name.rpartition(".")[2], change.about)
+    }
     for name in (*names[:1], *scene.unseen_inside):
-        words |= _attributes_that_differ(scene.step.modules, name)
+        keys = {key for key, _, _ in scene.attributes(name, every=True)}
+        words |= keys | {"train", "eval"} if "training" in keys else keys
     if cause.reason in {"initial", "outside"}:
         words.add(site.fqn.rpartition(".")[2])
     words |= {*replaced} | ({_last_part(cause.subject)} if cause.subject else set())
@@ -445,7 +409,7 @@ def _suspect_events(scene: View) -> tuple[list[Event], list[Event]]:
 
     Of an initial value also its last filling, where function or arguments differ; none where it was filled alike.
     """
-    pairs = [parted.first for parted in first_differences(scene.runs, scene.first.rank)]
+    pairs = [first_difference(scene.runs, scene.first.rank, name).first for name in ("torch", "python", "numpy")]
     if scene.cause.reason == "initial":
         filled = last_fillings(scene.runs, scene.first.rank, scene.site.fqn)
         one, two = (event and ((event.by, event.arguments), event.state) for event in filled)
@@ -463,13 +427,3 @@ def _parsed_lines(lines: Iterable[str]) -> tuple[tuple[str, int], ...]:
 def _last_part(name: str) -> str:
     """The last part of a dotted name that is no number: `blocks` of `blocks.3`; "" for none."""
     return next((part for part in reversed(name.split(".")) if not _INDEX.fullmatch(part)), "")
-
-
-def _attributes_that_differ(trees: Iterable[dict[str, ModuleInfo]], name: str) -> set[str]:
-    """Names of attributes of module `name` that differ in both trees, with `train` and `eval` if `training` does.
-
-    set() where a tree has no such module, or no attributes of it.
-    """
-    one, two = (dict(tree[name].attributes) if name in tree else {} for tree in trees)
-    keys = {key for key, _, _ in unequal(one, two)} if one and two else set()
-    return keys | {"train", "eval"} if "training" in keys else keys

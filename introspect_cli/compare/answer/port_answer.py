@@ -258,21 +258,14 @@ def _divergence(flow: Flow, one: Value, two: Value, reason: str) -> Divergence:
 def _structure_changes(flow: Flow) -> tuple[StructureChange, ...]:
     """Structural changes: `renamed` for the first call of each pair of modules, then parameters merged or split."""
     changes = [
-        _structure_change(
-            "renamed",
-            pair.a.site.fqn,
-            pair.b.site.fqn,
-            say.told(f"port-module-{'agrees' if pair.agree else 'differs'}"),
-        )
+        ("renamed", pair.a.site.fqn, pair.b.site.fqn, "port-module-agrees" if pair.agree else "port-module-differs")
         for pair in flow.modules
         if pair.a.site.call == 0
     ]
     for merge in flow.parameters.merges:
-        parts = " + ".join(merge.parts)
-        sides = ("merged", parts, merge.whole) if merge.side == "b" else ("split", merge.whole, parts)
-        changes.append(_structure_change(*sides, say.told("port-merged")))
-    return tuple(changes)
-
-
-def _structure_change(change: str, a: str, b: str, evidence: str) -> StructureChange:
-    return StructureChange(change, a, b, say.told("port-in-b", a=a, b=b), evidence=evidence)
+        parts, change = " + ".join(merge.parts), "merged" if merge.side == "b" else "split"
+        changes.append((change, *((parts, merge.whole) if merge.side == "b" else (merge.whole, parts)), "port-merged"))
+    return tuple(
+        StructureChange(change, a, b, say.told("port-in-b", a=a, b=b), evidence=say.told(code))
+        for change, a, b, code in changes
+    )

@@ -12,8 +12,8 @@ import ast
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from introspect_cli.compare.changes.statements import (
     BLOCKS,
@@ -45,19 +45,13 @@ def last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _word_set(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_LOGS = _word_set(
-    """
-    print log info debug warning add_scalar add_scalars log_dict log_metrics plot write flush perf_counter time
-    basicConfig savefig set_description set_postfix
-    """
+_LOGS = re.compile(
+    r"print|log|info|debug|warning|add_scalars?|log_dict|log_metrics|plot|write|flush|perf_counter|time|basicConfig"
+    r"|savefig|set_description|set_postfix"
 )
-_EVERYWHERE = _word_set("self cls args kwargs config cfg torch nn np F")
+_EVERYWHERE = frozenset(("self", "cls", "args", "kwargs", "config", "cfg", "torch", "nn", "np", "F"))
 """Names that stand in every other statement and lead everywhere."""
-_OF_EVERY_CLASS = _word_set("__init__ forward step train eval to backward")
+_OF_EVERY_CLASS = frozenset(("__init__", "forward", "step", "train", "eval", "to", "backward"))
 """Methods whose name does not say whose they are."""
 
 
@@ -73,14 +67,12 @@ def _innermost_object(node: ast.AST) -> ast.AST:
     return node
 
 
-def _direct_parts(node: ast.stmt) -> Iterator[ast.AST]:
-    """Nodes of a statement without its blocks: a simple statement itself, or the parts of a compound one's head."""
-    if not hasattr(node, "body"):
-        yield node
-        return
-    for name, value in ast.iter_fields(node):
-        if name not in BLOCKS:
-            yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, ast.AST))
+def _nodes_of(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Nodes of a statement without its blocks: of a compound one, those of its head, without the statement itself."""
+    fields = [value for name, value in ast.iter_fields(statement) if name not in BLOCKS]
+    nodes = [node for value in fields for node in (value if isinstance(value, list) else [value])]
+    parts = [node for node in nodes if isinstance(node, ast.AST)] if hasattr(statement, "body") else [statement]
+    return (each for part in parts for each in ast.walk(part))
 
 
 def _bound_names(function: ast.AST) -> set[str]:
@@ -99,7 +91,7 @@ def can_matter(statement: Statement) -> bool:
     """
     node, gives = statement.node, statement.gives
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        return last_name(node.value.func) not in _LOGS
+        return not _LOGS.fullmatch(last_name(node.value.func))
     if gives and all(name.startswith("__") for name in gives):  # `__version__`
         return False
     return not isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass, ast.Assert))
@@ -121,7 +113,7 @@ class Code:
         self.givers: dict[str, list[Statement]] = defaultdict(list)
         self.callers: dict[str, list[Statement]] = defaultdict(list)
         self.takers: dict[str, list[Statement]] = defaultdict(list)
-        self._bound: dict[ast.AST, set[str]] = {}
+        self._bound = cache(_bound_names)
         self._imported: set[str] = set()
         for file, text in texts.items():
             tree = tree_of(text)
@@ -155,15 +147,12 @@ class Code:
         a method of and what it is handed, as it may change them.
         """
         node, gives, takes, calls = statement.node, statement.gives, statement.takes, statement.calls
-        for _, function in statement.functions:
-            if function not in self._bound:
-                self._bound[function] = _bound_names(function)
 
         def key(name: str) -> str:
             """The name, with its function in front if it is local."""
-            return next((f"{of}:{name}" for of, node in statement.functions if name in self._bound[node]), name)
+            return next((f"{of}:{name}" for of, node in statement.functions if name in self._bound(node)), name)
 
-        for each in (each for part in _direct_parts(node) for each in ast.walk(part)):
+        for each in _nodes_of(node):
             side = takes if isinstance(getattr(each, "ctx", None), ast.Load) else gives
             if isinstance(each, ast.Name):
                 side.add(key(each.id))
@@ -304,109 +293,116 @@ _SEND = r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|\Asend|recv|sca
 _TUNE = r"LR\Z|[Ss]chedul|[Ww]arm|swa|\Alr\Z|add_param_group|param_groups"
 _DATA = r"[Dd]ata[Ss]et|Sampler|Loader|DataModule|DataPipe|[Cc]ollat|set_epoch"
 _WRITE = r"\A[a-z]\w*_\Z|load_state_dict|update_parameters|vector_to_parameters|\Aset_\Z|\Adata\Z"
-
-_CALLS: Final[Mapping[str, str]] = {
-    "buffer": rf"{_WRITE}|{_MODE}",
-    "by_hand": rf"{_WRITE}|{_LOAD}",
-    "backward": _CUT,
-    "split": rf"{_HANDLE}|{_DATA}",
-    "batch": _DATA,
-    "gradient": _HANDLE,
-    "collective": rf"{_HANDLE}|{_SEND}",
-    "parts": rf"{_HANDLE}|{_SEND}",
-    "optimizer": _TUNE,
-    "structure": _CUT,
-    "initial": rf"{_FILL}|{_SEED}",
-    "outside": rf"{_WRITE}|{_LOAD}",
-    "rng": rf"{_SEED}|{_DRAW}|{_MODE}",
-    "resumed": rf"{_LOAD}|{_SAVE}",
-    "product": _SAVE,
-    "gap": rf"{_MODE}|{_HANDLE}|{_TUNE}",
-    "propagated": rf"{_MODE}|{_HANDLE}|{_TUNE}",
-}
-"""By the reason why runs diverge, a pattern of what the code that computes the place calls or gives."""
-_OF_MODULES = _word_set("module own_code op buffer by_hand backward gradient structure gap propagated")
-"""Reasons for which the forward passes of the modules at the place are meant."""
-_OF_LOSS = _word_set("backward loss script split gradient gap propagated")
-"""Reasons for which what leads to the loss is meant (`script`: to the model)."""
-_OF_DATA = _word_set("script split batch gap")
-"""Reasons for which what makes batches is meant, unless they are equal."""
-_OF_TENSORS = _word_set("by_hand structure initial outside")
-"""Reasons for which what gives the tensor a value is meant."""
-_BETWEEN = _word_set("script gradient optimizer structure initial outside rng resumed gap propagated")
-"""Reasons for which all that a step runs may lie between the last record that agreed and the first that did not."""
-_CALLED_BETWEEN = _word_set("script outside")
-"""Reasons for which the functions that it calls may, too."""
-_BACKWARD = _word_set("backward manual_backward scale grad")
+_FORMAT = r"\Amemory_format\Z"
+_BACKWARD = frozenset(("backward", "manual_backward", "scale", "grad"))
 _LEADS = ("training_step", "compute_loss")
 _GETS = ("__getitem__", "__iter__", "__getitems__", "__next__")
 _FAR = 5
 
 
-class SideReach:
-    """One version of the source, with the sets of statements that decide nearness."""
+class Leads(NamedTuple):
+    """Which code computes the place of a divergence, by its reason.
 
-    def __init__(self, code: Code, clues: Clues, side: int) -> None:
-        """Find all sets of statements of one version at once.
+    Attributes:
+        calls: a pattern of what it calls or gives.
+        through: what is meant beside it: the forward passes of the `modules` at the place; what leads to the `loss` (of
+            a script, to the model); what makes batches (`data`), unless they are equal; what gives the `tensor` a
+            value; all that a step runs (`between`), as it may lie between the last record that agreed and the first
+            that did not; and the functions that it calls (`called`).
+    """
 
-        Args:
-            code: the version.
-            clues: of the divergence.
-            side: 0 for a, 1 for b.
-        """
-        self.code, self.clues = code, clues
-        self.recorded = {s for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
-        self.models = clues.models | {
-            name.rpartition(":")[2] for root in code.callers_of(clues.roots) for name in root.gives
-        }
-        self.computes = self._computing_statements()
-        self.builds = code.statements_behind([*self.recorded, *self.computes], self.models)
-        self.between = code.training_loops() if clues.reason in _BETWEEN else set[Statement]()
-        if clues.reason in _CALLED_BETWEEN:
-            self.between |= code.reached_from(code.callees(self.between)).keys()
-        if clues.gap:  # what was not recorded may be anything
-            self.between.update(code.statements)
+    calls: str = _FORMAT
+    through: tuple[str, ...] = ()
 
-    def nearness(self, statement: Statement) -> tuple[int, int]:
-        """(index in `ORDER`, depth) of a statement, the smaller the nearer.
 
-        RECORDED for lines on record (depth 0); then COMPUTES and BUILDS by the first set that has it (depth: its
-        distance there, plus 1 for a bare expression that gives no value), BETWEEN (0). ELSEWHERE (0) in none, or if it
-        cannot matter.
-        """
-        if not can_matter(statement):
-            return ORDER.index(Nearness.ELSEWHERE), 0
-        if statement in self.recorded:
-            return ORDER.index(Nearness.RECORDED), 0
-        makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
-        for nearness, depths in ((Nearness.COMPUTES, self.computes), (Nearness.BUILDS, self.builds)):
-            if statement in depths:
-                return ORDER.index(nearness), depths[statement] + makes_nothing
-        return ORDER.index(Nearness.BETWEEN if statement in self.between else Nearness.ELSEWHERE), 0
+_LEADS_BY_REASON: Final[Mapping[str, Leads]] = {
+    **dict.fromkeys(("module", "own_code", "op"), Leads(_FORMAT, ("modules",))),
+    "buffer": Leads(rf"{_WRITE}|{_MODE}", ("modules",)),
+    "by_hand": Leads(rf"{_WRITE}|{_LOAD}", ("modules", "tensor")),
+    "backward": Leads(_CUT, ("modules", "loss")),
+    "loss": Leads(_FORMAT, ("loss",)),
+    "script": Leads(_FORMAT, ("loss", "data", "between", "called")),
+    "split": Leads(rf"{_HANDLE}|{_DATA}", ("loss", "data")),
+    "batch": Leads(_DATA, ("data",)),
+    "gradient": Leads(_HANDLE, ("modules", "loss", "between")),
+    **dict.fromkeys(("collective", "parts"), Leads(rf"{_HANDLE}|{_SEND}")),
+    "optimizer": Leads(_TUNE, ("words", "between")),
+    "structure": Leads(_CUT, ("modules", "tensor", "between")),
+    "initial": Leads(rf"{_FILL}|{_SEED}", ("tensor", "between")),
+    "outside": Leads(rf"{_WRITE}|{_LOAD}", ("tensor", "between", "called")),
+    "rng": Leads(rf"{_SEED}|{_DRAW}|{_MODE}", ("between",)),
+    "resumed": Leads(rf"{_LOAD}|{_SAVE}", ("between",)),
+    "product": Leads(_SAVE),
+    "gap": Leads(rf"{_MODE}|{_HANDLE}|{_TUNE}", ("modules", "loss", "data", "between")),
+    "propagated": Leads(rf"{_MODE}|{_HANDLE}|{_TUNE}", ("modules", "loss", "between")),
+}
 
-    def _computing_statements(self) -> Depths:
-        """Statements that compute the first value that differs, with their depth: by the reason, and what they call."""
-        code, clues, reason = self.code, self.clues, self.clues.reason
-        if reason == "raised":
-            return code.reached_from({s.place for s in self.recorded})
-        named = clues.words | {*clues.optimizers} if reason == "optimizer" or reason in _OF_MODULES else frozenset()
-        near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
-        if reason in _OF_TENSORS:
-            near |= dict.fromkeys(code.givers.get(clues.tensor, ()), 0)
-        modules = {*clues.classes, *clues.inside} if reason in _OF_MODULES else {*clues.optimizers}
-        methods = {place for name in modules for place in code.methods(name, *_FORWARD, "step")}
-        near = code.reached_from(methods, reason == "structure") | near
-        draws_recorded = reason == "rng" and any(clues.lines)
-        pattern = re.compile(_SEED if draws_recorded else _CALLS.get(reason, r"\Amemory_format\Z"))
-        near = {s: 1 for s in code.statements if any(map(pattern.search, s.calls | s.gives))} | near
-        if reason in _OF_DATA and not clues.batch_is_equal:
-            gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
-            near = code.reached_from(gets, 1) | near
-        if reason in _OF_LOSS:
-            starts = code.callers_of(self.models if reason == "script" else _BACKWARD)
-            starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
-            near = code.statements_behind(starts, self.models) | near
-        return code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
+
+def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
+    """Statements of one version that are RECORDED, COMPUTES, BUILDS and BETWEEN, in this order, with their depths.
+
+    Args:
+        code: the version.
+        clues: of the divergence.
+        side: 0 for a, 1 for b.
+    """
+    recorded = {s: 0 for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
+    models = clues.models | {name.rpartition(":")[2] for root in code.callers_of(clues.roots) for name in root.gives}
+    leads = _LEADS_BY_REASON.get(clues.reason, Leads())
+    computes = (
+        code.reached_from({s.place for s in recorded})
+        if clues.reason == "raised"
+        else _computing(code, clues, leads, models, draws=any(clues.lines))
+    )
+    between = code.training_loops() if "between" in leads.through else set[Statement]()
+    if "called" in leads.through:
+        between |= code.reached_from(code.callees(between)).keys()
+    if clues.gap:  # what was not recorded may be anything
+        between.update(code.statements)
+    return recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
+
+
+def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], *, draws: bool) -> Depths:
+    """Statements that compute the first value that differs, with their depth: by the reason, and what they call.
+
+    Args:
+        code: the version.
+        clues: of the divergence.
+        leads: of its reason.
+        models: what the script calls its models.
+        draws: whether lines are on record; those of a random state that differs are then of seedings.
+    """
+    reason, through = clues.reason, leads.through
+    named = clues.words | {*clues.optimizers} if {"words", "modules"} & {*through} else frozenset()
+    near: Depths = {s: 0 for s in code.statements if named & (s.gives | s.calls)}
+    if "tensor" in through:
+        near |= dict.fromkeys(code.givers.get(clues.tensor, ()), 0)
+    modules = {*clues.classes, *clues.inside} if "modules" in through else {*clues.optimizers}
+    methods = {place for name in modules for place in code.methods(name, *_FORWARD, "step")}
+    near = code.reached_from(methods, reason == "structure") | near
+    pattern = re.compile(_SEED if reason == "rng" and draws else leads.calls)
+    near = {s: 1 for s in code.statements if any(map(pattern.search, s.calls | s.gives))} | near
+    if "data" in through and not clues.batch_is_equal:
+        gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
+        near = code.reached_from(gets, 1) | near
+    if "loss" in through:
+        starts = code.callers_of(models if reason == "script" else _BACKWARD)
+        starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
+        near = code.statements_behind(starts, models) | near
+    return code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near
+
+
+_ELSEWHERE = ORDER.index(Nearness.ELSEWHERE), 0
+
+
+def _nearness(statement: Statement, reach: Sequence[Depths]) -> tuple[int, int]:
+    """(index in `ORDER`, depth) of a statement by the first set that has it; the smaller the nearer.
+
+    A bare expression that gives no value is 1 deeper. ELSEWHERE if no set has it, or if it cannot matter.
+    """
+    makes_nothing = isinstance(statement.node, ast.Expr) and not statement.gives
+    places = [(place, depths[statement] + makes_nothing) for place, depths in enumerate(reach) if statement in depths]
+    return places[0] if places and can_matter(statement) else _ELSEWHERE
 
 
 def ranked(
@@ -423,32 +419,30 @@ def ranked(
     """
     if clues is None or not changes:
         return tuple(Ranked(change, Nearness.ELSEWHERE) for change in changes)
-    sides = [SideReach(Code(files), clues, side) for side, files in enumerate(texts)]
+    sides = [(code := Code(files), _reach(code, clues, side)) for side, files in enumerate(texts)]
     placed = [_ranked_change(change, sides, clues) for change in changes]
     return tuple(sorted(placed, key=lambda one: (ORDER.index(one.nearness), -one.hits, one.depth)))
 
 
-def _ranked_change(change: Change, sides: Sequence[SideReach], clues: Clues) -> Ranked:
+def _ranked_change(change: Change, sides: Sequence[tuple[Code, Sequence[Depths]]], clues: Clues) -> Ranked:
     """A change with the nearest of its statements in either version.
 
     `hits` counts the words of its text that are among the clues, one that changed three times. A change that
     `_only_defines` is `_FAR` deeper, has no hits and cannot matter.
     """
-    texts = ("" if side is None else side.text for side in (change.a, change.b))
-    counts = [Counter(re.findall(r"\w+(?:\.\d+)?", text)) for text in texts]
+    counts = [Counter(re.findall(r"\w+(?:\.\d+)?", side.text if side else "")) for side in (change.a, change.b)]
     words = set((counts[0] - counts[1]) + (counts[1] - counts[0])) or set(counts[0] + counts[1])
     hits = 2 * len(words & clues.words) + len(set(counts[0] + counts[1]) & clues.words)
-    best, matters = (ORDER.index(Nearness.ELSEWHERE), 0), False
+    best, matters = _ELSEWHERE, False
     files = change.file_a or change.file, change.file
-    for file, side, version in zip(files, (change.a, change.b), sides, strict=True):
+    for file, side, (code, reach) in zip(files, (change.a, change.b), sides, strict=True):
         if side is not None:
-            inside = version.code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
-            best = min([best, *map(version.nearness, inside)])
+            inside = code.statements_at(file, side.first, sys.maxsize if change.unit == "file" else side.last)
+            best = min([best, *(_nearness(statement, reach) for statement in inside)])
             matters |= any(map(can_matter, inside))
-    passive = _only_defines(change, clues)
-    return Ranked(
-        change, ORDER[best[0]], best[1] + _FAR * passive, 0 if passive else hits, can_matter=matters and not passive
-    )
+    if _only_defines(change, clues):
+        return Ranked(change, ORDER[best[0]], best[1] + _FAR, can_matter=False)
+    return Ranked(change, ORDER[best[0]], best[1], hits, can_matter=matters)
 
 
 _DEFINED = re.compile(r"(?:async )?(def|class) (\w+)(?:\([\w., ]*\bModule\b)?")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import takewhile
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -46,15 +46,8 @@ class WrittenStatement(NamedTuple):
 
     file: str
     scope: str
-    first: int
-    last: int
-    text: str
+    side: Side
     line: int
-
-    @property
-    def side(self) -> Side:
-        """Its lines and text, as one side of a change."""
-        return Side(self.first, self.last, self.text)
 
 
 @dataclass
@@ -130,8 +123,8 @@ class Version:
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
-        around = [each for each in self.statements.get(value.file, ()) if each.first <= number <= each.last]
-        inner = min(around, key=lambda each: (each.last - each.first, -len(each.scope)), default=None)
+        around = [each for each in self.statements.get(value.file, ()) if each.side.first <= number <= each.side.last]
+        inner = min(around, key=lambda each: (each.side.last - each.side.first, -len(each.scope)), default=None)
         return None if inner is None else inner._replace(line=number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
@@ -143,26 +136,25 @@ class Version:
     def statement_at(self, file: str, first: int, last: int, scope: str) -> WrittenStatement:
         """Lines `first` to `last` of a file as one statement, dedented; the first line is the one that is meant."""
         text = dedent("\n".join(self.lines[file][first - 1 : last]))
-        return WrittenStatement(file, scope, first, last, text, first)
+        return WrittenStatement(file, scope, Side(first, last, text), first)
 
-    def statements_beside(self, line: WrittenStatement, file_b: str = "") -> list[WrittenStatement]:
-        """This version's statements of the file and scope of `line`, `line` itself included if it is there.
+    def beside(self, line: WrittenStatement, file_b: str = "") -> dict[str, WrittenStatement]:
+        """This version's statements of the file and scope of `line`, by their texts.
 
-        Those of `file_b` where it has no such file; [] where it has neither.
+        Those of `file_b` where it has no such file; {} where it has neither.
         """
         file = line.file if line.file in self.texts else file_b
-        return [each for each in self.statements.get(file, ()) if each.scope == line.scope]
+        return {each.side.text: each for each in self.statements.get(file, ()) if each.scope == line.scope}
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
         Only statements of the same scope count whose text this version's scope does not have.
         """
-        texts = {each.text for each in self.statements_beside(line)}
-        left = [each for each in other.statements_beside(line) if each.text not in texts]
-        ratios = [SequenceMatcher(None, line.text, each.text, autojunk=False).ratio() for each in left]
-        best = max(range(len(left)), key=ratios.__getitem__, default=None)
-        return left[best] if best is not None and ratios[best] > _ALIKE else None
+        left = other.beside(line).keys() - self.beside(line).keys()
+        ratios = {text: SequenceMatcher(None, line.side.text, text, autojunk=False).ratio() for text in sorted(left)}
+        best = max(ratios, key=ratios.__getitem__, default="")
+        return other.beside(line)[best] if ratios.get(best, 0.0) > _ALIKE else None
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""
@@ -214,20 +206,7 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             if name and last not in version.names.inlined and (file, outer) not in left:
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
-    _join_moved(changes)
     return sorted(changes.values(), key=lambda change: (change.file, change.line))
-
-
-def _join_moved(changes: dict[object, Change]) -> None:
-    """Join each removal and addition of equal text in scopes of equal name to one change of unit `moved`, in place.
-
-    It stands at the place of the addition.
-    """
-    gone = {(one.scope, one.a.text): key for key, one in changes.items() if one.a is not None and one.b is None}
-    for key, one in list(changes.items()):
-        if one.a is None and one.b is not None and (one.scope, one.b.text) in gone:
-            before = changes.pop(gone.pop((one.scope, one.b.text)))
-            changes[key] = replace(one, a=before.a, unit="moved", file_a=before.file if before.file != one.file else "")
 
 
 def changed_between(
@@ -274,9 +253,9 @@ def _statements_on_sides(
     one, two = a.statement_of(found.a or around[0]), b.statement_of(found.b or around[1])
     if found.wrapped is not None and one is not None and two is not None:
         made_a, made_b = a.statement_of(found.wrapped[0]), b.statement_of(found.wrapped[1])
-        if found.wrapped[1] is found.b and made_a is not None and made_a[:4] != one[:4]:  # it was around in a
+        if found.wrapped[1] is found.b and made_a is not None and made_a[:3] != one[:3]:  # it was around in a
             return one, a.replaced_by(one, b)
-        if found.wrapped[0] is found.a and made_b is not None and made_b[:4] != two[:4]:
+        if found.wrapped[0] is found.a and made_b is not None and made_b[:3] != two[:3]:
             return b.replaced_by(two, a), two
     return one, two
 
@@ -294,24 +273,21 @@ def _statements_of(
     if one is None or two is None or found.moved:
         yield one, two, found.moved
         return
-    inside_a, inside_b = ({line.text: line for line in v.statements_beside(side, other.file)} for v, side, other in
-                          ((a, one, two), (b, two, one)))  # fmt: skip
-    if two.text not in inside_a or one.text not in inside_b:
+    in_a, in_b = a.beside(one, two.file), b.beside(two, one.file)
+    if two.side.text not in in_a or one.side.text not in in_b:
         yield one, two, False
-    elif one.text != two.text:
-        yield inside_a[two.text], two, True
+    elif one.side.text != two.side.text:
+        yield in_a[two.side.text], two, True
     else:
-        gone = [line for text, line in inside_a.items() if text not in inside_b]
-        come = [line for text, line in inside_b.items() if text not in inside_a]
-        if 0 < len(gone) + len(come) <= _MOST_REROUTED:
-            pairs = (
-                zip_longest(gone, come)
-                if len(gone) == len(come)
-                else [(x, None) for x in gone] + [(None, y) for y in come]
-            )
-            yield from ((x, y, False) for x, y in pairs)
-        else:
+        gone = [line for text, line in in_a.items() if text not in in_b]
+        come = [line for text, line in in_b.items() if text not in in_a]
+        if not 0 < len(gone) + len(come) <= _MOST_REROUTED:
             yield one, two, False
+        elif len(gone) == len(come):
+            yield from ((x, y, False) for x, y in zip(gone, come, strict=True))
+        else:
+            yield from ((x, None, False) for x in gone)
+            yield from ((None, y, False) for y in come)
 
 
 def _add_change(
@@ -417,24 +393,19 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
 
 
 def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
-    """Whether the difference is a default that one of two functions alone has, behind all that both have."""
+    """Whether the difference is a default that one of two functions alone has, behind all that both have.
+
+    Calls of it mean what they meant.
+    """
     part = one.a or one.b
     if part is None or part.kind != "default" or None not in (one.a, one.b):
         return False
-    return part.node in _defaults_at_the_end(a, b)
-
-
-def _defaults_at_the_end(one: ast.AST, two: ast.AST) -> set[ast.AST]:
-    """Defaults of parameters of one function alone behind all that both have: calls of it mean what they meant."""
-    ends: set[ast.AST] = set()
-    if isinstance(one, FUNCTIONS) and isinstance(two, FUNCTIONS):
-        names = [{argument.arg for argument in parameters_of(node)} for node in (one, two)]
-        for given, others in ((one.args, names[1]), (two.args, names[0])):
-            positional = [*given.posonlyargs, *given.args][::-1]
-            alone = next((place for place, each in enumerate(positional) if each.arg in others), len(positional))
-            ends |= {*given.defaults[len(given.defaults) - min(alone, len(given.defaults)) :]}
-            ends.update(filter(None, given.kw_defaults))
-    return ends
+    mine, other = (a, b) if one.b is None else (b, a)
+    if not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
+        return False
+    names, given = {argument.arg for argument in parameters_of(other)}, mine.args
+    alone = [*takewhile(lambda each: each.arg not in names, reversed([*given.posonlyargs, *given.args]))]
+    return part.node in {*given.defaults[::-1][: len(alone)], *given.kw_defaults}
 
 
 def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value]) -> bool:
@@ -446,10 +417,9 @@ def _is_called_as_often(one: Difference, a: Sequence[Value], b: Sequence[Value])
         b: all calls in b.
     """
     part = one.a or one.b
-    if part is None or part.kind != "unused" or (one.a is not None and one.b is not None):
+    if part is None or part.kind != "unused" or None not in (one.a, one.b):
         return False
-    key: int = part.parts[0].key
-    return sum(call.key == key for call in a) == sum(call.key == key for call in b)
+    return len({sum(call.key == part.parts[0].key for call in calls) for calls in (a, b)}) == 1
 
 
 def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition], found: Iterable[Difference]) -> bool:

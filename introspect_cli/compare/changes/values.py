@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.compare.changes.statements import Definition
 
@@ -155,10 +155,8 @@ class Reader:
 
     def value(self, node: ast.AST, env: Environment) -> Value:
         """The value of an expression, by its `_on_` method; may add effects and calls and bind names in `env`."""
-        method: Callable[[Any, Environment], Value] = getattr(
-            self, f"_on_{type(node).__name__.lower()}", self._generic_value
-        )
-        return method(node, env)
+        value: Value = getattr(self, f"_on_{type(node).__name__.lower()}", self._generic_value)(node, env)
+        return value
 
     def _values(self, nodes: Iterable[ast.AST | None], env: Environment, node: ast.AST) -> Value:
         """The values of several expressions as one `list` value; None among them is left out."""
@@ -176,9 +174,6 @@ class Reader:
             return self.make(value.kind, node, *value.parts) if elsewhere else value
         return self.make("name", node, self.names.renamed.get(node.id, node.id))
 
-    def _on_constant(self, node: ast.Constant, _: Environment) -> Value:
-        return self.make("constant", node, repr(node.value))
-
     def _on_attribute(self, node: ast.Attribute, env: Environment) -> Value:
         """A `name` of one of the version's own modules, an `import` of another one, else an `attribute` of a value."""
         of = self.value(node.value, env)
@@ -192,21 +187,12 @@ class Reader:
         env[node.target.id] = value = self.value(node.value, env)
         return value
 
-    def _on_starred(self, node: ast.Starred, env: Environment) -> Value:
-        return self.make("starred", node, self.value(node.value, env))
-
     def _on_unaryop(self, node: ast.UnaryOp, env: Environment) -> Value:
-        """A `not`; `truth` for `not` of a `not` (also of `a != b`); else a value of the operator's kind."""
         value = self.value(node.operand, env)
-        if isinstance(node.op, ast.Not) and value.kind == "not":
-            return self.make("truth", node, value.parts[0])
         return self.make("not" if isinstance(node.op, ast.Not) else type(node.op).__name__, node, value)
 
     def _on_binop(self, node: ast.BinOp, env: Environment) -> Value:
         return self.make(type(node.op).__name__, node, self.value(node.left, env), self.value(node.right, env))
-
-    def _on_boolop(self, node: ast.BoolOp, env: Environment) -> Value:
-        return self.make(type(node.op).__name__, node, self._values(node.values, env, node))
 
     def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
         """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`.
@@ -235,12 +221,6 @@ class Reader:
         none = self.make("unset", node)
         return self.make("either", node, test, one or none, two or none)
 
-    def _on_joinedstr(self, node: ast.JoinedStr, env: Environment) -> Value:
-        return self.make("text", node, *(self.value(part, env) for part in node.values))
-
-    def _on_lambda(self, node: ast.Lambda, env: Environment) -> Value:
-        return self._function_value(node, env)
-
     def _function_value(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
         """A nested function or lambda as a value made of its effects."""
         reader = Reader(self._interned, self.names, self._file)
@@ -248,6 +228,8 @@ class Reader:
         env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
         reader.read_function(node, env)
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
+
+    _on_lambda = _function_value
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
         """A comprehension as element, iterables and conditions; list comprehensions and generators are equal."""
@@ -336,29 +318,22 @@ class Reader:
         of = [function.parts[0]] if names[:1] == ["self"] and function.kind == "attribute" else []
         env = dict(zip(names, [*of, *given], strict=False)) | dict(keywords)
         placed = dict(zip(reversed(names), reversed(made.args.defaults), strict=False))
-        for name in [*names, *(argument.arg for argument in made.args.kwonlyargs)]:
-            if name not in env and name in placed:
-                env[name] = self.value(placed[name], {})
-            elif name not in env:
-                return None
-        if any(each.kind == "starred" for each in given) or "**" in keywords or made.args.vararg or made.args.kwarg:
+        needed = {*names, *(argument.arg for argument in made.args.kwonlyargs)}
+        env |= {name: self.value(placed[name], {}) for name in placed if name not in env}
+        listed = any(each.kind == "Starred" for each in given) or "**" in keywords
+        if listed or made.args.vararg or made.args.kwarg or not needed <= env.keys():
             return None
         mark, outer = len(self.effects), (self._depth, self._shared, self._file)
         self._depth, self._shared, self._file = self._depth + 1, set(), file
         self.read_block(made.body, env)
         self._depth, self._shared, self._file = outer
         done = self.effects[mark:]
-        if any(self._returns_inside(effect) for effect in done[:-1]):
-            del self.effects[mark:]
+        del self.effects[mark:]
+        last = done.pop() if done and done[-1].kind == "return" else None
+        if any(map(self._returns_inside, done)):
             return None
-        if done and done[-1].kind == "return":
-            del self.effects[-1]
-            result: Value = done[-1].parts[0]
-            return result
-        if done and self._returns_inside(done[-1]):
-            del self.effects[mark:]
-            return None
-        return self.make("constant", node, "None")
+        self.effects += done
+        return self.make("Constant", node, "None") if last is None else last.parts[0]
 
     def _returns_inside(self, effect: Value) -> bool:
         """Whether an effect is a `return`, or an `if`, loop, `try` or `with` that contains one."""
@@ -374,7 +349,9 @@ class Reader:
         for field, child in ast.iter_fields(node):
             if field in {"ctx", "type_comment", "kind"}:
                 continue
-            if isinstance(child, ast.AST):
+            if isinstance(child, ast.boolop):
+                parts.append(type(child).__name__)
+            elif isinstance(child, ast.AST):
                 parts.append(self.value(child, env))
             elif isinstance(child, list):
                 parts.append(self._values(child, env, node))
@@ -433,17 +410,15 @@ class Reader:
             ):
                 self._read_branches(statement, rest, env)
                 return
-            method: Callable[[Any, Environment], None] | None = getattr(
-                self, f"_on_{type(statement).__name__.lower()}", None
-            )
-            if method is not None:
-                method(statement, env)
-            elif isinstance(statement, ast.Match):
+            kind = type(statement).__name__.lower().removeprefix("async").removesuffix("star")
+            if kind == "match":
                 self._add_effect("match", statement, self._generic_value(statement, env))
+            elif hasattr(self, f"_on_{kind}"):
+                getattr(self, f"_on_{kind}")(statement, env)
 
     def _on_expr(self, node: ast.Expr, env: Environment) -> None:
         value = self.value(node.value, env)
-        if value.kind != "constant":
+        if value.kind != "Constant":
             self._add_effect("do", node, value)
 
     def _on_assign(self, node: ast.Assign, env: Environment) -> None:
@@ -507,8 +482,6 @@ class Reader:
         carried = self._carry_names(node, env, inner)
         over = self._bind_each(node.target, node.iter, inner)
         self._read_loop(node, over, carried, inner, env)
-
-    _on_asyncfor = _on_for
 
     def _on_while(self, node: ast.While, env: Environment) -> None:
         inner = dict(env)
@@ -603,8 +576,6 @@ class Reader:
         self._context = context
         self._add_effect("with", node, self.make("list", node, *values), done)
 
-    _on_asyncwith = _on_with
-
     def _on_try(self, node: ast.Try, env: Environment) -> None:
         """Add an effect `try` of all blocks; names that a handler binds otherwise become `caught or` values in `env`.
 
@@ -617,15 +588,11 @@ class Reader:
                 inner[handler.name] = self.make("caught", handler)
             caught = [self.value(handler.type, env)] if handler.type is not None else []
             parts.append(self.make("handler", handler, *caught, self._effects_of_block(handler.body, inner, handler)))
-            for name in inner.keys() - {handler.name}:
-                if name not in env:
-                    env[name] = inner[name]
-                elif env[name].key != inner[name].key:
-                    env[name] = self.make("caught or", node, env[name], inner[name])
+            for name, value in inner.items():
+                was = env.get(name, value)
+                env[name] = value if was.key == value.key else self.make("caught or", node, was, value)
         parts += [self._effects_of_block(node.orelse, env, node), self._effects_of_block(node.finalbody, env, node)]
         self._add_effect("try", node, *parts)
-
-    _on_trystar = _on_try
 
     def _on_return(self, node: ast.Return, env: Environment) -> None:
         none = ast.copy_location(ast.Constant(None), node)
@@ -644,8 +611,6 @@ class Reader:
 
     def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, env: Environment) -> None:
         env[node.name] = self._function_value(node, env)
-
-    _on_asyncfunctiondef = _on_functiondef
 
     def _on_classdef(self, node: ast.ClassDef, env: Environment) -> None:
         """Bind the class's name to a value of its effects, methods included; it adds no effect by itself."""
@@ -694,10 +659,7 @@ class Reader:
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
             whole = alias.name if alias.asname else name
-            if whole in self.names.modules:
-                env[name] = self.make("name", node, whole)
-            else:
-                env[name] = self.make("import", node, whole)
+            env[name] = self.make("name" if whole in self.names.modules else "import", node, whole)
 
     def _on_importfrom(self, node: ast.ImportFrom, env: Environment) -> None:
         """Bind each name: of an own module to a `name`, of another one to an `import`."""
@@ -802,7 +764,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     return list(found.values())
 
 
-_WRITTEN = frozenset({"constant", "import", "name"})
+_WRITTEN = frozenset({"Constant", "import", "name"})
 """Kinds of values that are made where they are written."""
 
 

@@ -19,9 +19,9 @@ from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
-from introspect_cli.compare.table import EQUAL, OTHER, PHASES, ROUNDING
+from introspect_cli.compare.table import EQUAL, PHASES, ROUNDING
+from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,17 +48,12 @@ def excluded_handling(at: View) -> frozenset[str]:
     is equal and not zero.
     """
     several = max(run.world_size for run in at.runs) > 1 or at.losses != (1, 1)
-    if several or at.site.call or _sparse_sides(at):
+    sparse = any(summary is not None and summary.layout.is_sparse for summary in (at.first.a, at.first.b))
+    if several or at.site.call or sparse:
         return frozenset()
     if max(map(len, at.optimizers)) < 2 and _has_equal_gradient(at):
         return TOGETHER | {"zero-grad"}
     return TOGETHER if _has_no_factor(at) else frozenset()
-
-
-def _sparse_sides(at: View) -> str:
-    """Sides whose gradient at this site is sparse: "", "a", "b" or "ab"."""
-    both = zip("ab", (at.first.a, at.first.b), strict=True)
-    return "".join(side for side, summary in both if summary is not None and summary.layout.is_sparse)
 
 
 def _has_equal_gradient(at: View) -> bool:
@@ -127,14 +122,6 @@ def gradient_cause(step: Step, position: int) -> Cause | None:
     if with_state(passes, Known.UNSEEN) and stale_share(step, position)[0]:
         passes = [replace(fact, needed=False) for fact in passes]  # the values alone tell the cause
     return cause("gradient", *passes)
-
-
-@finds("gradient")
-def find_sparse_gradient(at: View) -> Iterator[Finding]:
-    """Finding where the gradient is sparse in one run alone."""
-    sides = _sparse_sides(at)
-    if len(sides) == 1:
-        yield found("sparse", side=sides, other=OTHER[sides])
 
 
 @finds("plain", "gradient")

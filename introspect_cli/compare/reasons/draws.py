@@ -22,7 +22,6 @@ from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
     find_first_event,
-    find_later_beginning,
     find_script_seedings,
 )
 from introspect_cli.compare.step import Place, random_at_start
@@ -73,17 +72,15 @@ def one_sided_draws(step: Step, table: Table, generator: str = "") -> list[Draw]
         return []
     alignment, a, b = step.alignment, *table.halves
     within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
-    draws: dict[str, list[Draw]] = {}
+    draws = list[Draw]()
     for half, other in ((b, a), (a, b)):
         rows = np.flatnonzero(within[half.sites] & ~np.isin(half.sites, other.sites))
         sequence = half.batch.sequence
-        alone = ((alignment.site(int(half.sites[row])), int(sequence[row])) for row in rows[np.argsort(sequence[rows])])
-        draws[half.side] = [Draw(half.side, site, at) for site, at in alone]
-    drawn = {side: {generator_of(draw.site) for draw in alone} for side, alone in draws.items()}
-    own = {generator} if generator else drawn["a"] | drawn["b"]
-    return [
-        draw for alone in draws.values() for draw in alone if generator_of(draw.site) in own - drawn[OTHER[draw.side]]
-    ]
+        ordered = rows[np.argsort(sequence[rows])]
+        draws += [Draw(half.side, alignment.site(int(half.sites[row])), int(sequence[row])) for row in ordered]
+    drawn = {(draw.side, generator_of(draw.site)) for draw in draws}
+    alone = [draw for draw in draws if (OTHER[draw.side], generator_of(draw.site)) not in drawn]
+    return [draw for draw in alone if generator in {"", generator_of(draw.site)}]
 
 
 def draws_before(at: View) -> list[Draw]:
@@ -158,16 +155,15 @@ def is_resumed_start(at: View) -> bool:
 def find_random_cause(at: View) -> Iterator[Finding]:
     """Findings on what set the state, or drew from it, in one run alone or otherwise.
 
-    At the start of the first step: the first seeding or draw before it that differs, and models that one run ran first;
-    nothing for resumed runs. Else calls that set the state. Without any, the first one-sided draw: of this step, or,
-    for a state at its start, of the previous step.
+    At the start of the first step: the first seeding or draw before it that differs; nothing for resumed runs. Else
+    calls that set the state. Without any, the first one-sided draw: of this step, or, for a state at its start, of the
+    previous step.
     """
     site, who = at.site, (at.runs, at.first.rank)
     if site.phase is Phase.START and at.is_first_step:
         if not is_resumed_start(at):
             by_script = " " in site.fqn
             yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
-            yield from find_later_beginning(at.runs, (at.first.step, at.first.step_b))
         return
     set_by = list(differing_calls(at.runs, at.first).finding())
     yield from set_by
@@ -185,21 +181,13 @@ def left_in_state(at: View) -> Iterator[str]:
 
     None for a state at the start of a later step, of a generator that nobody seeded.
     """
-    site, step = at.site, at.step
+    site = at.site
     if site.phase is Phase.START and at.is_first_step:
         yield from ("not-restored", "drew-before-first") if is_resumed_start(at) else ("seed", "draws-before-state")
     elif " " in site.fqn:
         yield "script-generator"
-    elif site.phase is Phase.START and site.fqn not in unseeded_names(at):
-        losses = set(map(int, step.of(Kind.LOSS, frozenset({Phase.LOSS}))))
-        seen = (
-            step.begins.before is not None
-            and step.comparison.notices_all_draws
-            and losses & {*step.begins.before.rows_of("a")}
-        )
-        yield "draws-after-backward" if seen else "draws-in-step-before"
-    elif site.phase is not Phase.START:
-        yield "draws-in-step"
+    elif site.phase is not Phase.START or site.fqn not in unseeded_names(at):
+        yield "draws-between"
 
 
 # --- generators that nobody seeded

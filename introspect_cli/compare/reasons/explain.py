@@ -132,7 +132,7 @@ def _count_lines(at: View) -> Iterator[str]:
     """Lines that count what differs, by the reason; most reasons have none.
 
     For `gradient`, the gradients; for `initial` and `outside` (unless one run alone has the record), the tensors at the
-    start; for `gap` after steps that were not recorded, the step before.
+    start.
     """
     if at.explained_reason == "gradient":
         differ, recorded = at.gradients
@@ -140,9 +140,6 @@ def _count_lines(at: View) -> Iterator[str]:
     if at.explained_reason in {"initial", "outside"} and not at.first.only:
         differ, states = at.initial
         yield told("tensors", differ=differ, all=len(states), equal=states.count(EQUAL))
-    if at.step.begins.gap and at.cause.reason == "gap":
-        earlier = at.compared[at.compared < at.first.step]
-        yield told("gap-after" if len(earlier) else "gap-from", step=max(earlier, default=None), now=at.first.step)
 
 
 def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:

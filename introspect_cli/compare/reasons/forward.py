@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -237,26 +237,6 @@ def find_arguments(at: View) -> Iterator[Finding]:
 
 
 _MOST = 3
-_LISTED: Final = (
-    r"^aten\.(index_add_?|index_copy_?|_?index_put(_impl)?_?|put_?|histc|bincount|kthvalue|median|nanmedian"
-    r"|scatter_?|scatter_add_?|scatter_reduce_?|cumsum_?|nll_loss2d_(forward|backward)|_?ctc_loss_backward"
-    r"|max_unpool[23]d|fractional_max_pool[23]d_backward|_adaptive_avg_pool[23]d_backward"
-    r"|adaptive_max_pool[23]d_backward|avg_pool3d_backward|max_pool3d_with_indices_backward"
-    r"|upsample_(linear1d|bilinear2d|bicubic2d|trilinear3d)_backward|reflection_pad[123]d_backward"
-    r"|replication_pad[123]d_backward|grid_sampler_[23]d_backward|_embedding_bag_backward"
-    r"|_embedding_bag_dense_backward|(cudnn_)?convolution(_backward)?)\b"
-)
-"""What `torch.use_deterministic_algorithms` lists; reading a run needs no torch."""
-_GPU: Final = re.compile(r"^cuda\b")
-"""ROCm devices are called so as well."""
-
-
-@finds("op")
-def find_nondeterminism(at: View) -> Iterator[Finding]:
-    """Finding where the operator is on torch's list of nondeterministic ones and ran on a GPU (`cuda`) in both runs."""
-    on_gpu = all(side is not None and _GPU.match(side.layout.device) for side in (at.first.a, at.first.b))
-    if on_gpu and re.match(_LISTED, at.site.path):
-        yield found("nondeterministic")
 
 
 def left_in_operator(at: View) -> Iterator[str]:
@@ -287,18 +267,14 @@ def left_in_batch(at: View) -> Iterator[str]:
 
     Sizes, else conversion, else this part if all others are equal, else all that shuffles.
     """
-    step, site = at.step, at.site
-    unions = step.of(Kind.BATCH, frozenset({site.phase}), site.fqn)
-    calls = step.alignment.call[unions]
-    rest = unions[calls == site.call]
+    unions = at.step.of(Kind.BATCH, frozenset({at.site.phase}), at.site.fqn)
+    rest = unions[(at.step.alignment.call[unions] == at.site.call) & (unions != at.union)]
     if at.reshaped:
         yield "batch-size"
     elif at.dtypes is not None:
         yield "conversion"
-    elif step.known(rest[rest != at.union]) is Known.EQUAL:
-        yield "this-part"
     else:
-        yield "samples"
+        yield "this-part" if at.step.known(rest) is Known.EQUAL else "samples"
 
 
 # --- what the script gives to a model

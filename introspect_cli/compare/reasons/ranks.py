@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.step import Step
 
 _CLOSE, _APART = 1e-4, 1e-2
-_SHOWN = 8
 
 
 def reduction_factor(at: View) -> str:
@@ -147,15 +146,14 @@ def _find_missing_reduction(copies: dict[int, Summary], wanted: NDArray[np.float
     sketches = {rank: np.array(copy.sketch, np.float64) for rank, copy in copies.items() if copy.sketch}
     known = len(sketches) == len(copies) > 1 and wanted.size and np.linalg.norm(wanted) > 0
     middle = np.mean(list(sketches.values()), axis=0) if known else wanted
-    apart = known and max(_relative_distance(copy, middle) for copy in sketches.values()) > _APART
-    proved = apart and any(_relative_distance(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
+
+    def distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
+        """Distance of two sketches, over the norm of the second."""
+        return float(np.linalg.norm(one - two) / np.linalg.norm(two))
+
+    apart = known and max(distance(copy, middle) for copy in sketches.values()) > _APART
+    proved = apart and any(distance(total, wanted) <= _CLOSE for total in (middle, middle * len(sketches)))
     yield found("not-reduced-proved" if proved else "not-reduced", side=side)
-
-
-def _relative_distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
-    """Distance of two sketches divided by the larger norm; 0.0 where both are zero."""
-    size = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
-    return float(np.linalg.norm(one - two)) / size if size else 0.0
 
 
 # --- collectives

@@ -150,7 +150,7 @@ ROWS: Final = (
         "A buffer differs at the end of the step: how its module updates it.",
         frozenset({Kind.BUFFER}),
         applies=update.buffer_cause,
-        left=("updates",),
+        left=lambda at: ("updates", "other-rank") if at.ranks > 1 else ("updates",),
         names="momentum|ema|stat|norm",
     ),
     Reason(

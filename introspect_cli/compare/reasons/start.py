@@ -12,7 +12,7 @@ from introspect_cli.compare.result import Role, Size
 from introspect_cli.compare.say import finds, found, what
 from introspect_cli.compare.settings.beginning import find_filling
 from introspect_cli.compare.step import updates_by_hand
-from introspect_cli.compare.table import EQUAL, OTHER
+from introspect_cli.compare.table import EQUAL
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -56,20 +56,6 @@ def find_initial_draw(at: View) -> Iterator[Finding]:
     if at.site.kind is Kind.BUFFER:
         yield from find_attributes_of(at, at.site.fqn.rpartition(".")[0])
     yield from find_filling(at.runs, at.first.rank, at.site.fqn)
-
-
-@finds("initial")
-def find_tied_parameter(at: View) -> Iterator[Finding]:
-    """Finding where one run alone ties a parameter of a module that both have to this one.
-
-    At most one: ties of a come first, then names in order.
-    """
-    for tree, other, side in zip(at.step.modules, at.step.modules[::-1], "ab", strict=True):
-        for fqn in sorted(tree.keys() & other.keys()):
-            for name, target in sorted(tree[fqn].tied.items() - other[fqn].tied.items()):
-                if target == at.site.fqn:
-                    yield found("tied-in-one", name=f"{fqn}.{name}", side=side, other=OTHER[side])
-                    return
 
 
 def left_in_initial(at: View) -> Iterator[str]:

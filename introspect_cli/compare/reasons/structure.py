@@ -11,7 +11,7 @@ from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.outcome import drawn_one_sided_start
 from introspect_cli.compare.reasons.base import cause
-from introspect_cli.compare.reasons.update import find_changed_hands, find_other_optimizer
+from introspect_cli.compare.reasons.update import find_other_optimizer
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often
 from introspect_cli.compare.step import Place, backward
@@ -19,7 +19,7 @@ from introspect_cli.compare.table import OTHER, PHASES, kind_code, phase_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
@@ -103,17 +103,10 @@ def _find_loss_counts(at: View) -> Iterator[Finding]:
 def _find_not_run(at: View) -> Iterator[Finding]:
     """Finding where the module is in both runs by name, and ran in the forward pass of one alone in this step."""
     alignment, fqn = at.step.alignment, at.site.fqn
-    of_forward = (union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD)
-    lacking = _side_without(at, of_forward)
-    if lacking and not _is_name_missing(at):
-        yield found("not-run", module=fqn, other=lacking)
-
-
-def _side_without(at: View, unions: Iterable[int]) -> str:
-    """The run that recorded none of these sites in the step, if the other recorded any; "" otherwise."""
-    every = list(unions)
-    recorded = [side for side in "ab" if at.recorded(side, every)]
-    return OTHER[recorded[0]] if len(recorded) == 1 else ""
+    of_forward = [union for union in alignment.by_fqn.get(fqn, []) if PHASES[alignment.phase[union]] in FORWARD]
+    ran_in = [side for side in "ab" if at.recorded(side, of_forward)]
+    if len(ran_in) == 1 and not _is_name_missing(at):
+        yield found("not-run", module=fqn, other=OTHER[ran_in[0]])
 
 
 def _find_subject(at: View) -> Iterator[Finding]:
@@ -153,17 +146,10 @@ def _is_name_missing(at: View, name: str = "") -> bool:
 
 
 def _find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in b; nothing without such a module.
-
-    A second one where gradients are of entirely different parameters: optimizers step in another order.
-    """
-    if not at.calls:
-        return
-    name, one, two = at.calls
-    yield found("calls", module=name, a=often(one), b=often(two))
-    one_of, two_of = (sorted(_parameters_with_gradient(at, side)) for side in "ab")
-    if one_of and two_of and not {*one_of} & {*two_of}:
-        yield found("optimizers-order", a=one_of[0], b=two_of[0])
+    """Finding where a module runs a different number of times in b; nothing without such a module."""
+    if at.calls:
+        name, one, two = at.calls
+        yield found("calls", module=name, a=often(one), b=often(two))
 
 
 def _find_paths(at: View) -> Iterator[Finding]:
@@ -191,7 +177,8 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
     """
     setup, (one, two) = at.setup, at.optimizers
     if not one or not two:  # then by whose parameters' gradients are there
-        one, two = (setup.holders(side, _parameters_with_gradient(at, side)) for side in "ab")
+        gradients, fqns = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER})), at.step.alignment.fqn
+        one, two = (setup.holders(side, {fqns[u] for u in at.recorded(side, gradients)}) for side in "ab")
     else:
         two = setup.as_in_a(two)
     # each run has the optimizers that step in either here, and none of them steps in both
@@ -205,16 +192,10 @@ def _find_unused_gradient(at: View) -> Iterator[Finding]:
         yield found("gradient-not-taken", other=at.side_without)
 
 
-def _parameters_with_gradient(at: View, side: str) -> set[str]:
-    """Parameters whose gradient a run recorded at an optimizer step."""
-    gradients = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}))
-    return {at.step.alignment.fqn[union] for union in at.recorded(side, gradients)}
-
-
-def _find_other_optimizer_class(at: View) -> Iterator[Finding]:
-    """Finding where the optimizers that step are of other classes in b."""
+def _find_other_optimizer(at: View) -> Iterator[Finding]:
+    """Finding where optimizers of other classes step in b; else where another of them holds the parameter."""
     one, two = ({name.partition("#")[0] for name in names} for names in at.steppers)
-    if one != two:
+    if (at.site.kind is Kind.OPTIMIZER_STATE and one != two) or at.setup.other_holders(at.site.fqn):
         yield from find_other_optimizer(at)
 
 
@@ -244,8 +225,7 @@ _ALL = frozenset(Kind)
 _CLAUSES: tuple[tuple[frozenset[Kind], Callable[[View], Iterator[Finding]]], ...] = (
     (frozenset({Kind.OP_OUTPUT}), _find_other_operator),
     (_UPDATED, _find_not_optimized),
-    (_UPDATED, find_changed_hands),
-    (frozenset({Kind.OPTIMIZER_STATE}), _find_other_optimizer_class),
+    (_UPDATED, _find_other_optimizer),
     (_ALL, _find_tied),
     (frozenset({Kind.LOSS}), _find_loss_counts),
     (_ALL, _find_not_run),

@@ -14,7 +14,7 @@ from introspect_cli.compare.reasons.forward import find_attributes_of, number_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
-from introspect_cli.compare.settings.hyperparameters import RECORDED, hyperparameter_changes, recorded_names
+from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
 from introspect_cli.compare.settings.settings import chooses_kernel
 from introspect_cli.compare.step import (
     PASSES,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
     from introspect_cli.compare.result import Finding
     from introspect_cli.compare.step import Step
-    from introspect_cli.compare.table import Table
 
 
 def optimizer_cause(step: Step, position: int) -> Cause | None:
@@ -88,13 +87,7 @@ def find_other_optimizer(at: View) -> Iterator[Finding]:
     a, b = at.steppers
     if a and b and a != b:
         yield found("other-optimizer", a=", ".join(a), b=", ".join(b))
-    else:
-        yield from find_changed_hands(at)
-
-
-def find_changed_hands(at: View) -> Iterator[Finding]:
-    """Finding where both runs have the same optimizers, and another one holds the parameter."""
-    if hands := at.setup.other_holders(at.site.fqn):
+    elif hands := at.setup.other_holders(at.site.fqn):
         yield found("changed-hands", a=", ".join(hands[0]), b=", ".join(hands[1]))
 
 
@@ -124,14 +117,23 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
 
 @finds("optimizer")
 def find_hyperparameters(at: View) -> Iterator[Finding]:
-    """Finding for each hyper-parameter of `hyperparameter_changes_of`.
+    """Finding for each hyper-parameter of `hyperparameter_changes_of`: on record where it alone explains the update.
 
-    Code `hyperparameter`, or `hyperparameter-elsewhere` for one that `applying_hyperparameters` leaves out.
+    Likely are those of some groups only, those that choose a kernel, notes of a script (`_FACTOR`), and all where
+    anything else may explain it: evidence was not observed, other optimizers step, gradients were not added up, or the
+    state is fresh.
     """
-    applying = set(applying_hyperparameters(at))
+    one, two = at.optimizers
+    others = bool(with_state(at.cause.evidence, Known.UNSEEN) or at.cause.rests_on(Thing.GRADIENT_SUM))
+    others = others or bool(one and two and one != two) or any(find_fresh_state(at))
     for change in hyperparameter_changes_of(at):
-        code = "hyperparameter" if change in applying else "hyperparameter-elsewhere"
+        alone = change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
+        code = "hyperparameter" if alone and not others else "hyperparameter-elsewhere"
         yield found(code, name=change.name, a=change.a, b=change.b)
+
+
+_FACTOR = "lr_"
+"""How a script's notes begin of what it makes a group's rates of; no optimizer reads them."""
 
 
 @finds("optimizer")
@@ -160,63 +162,26 @@ def left_in_optimizer(at: View) -> Iterator[str]:
         yield "gradients-in-step"
 
 
-def applying_hyperparameters(at: View) -> list[Difference]:
-    """Hyper-parameters that differ and alone explain the update; [] where anything else may.
-
-    That is where the reason is not `optimizer`, evidence was not observed, other optimizers step, gradients were not
-    added up, or the state is fresh. Left out are those that choose a kernel, those of some groups only, and `lr_`
-    factors.
-    """
-    if at.explained_reason != "optimizer" or with_state(at.cause.evidence, Known.UNSEEN):
-        return []
-    others = at.optimizers[0] != at.optimizers[1] and all(at.optimizers)
-    if others or at.cause.rests_on(Thing.GRADIENT_SUM) or any(find_fresh_state(at)):
-        return []  # that comes first
-    return [
-        change
-        for change in hyperparameter_changes_of(at)
-        if change.name == change.about and not chooses_kernel(change.name) and not change.name.startswith(_FACTOR)
-    ]
-
-
 def hyperparameter_changes_of(at: View) -> list[Difference]:
     """Hyper-parameters that differ, those of the parameter first: as recorded for its group, then from settings.
 
+    For other reasons than `optimizer`, those recorded in the step.
+
     Settings describe the first step, so they count only for names that were not recorded in this one; under an offset
-    only if the learning rate was recorded. Where the parameter's group has another number in b, only the learning rate
-    is taken as recorded.
+    only if the learning rate was recorded.
     """
+    if at.cause.reason != "optimizer":
+        return at.hyperparameters
     recorded, held = recorded_names(at.table), None if at.setup.renumbered else at.setup.groups_of(at.site.fqn)
     offset, changes = at.step.comparison.offset, list[Difference]()
     if held is not None and Kind.HYPERPARAMETER in at.step.comparison.kinds:
-        changes = (
-            hyperparameter_changes(at.table, at.step.last_text, held[:2])
-            if held[1] == held[2]
-            else _other_rates(at.table, *held)
-        )
+        changes = hyperparameter_changes(at.table, at.step.last_text, held)
     if not offset or "lr" in recorded:
-        later = recorded if offset or (held and held[1] == held[2]) else {change.name for change in changes}
+        later = recorded if offset or held else {change.name for change in changes}
         changes += [change for change in at.setup.changes_for(at.site.fqn) if change.name not in later]
     names, told = {change.about for change in changes}, bool(changes)
     others = (change for change in at.hyperparameters if change.about not in names)
     return [*changes, *(change for change in others if not (told and None in (change.a, change.b)))]
-
-
-def _other_rates(table: Table, optimizer: str, *groups: str) -> list[Difference]:
-    """The learning rates recorded in a step for a group of a, and one of b, as a change; [] where they do not differ.
-
-    [] also where one was not recorded.
-    """
-    alignment, rates = table.alignment, list[str | None]()
-    for side, group in zip("ab", groups, strict=True):
-        at = optimizer, f"[{group}]['lr']"
-        here = (u for u in table.rows_of(side) if (alignment.fqn[u], alignment.path[u]) == at)
-        rates.append(next((table.plain(u, side) for u in here), None))
-    return [] if None in rates or rates[0] == rates[1] else [Difference(RECORDED, "lr", rates[0], rates[1], "lr")]
-
-
-_FACTOR = "lr_"
-"""How a script's notes begin of what it makes a group's rates of; no optimizer reads them."""
 
 
 # --- tensors that a step changes and no optimizer
@@ -245,21 +210,6 @@ def find_change_in_one(at: View) -> Iterator[Finding]:
         yield found("changed-in-one", side=side)
 
 
-def _buffers_overwritten(step: Step) -> tuple[bool, bool]:
-    """Whether DDP overwrites the buffers of the compared rank with those of another one: in a, in b.
-
-    False where the rank is the first of its data-parallel group, or no group is on record.
-    """
-    rank, stored = step.comparison.rank, step.comparison.tensors
-    manifests = [run.manifests.get(rank, {}) for run in (stored.a, stored.b)]
-    groups = [held if isinstance(held := manifest.get("data_parallel"), list) else [] for manifest in manifests]
-    one, two = (
-        manifest.get("broadcasts_buffers") is True and group[:1] not in ([], [rank])
-        for manifest, group in zip(manifests, groups, strict=True)
-    )
-    return one, two
-
-
 def buffer_cause(step: Step, position: int) -> Cause | None:
     """Cause `buffer` of a buffer's first divergence: what its module's call rests on is equal, and it is not.
 
@@ -286,22 +236,11 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
         return None
     needed = seen or Kind.INPUT not in step.comparison.kinds
     inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
-    before = evidence_of("buffer", step, position)
-    if any(_buffers_overwritten(step)):  # what the step before left is not what the module begins with
-        before = [fact for fact in before if fact.thing is not Thing.VALUE_BEFORE]
-    return cause("buffer", *inputs, *before, module=owner)
+    return cause("buffer", *inputs, *evidence_of("buffer", step, position), module=owner)
 
 
 @finds("buffer")
 def find_buffer_cause(at: View) -> Iterator[Finding]:
-    """Findings where DDP overwrites the buffer in one run alone.
-
-    Else where one run alone changes it, and on attributes of its module that differ.
-    """
-    overwritten = _buffers_overwritten(at.step)
-    if overwritten[0] != overwritten[1]:
-        side = "a" if overwritten[0] else "b"
-        yield found("broadcast", side=side, other=OTHER[side])
-    else:
-        yield from find_change_in_one(at)
-        yield from find_attributes_of(at, owner_of(at.site.fqn))
+    """Findings where one run alone changes it, and on attributes of its module that differ."""
+    yield from find_change_in_one(at)
+    yield from find_attributes_of(at, owner_of(at.site.fqn))

@@ -211,17 +211,19 @@ class View:
         classes = tuple(tree[name].module_class for tree in self.step.modules if name in tree)
         return classes if len(set(classes)) > 1 and owner_of(name) else ()
 
-    def attributes(self, name: str) -> list[tuple[str, str | None, str | None]]:
+    def attributes(self, name: str, *, every: bool = False) -> list[tuple[str, str | None, str | None]]:
         """(attribute, value in a, value in b) where a module's attributes differ, `training` first.
 
         A value is None where it is missing. [] also where a run has no such module, or none of its attributes on
-        record. Where the sources differ, attributes of one run alone are left out, except `training`.
+        record. Unless `every`, attributes of one run alone are left out where the sources differ, except `training`.
         """
         one, two = (tree.get(name) for tree in self.step.modules)
         if one is None or two is None or not (one.attributes and two.attributes):
             return []
         sources = [settings.get("sources") for settings in self.documents]
-        edited = all(sources) and len({*map(str, sources)}) > 1  # what changed code sets says only that it changed
+        edited = (
+            not every and all(sources) and len({*map(str, sources)}) > 1
+        )  # what changed code sets says only that it changed
         differ = list(unequal(dict(one.attributes), dict(two.attributes)))
         differ.sort(key=lambda change: change[0] != "training")
         return [change for change in differ if not (edited and None in change[1:] and change[0] != "training")]
@@ -283,9 +285,20 @@ class View:
         """Whether neither run recorded any hyper-parameter, in any step."""
         return kind_code(Kind.HYPERPARAMETER) not in self.step.alignment.kind
 
+    @property
+    def may_have_stepped(self) -> bool:
+        """Whether an optimizer may have stepped before, also in a process that was not recorded.
+
+        False only in the first compared step, if that is step 0, for the first call of a record that is a gradient or
+        of a phase other than start, optimizer and evaluation.
+        """
+        site = self.site
+        after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
+        return after or site.call > 0 or not self.is_first_step or self.first.step > 0
+
     # --- data
 
-    @property
+    @cached_property
     def fed(self) -> str | None:
         """Name of the loader whose batch differs, with ` (evaluation)` after it for one of an evaluation.
 

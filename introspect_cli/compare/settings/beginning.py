@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.say import event_words, found
-from introspect_cli.compare.watched import passes_over
 from introspect_cli.records import Phase
 
 if TYPE_CHECKING:
@@ -141,11 +140,6 @@ def first_difference(runs: tuple[Run, Run], rank: int, generator: str) -> Partin
     return Parting(one, two, next((at for at in shorter if not _is_alike(one, two, at, both)), len(shorter)))
 
 
-def first_differences(runs: tuple[Run, Run], rank: int) -> list[Parting]:
-    """`first_difference` for torch, python and numpy, in this order, also where nothing parts."""
-    return [first_difference(runs, rank, generator) for generator in ("torch", "python", "numpy")]
-
-
 def _is_alike(a: Sequence[Event], b: Sequence[Event], place: int, both: Collection[str]) -> bool:
     """Whether the events number `place` have equal seed, function, state and name.
 
@@ -180,13 +174,6 @@ def find_first_event(runs: tuple[Run, Run], rank: int, generator: str) -> Iterat
     yield from parted.finding()
 
 
-def find_later_beginning(runs: tuple[Run, Run], steps: tuple[int, int]) -> Iterator[Finding]:
-    """Finding where one run alone ran models without gradients before its step of `steps` (in a, in b)."""
-    ran = [passes_over(run.manifest, step) for run, step in zip(runs, steps, strict=True)]
-    if ran[0] != ran[1]:
-        yield found("begins-later", side="a" if ran[0] else "b")
-
-
 # --- generators that the script made
 
 
@@ -205,15 +192,11 @@ def find_script_seedings(runs: tuple[Run, Run], rank: int) -> Iterator[Finding]:
 
 def variables_that_differ(runs: tuple[Run, Run], rank: int) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """The script's generators that both runs have and that differ, by variable: (class, seed, state) in a and in b."""
-    one, two = ({words[3]: words[:3] for words in _recorded_generators(run, rank)} for run in runs)
+    one, two = (
+        {words[3]: tuple(words[:3]) for words in _noted(run, rank, DOCUMENT, "generators") or () if len(words) == 4}
+        for run in runs
+    )
     return {name: (one[name], two[name]) for name in one if name in two and one[name] != two[name]}
-
-
-def _recorded_generators(run: Run, rank: int) -> list[tuple[str, ...]]:
-    """(class, seed, state, variable) of each of the script's generators on record; malformed lines are left out."""
-    lines = run.settings_of(rank).document(DOCUMENT).get("generators")
-    every = [tuple(str(line).split(" ")) for line in lines] if isinstance(lines, list) else []
-    return [words for words in every if len(words) == 4]
 
 
 # --- what filled a parameter
@@ -256,17 +239,23 @@ def find_filling(runs: tuple[Run, Run], rank: int, name: str) -> Iterator[Findin
         yield found("changed-after-draw", by=str(two))
 
 
+def _noted(run: Run, rank: int, document: str, key: str) -> list[list[str]] | None:
+    """The words of each line that a rank's settings document has under `key`; None where there is no list."""
+    lines = run.settings_of(rank).document(document).get(key)
+    return [str(line).split(" ") for line in lines] if isinstance(lines, list) else None
+
+
 def events_of(run: Run, rank: int) -> Sequence[Event] | None:
     """Seedings and draws before the first step, in their order.
 
     Lines that are neither are passed over. None where the rank's beginning was not recorded, [] where it was and
     nothing happened.
     """
-    document = run.settings_of(rank).document(DOCUMENT)
-    if not isinstance(document.get("events"), list):
+    noted = _noted(run, rank, DOCUMENT, "events")
+    if noted is None:
         return None
     events = []
-    for words in (str(line).split(" ") for line in document["events"]):
+    for words in noted:
         fields = ["" if word == "-" else word for word in words]
         if words[0] == "seed" and len(words) >= 4:
             events.append(Event(_SET_BY.get(fields[1], ""), fields[2], "", fields[1], "", " ".join(fields[3:])))
@@ -294,9 +283,8 @@ def differing_calls(runs: tuple[Run, Run], first: Divergence) -> Parting:
         since = int(before[-1]) if len(before) else step - 1
         begins = {"before": (since + 1, step), "in": (since, step - 1)}
         spans = begins if first.site.phase is Phase.START else {"in": (step, step)}
-        lines = run.settings_of(first.rank).document(SEEDINGS_DOCUMENT).get("set")
         sides.append([])
-        for words in (str(line).split(" ") for line in lines) if isinstance(lines, list) else ():
+        for words in _noted(run, first.rank, SEEDINGS_DOCUMENT, "set") or ():
             if len(words) < 7 or not all(word.isdecimal() and len(word) < 19 for word in words[1:4]):
                 continue
             by, low, high = words[4], *spans.get(words[0], (1, 0))

@@ -29,7 +29,7 @@ _Hyperparameters = dict[str, dict[str, Any]]
 
 
 def hyperparameter_changes(
-    table: Table, last_value: Callable[[int, str], str | None], of_group: tuple[str, str] | None = None
+    table: Table, last_value: Callable[[int, str], str | None], held: tuple[str, str, str] | None = None
 ) -> list[Difference]:
     """Hyper-parameters recorded in a step that differ; equal changes of several groups or optimizers are one.
 
@@ -42,29 +42,32 @@ def hyperparameter_changes(
         table: the step.
         last_value: (number of a site, side) to its value recorded last in earlier steps; None leaves the change out.
             Asked only for sites that both runs have; of others the missing value is None.
-        of_group: optimizer and number of the only group that is meant; None for all.
+        held: optimizer, and number of the only group that is meant, in a and in b; None for all. Where the numbers
+            differ, what one run alone recorded in the step is left out.
     """
-    alignment = table.alignment
+    alignment, in_b = table.alignment, set(table.alignment.b_ids.tolist())
+    sites: dict[tuple[str, str, str], dict[str, int]] = {}
+    for place, side in enumerate("ab", 1):
+        for union in table.rows_of(side):
+            owner, match = alignment.fqn[union], re.match(r"(?:\[(\d+)\])?(.*)$", alignment.path[union])
+            if KINDS[alignment.kind[union]] not in SETTING_KINDS or owner == SCALER or match is None:
+                continue
+            if held is None or (owner, match[1] or "") == (held[0], held[place]):
+                group = match[1] or "" if held is None else held[1]
+                sites.setdefault((owner, group, match[2]), {})[side] = union
+    groups = [each[:2] for each in sites]
     alike: dict[tuple[str, tuple[str | None, str | None]], list[tuple[str, str]]] = {}
-    groups: list[tuple[str, str]] = []
-    in_b = set(alignment.b_ids.tolist())
-    for union in dict.fromkeys([*table.rows_of("a"), *table.rows_of("b")]):
-        if KINDS[alignment.kind[union]] not in SETTING_KINDS or alignment.fqn[union] == SCALER:
-            continue
-        match = re.match(r"^\[(\d+)\](.*)$", alignment.path[union])
-        group, rest = (match[1], match[2]) if match else ("", alignment.path[union])
-        if of_group not in {None, (alignment.fqn[union], group)}:
-            continue
-        groups.append((alignment.fqn[union], group))
-        if table.checksum(union, "a") == table.checksum(union, "b"):
-            continue
-        name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
-        values = (table.plain(union, "a"), table.plain(union, "b"))
-        elsewhere = union < len(alignment.a) and union in in_b
-        if elsewhere and None in values:
-            values = (values[0] or last_value(union, "a"), values[1] or last_value(union, "b"))
-        if values[0] != values[1] and not (elsewhere and None in values):
-            alike.setdefault((name, values), []).append(groups[-1])
+    for (owner, group, rest), unions in sites.items():
+        union, moved = next(iter(unions.values())), held is not None and held[1] != held[2]
+        elsewhere = moved or (union < len(alignment.a) and union in in_b)
+        one, two = (
+            (table.plain(unions[side], side) if side in unions else None)
+            or (last_value(union, side) if elsewhere and not moved else None)
+            for side in "ab"
+        )
+        if one != two and not (elsewhere and None in (one, two)):
+            name = re.sub(r"^\.", "", re.sub(r"\['?([^'\]]*)'?\]", r".\1", rest))
+            alike.setdefault((name, (one, two)), []).append((owner, group))
     named: dict[str, Difference] = {}
     for (name, values), members in alike.items():
         owners = list(dict.fromkeys(owner for owner, _ in members))

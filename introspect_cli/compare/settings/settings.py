@@ -1,8 +1,6 @@
-"""Settings of two runs that differ, the strongest explanation first.
+"""Settings of two runs that differ.
 
-All documents are compared, optimizers in `hyperparameters.py`. Each change is weighted by the reason of the first
-divergence (a learning rate explains a parameter after the step, no random state); noise such as a shell's working
-directory is left out.
+All documents are compared, optimizers in `hyperparameters.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,17 +28,13 @@ from introspect_cli.compare.settings.differences import (
     on_one_line,
     unequal_values,
 )
-from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED, optimizer_differences
-from introspect_cli.compare.watched import is_list
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.errors import StoreError
-from introspect_cli.store.documents import gpu_names
-from introspect_cli.texts import begin_alike, clean, rank_list
+from introspect_cli.texts import begin_alike, clean, gpu_names, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable
 
-    from introspect_cli.records import ModuleInfo
     from introspect_cli.store.run import Run
 
 
@@ -76,11 +69,6 @@ class ReadFile(NamedTuple):
     def content_key(self) -> tuple[Any, Any]:
         """Key by which files have equal content: digest and size."""
         return self.digest, self.size
-
-    @property
-    def ending(self) -> str:
-        """Lower-case suffix of the name: `.yaml`."""
-        return PurePath(self.name).suffix.lower()
 
     def text(self) -> str | None:
         """The text, decoded, not cached; None where the run did not keep it or it is damaged."""
@@ -120,39 +108,36 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
 
     A file that one run alone read has the value `READ`. Files that both runs imported as sources are left out.
     """
-    one, two = files_of(a), files_of(b)
     imported = [run.settings.document("sources") for run in (a, b)]
-    pairs, only_a, only_b = _paired_files(one, two)
-    for first, second in pairs:
-        if not (first in imported[0] and second in imported[1]):  # those are among the sources
-            yield from _differences_of_pair(one[first], two[second])
-    yield from (Difference(FILES, name, READ, None) for name in only_a)
-    yield from (Difference(FILES, name, None, READ) for name in only_b)
+    pairs, (only_a, only_b) = _paired_files(files_of(a), files_of(b))
+    for one, two in pairs:
+        if not (one.name in imported[0] and two.name in imported[1]):  # those are among the sources
+            yield from _differences_of_pair(one, two)
+    yield from (Difference(FILES, file.name, READ, None) for file in only_a)
+    yield from (Difference(FILES, file.name, None, READ) for file in only_b)
 
 
 def _paired_files(
     a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]
-) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """(pairs of names in a and b, names in a alone, names in b alone).
+) -> tuple[list[tuple[ReadFile, ReadFile]], list[list[ReadFile]]]:
+    """(pairs of files of a and b, the rest of each): by name, then by content, by basename and by ending.
 
-    Paired are equal names, then files of equal content, then of equal basename, then of equal ending. The last three
-    count only where just one file left in each run has it.
+    A key pairs files where just one file that is left in each run has it.
     """
-    pairs = [(name, name) for name in a if name in b]
-    left = [[file for name, file in one.items() if name not in two] for one, two in ((a, b), (b, a))]
     keys: tuple[Callable[[ReadFile], object], ...] = (
+        lambda file: file.name,
         lambda file: file.content_key,
-        lambda file: PurePath(file.name).name,
-        lambda file: file.ending,
+        lambda file: file_name(file.name),
+        lambda file: PurePath(file.name).suffix.lower(),
     )
+    pairs, left = list[tuple[ReadFile, ReadFile]](), [[*a.values()], [*b.values()]]
     for key in keys:
-        counts = [Counter(map(key, files)) for files in left]
-        alone = [{key(file): file for file in files} for files in left]
-        both = [each for each in alone[0] if counts[0][each] == counts[1][each] == 1]
-        pairs += [(alone[0][each].name, alone[1][each].name) for each in both]
+        one, two = (Counter(map(key, files)) for files in left)
+        both = {each for each in one if one[each] == two[each] == 1}
+        partner = {key(file): file for file in left[1]}
+        pairs += [(file, partner[key(file)]) for file in left[0] if key(file) in both]
         left = [[file for file in files if key(file) not in both] for files in left]
-    one, two = ([file.name for file in files] for files in left)
-    return pairs, one, two
+    return pairs, left
 
 
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
@@ -164,17 +149,16 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     if a.content_key == b.content_key or not (a.digest and b.digest):
         return
     shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
-    text_a, text_b = a.text(), b.text()
-    if text_a is None or text_b is None:
-        yield Difference(FILES, shown, a.digest, b.digest)
-        return
-    values = parsed(text_a, a.ending), parsed(text_b, b.ending)
-    if None in values:
-        for line, x, y in first_unequal_line(text_a, text_b):
-            yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
-    else:
+    texts = [(file.text(), PurePath(file.name).suffix.lower()) for file in (a, b)]
+    values = [None if text is None else parsed(text, ending) for text, ending in texts]
+    if None not in values:
         for value, x, y in islice(unequal_values(*values), _MOST):
             yield Difference(FILES, f"{shown}: {value}", x, y, value)
+    elif texts[0][0] is None or texts[1][0] is None:
+        yield Difference(FILES, shown, a.digest, b.digest)
+    elif first := first_unequal_line(texts[0][0], texts[1][0]):
+        line, x, y = first
+        yield Difference(FILES, f"{shown}:{line}", x, y, f"{x} {y}")
 
 
 # --- a text
@@ -192,7 +176,9 @@ def parsed(text: str, ending: str) -> Any:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            content = _parsed_yaml(text)
+            lines = text.count("*") + text.count("\n")
+            node = yaml.compose(text, yaml.SafeLoader) if lines <= _MOST_NODES else None
+            content = yaml.safe_load(text) if node is not None and _is_small(node) else None
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -211,38 +197,26 @@ def parsed(text: str, ending: str) -> Any:
 def _is_small(root: Any) -> bool:
     """Whether nested data or YAML nodes are at most `_MOST_NODES`, with aliases followed."""
     waiting, count = [root], 0
-    while waiting:
+    while waiting and count <= _MOST_NODES:
         value = waiting.pop()
         count += not isinstance(value, tuple)  # a key with its value
-        if count > _MOST_NODES:
-            return False
         inside = value.value if isinstance(value, yaml.CollectionNode) else value
-        if isinstance(inside, dict):
-            waiting.extend(inside.values())
-        elif isinstance(inside, (list, tuple)):
-            waiting.extend(inside)
-    return True
+        waiting.extend(
+            inside.values() if isinstance(inside, dict) else inside if isinstance(inside, (list, tuple)) else ()
+        )
+    return count <= _MOST_NODES
 
 
-def _parsed_yaml(text: str) -> Any:
-    """The data of a YAML text; None where it is empty or too large. yaml.YAMLError where it is malformed."""
-    if text.count("*") > _MOST_NODES or text.count("\n") > _MOST_NODES:
-        return None
-    node = yaml.compose(text, yaml.SafeLoader)
-    return yaml.safe_load(text) if node is not None and _is_small(node) else None
-
-
-def first_unequal_line(a: str, b: str) -> Iterator[tuple[int, str | None, str | None]]:
-    """(line number, line of a, line of b) of the first lines that differ; None for a missing one.
+def first_unequal_line(a: str, b: str) -> tuple[int, str | None, str | None] | None:
+    """(line number, line of a, line of b) of the first lines that differ; None for a missing one, or where none does.
 
     The number is that in b, in a where b has no such line. Lines are cut to `_LONGEST` characters. Blank lines and
-    indentation count for nothing; nothing where all else is equal.
+    indentation count for nothing.
     """
     one, two = ([(n, text.strip()) for n, text in enumerate(whole.splitlines(), 1) if text.strip()] for whole in (a, b))
     at = begin_alike([text for _, text in one], [text for _, text in two])
-    x, y = (lines[at] if at < len(lines) else None for lines in (one, two))
-    if x or y:
-        yield (y or x or (0, ""))[0], x and clean(x[1], _LONGEST), y and clean(y[1], _LONGEST)
+    x, y = (lines[at] if at < len(lines) else (0, None) for lines in (one, two))
+    return (y[0] or x[0], x[1] and clean(x[1], _LONGEST), y[1] and clean(y[1], _LONGEST)) if x[0] or y[0] else None
 
 
 def read_by_one(a: Run, b: Run) -> set[str]:
@@ -347,7 +321,7 @@ ARGUMENT = "argument "
 """Begins the names of arguments that stand by themselves; no option has a space in it."""
 
 _ASSIGNED = re.compile(r"[\w.+]+=")
-_AGAIN = re.compile(r"(.+) \(\d+\)")
+_AGAIN = re.compile(r" \(\d+\)$")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -410,8 +384,7 @@ def command_options(argv: Iterable[str]) -> dict[str, str]:
     alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
     for given, value in options.items():
-        again = _AGAIN.fullmatch(given)
-        name = again[1] if again and _NUMBER.fullmatch(str(value)) else given
+        name = _AGAIN.sub("", given) if _NUMBER.fullmatch(str(value)) else given
         if isinstance(value, list):
             named[name] = value[0]
             alone += value[1:]
@@ -472,7 +445,7 @@ def _shared_keys(a: Any, b: Any) -> list[Any]:
     return [key for key in a if key in b] if isinstance(a, Mapping) and isinstance(b, Mapping) else []
 
 
-# --- how well each explains a divergence
+# --- names that change no number, or only how it is rounded
 
 
 ENV_NOISE = re.compile(
@@ -485,230 +458,10 @@ ENV_NOISE = re.compile(
 )
 """Variables that name where, by whom and for which job a process was started; they explain nothing."""
 
-_ENV_STRONG = (
-    r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
-)
-_ENV_NAMES = (
-    r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
-    r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
-)
-_WHICH_DEVICE = re.compile(r"\buuid$")
-_OF_RESULTS = (
-    r"(?i)(^|\.)-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v"
-    r"|quiet|q|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
-    r"|ckpt|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_.])+"
-    r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
-    r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
-)
-"""Options that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
-
-_NUMERIC_PACKAGES = (
-    r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
-    r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
-)
-
-SAYS_NOTHING = 0.1
-"""Weight up to which a setting says where results go, or names a machine, and changes no number."""
-_USUAL = 0.3
-
-_BUILT = frozenset({"loaders", "schedulers", "scalers"})
-_FIXED: tuple[tuple[AbstractSet[str], re.Pattern[str], float], ...] = (
-    ({"environment"}, ENV_NOISE, 0.0),
-    ({"environment"}, re.compile(_ENV_NAMES), SAYS_NOTHING),
-    ({"environment"}, re.compile(_ENV_STRONG), 0.65),
-    ({"environment"}, re.compile(""), 0.25),
-    ({"command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
-    ({"hardware"}, _WHICH_DEVICE, SAYS_NOTHING),
-    ({"runtime", "hardware", "command"}, RUN_NOISE, 0.0),
-)
-"""Sources, a pattern of names, and the weight whatever the reason; the first row that matches counts."""
-_WEIGHTS = {
-    "autocast": 0.97,
-    "sources": 0.8,
-    "command": 0.85,
-    "git": 0.6,
-    "runtime": 0.4,
-    "packages": 0.35,
-    "hardware": 0.2,
-}
-"""How well a change explains a divergence whose reason says nothing else of its source, where not by `_USUAL`."""
-
 _KERNEL_OPTIONS = re.compile(r"(^|[. ])(fused|foreach|capturable)$")
 """Options of an optimizer that choose the kernel, and compute the same but for rounding."""
-
-_OF_OPTIMIZERS = frozenset({RECORDED, OPTIMIZERS})
-_OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
-_NUMERICS = frozenset({"runtime", "packages", "hardware"})
-
-
-_STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
-"""What an optimizer steps with: it explains an update, and nothing before."""
-
-
-def _is_of_optimizer(change: Difference) -> bool:
-    """Whether a change is of an optimizer, or of an argument or file value named like its option (`lr`, `betas`)."""
-    named = {"command": change.name, FILES: change.about}.get(change.source, "")
-    steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
-    return change.source in _OF_OPTIMIZERS or bool(steps_with)
-
-
-MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
-"""Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
 
 
 def chooses_kernel(name: str) -> bool:
     """Whether a hyper-parameter does no more than choose the kernel: `fused`, `foreach`, `capturable`."""
     return bool(_KERNEL_OPTIONS.search(name))
-
-
-def rounds_differently(change: SettingChange) -> bool:
-    """Whether a setting changes rounding and nothing else.
-
-    That is hardware but for which device it is, flags, packages and variables of numerics, `--deterministic`,
-    `--compile`, options of an optimizer that choose a kernel.
-    """
-    if change.source in _OF_OPTIMIZERS:
-        return chooses_kernel(change.name)
-    if change.source == "options":
-        return change.name in {"--deterministic", "--compile"}
-    if change.source == "packages":
-        return bool(re.match(_NUMERIC_PACKAGES, change.name.lower()))
-    if change.source == "environment":
-        return bool(re.match(_ENV_STRONG, change.name))
-    return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
-
-
-@dataclass(frozen=True)
-class Blame:
-    """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
-
-    Attributes:
-        weights: those of the reason why the runs diverge, by the setting's source; None where they do not.
-        names: a pattern of settings that weigh a little more for that reason; "" for none.
-        hyperparameters: what differs of them as recorded at the diverging step.
-        rounding: whether the distance is of the size of rounding, which speaks for kernels, not for code.
-        modules: the module whose code is meant and those around it, the innermost first.
-        fed: the loader whose batch differs; "" where data may and was not recorded, None where data is not the cause.
-        rates: whether hyper-parameters differ at the diverging step, or none were recorded.
-        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
-        stepped: whether an optimizer may have stepped before.
-        more: whether the distance is more than rounding, which no other kernel of an optimizer makes.
-    """
-
-    weights: Mapping[str, float] | None = None
-    names: str = ""
-    hyperparameters: Sequence[Difference] = ()
-    rounding: bool = False
-    modules: Sequence[ModuleInfo] = ()
-    fed: str | None = None
-    rates: bool = False
-    offset: bool = False
-    stepped: bool = True
-    more: bool = False
-
-    def weight(self, change: Difference) -> float:
-        """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
-
-        By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
-        random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
-        """
-        source, name, weights = change.source, change.name, self.weights
-        if source == FILES and change.about:  # a value of configuration weighs as an argument does
-            source, name = "command", change.about.rpartition(".")[2]
-        fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
-        if fixed is not None:
-            is_seed = fixed > SAYS_NOTHING and "SEED" in name
-            return 0.95 if is_seed and (weights is None or weights.get("seeds", 0.0) > 0.9) else fixed
-        if self.offset and source == "scalers":
-            return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
-        if weights is None:
-            return 0.5
-        weight = self._weight_by_reason(weights, source, name, change)
-        late = not self.stepped and _is_of_optimizer(change)
-        by_torch = None in change[2:4] and name.endswith(": prefetch_factor")  # where there are workers
-        if late or by_torch or (self.more and chooses_kernel(name)) or self._is_of_first_steps(change):
-            return min(weight, _USUAL)
-        return weight
-
-    def shown_name(self, change: Difference) -> str:
-        """Name of a change as it is shown; under an offset, ` in the first step` follows a setting of an optimizer."""
-        return f"{change.name}{' in the first step' * self._is_of_first_steps(change)}"
-
-    def _is_of_first_steps(self, change: Difference) -> bool:
-        """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
-        return self.offset and change.source == OPTIMIZERS and bool(change.about)
-
-    def _weight_by_reason(self, weights: Mapping[str, float], source: str, name: str, change: Difference) -> float:
-        """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
-
-        0.97 for the loader that `fed` names and for the file of a module to blame, 0.85 for loaders and files where
-        data was not recorded. Raised by 0.1 for names that match the reason's, and for numerics where the distance is
-        rounding; packages that compute nothing explain nothing.
-        """
-        base = weights.get(source, _WEIGHTS.get(source, _USUAL))
-        if source == "loaders":
-            named = self.fed and re.match(rf"{re.escape(self.fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
-            return 0.97 if named else 0.85 if self.fed == "" else _USUAL
-        if source == "schedulers":
-            return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if self.rates else _USUAL
-        if source == FILES:
-            tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
-            both = change.a is not None and change.b is not None and self.fed is not None
-            return max(tensors, 0.96 if self.fed else 0.85) if both else tensors
-        if source == "sources" and any(name == each.source.rpartition(":")[0] for each in self.modules):
-            return 0.97
-        if source == "packages":
-            if not re.match(_NUMERIC_PACKAGES, name.lower()):
-                return 0.2
-            base += 0.25
-        if self.rounding:
-            base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
-        named = self.names and re.search(self.names, name, re.IGNORECASE)
-        if named and source not in {"packages", "scalers"}:
-            base += 0.1
-        return max(min(base, 1.0), 0.5 * (source == RECORDED))
-
-
-def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
-    """Settings that differ, the heaviest first; from weight 0.5 on a change explains the divergence, if there is one.
-
-    Left out are noise, what a list of arrays lacks, and what the document of optimizers says of a hyper-parameter that
-    `blame.hyperparameters` has too. Where the distance is rounding, what rounds otherwise is raised to 0.9 and the
-    script's settings lowered to 0.75; where nothing else weighs 0.6, up to three variables of the environment are
-    raised to 0.8.
-
-    Args:
-        a: one run.
-        b: the other run.
-        blame: facts of the divergence; None for no divergence.
-    """
-    blame = blame or Blame()
-    diverged = blame.weights is not None
-    changes: list[SettingChange] = []
-    recorded = {change.about for change in blame.hyperparameters}
-    resumes = read_by_one(a, b) if blame.offset else set[str]()
-    for change in (*blame.hyperparameters, *differences(a, b)):
-        weight = blame.weight(change)
-        if change.source == "command" and None in (change.a, change.b) and file_name(change.a or change.b) in resumes:
-            weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
-        if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
-            values = on_one_line(change.a, change.b)
-            explains = diverged and weight >= 0.5
-            changes.append(SettingChange(change.source, blame.shown_name(change), *values, explains, round(weight, 3)))
-    if diverged:
-        tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
-        if blame.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
-            changes = [  # an argument that changed such a setting is shown by it
-                replace(one, weight=max(one.weight, 0.9), explains=True)
-                if rounds_differently(one)
-                else replace(one, weight=min(one.weight, 0.75) if one.source in _OF_THE_SCRIPT else one.weight)
-                for one in changes
-            ]
-        named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
-        if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
-            changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
-    changes.sort(key=lambda change: -change.weight)
-    silent = is_list(a.manifest), is_list(b.manifest)  # what a list of arrays has no word of is not known to differ
-    return tuple(
-        change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
-    )

@@ -1,0 +1,249 @@
+"""How well each setting that differs explains a divergence.
+
+Each change is weighted by the reason of the first divergence: a learning rate explains a parameter after the step, no
+random state. Noise such as a shell's working directory is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from introspect_cli.compare.result import SettingChange, Size
+from introspect_cli.compare.say import told
+from introspect_cli.compare.settings.differences import Difference, on_one_line
+from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, RECORDED
+from introspect_cli.compare.settings.settings import (
+    ENV_NOISE,
+    FILES,
+    RUN_NOISE,
+    chooses_kernel,
+    differences,
+    file_name,
+    holds_tensors,
+    read_by_one,
+)
+from introspect_cli.compare.watched import is_list
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+
+    from introspect_cli.compare.reasons.base import Reason
+    from introspect_cli.compare.reasons.view import View
+    from introspect_cli.store.run import Run
+
+_ENV_STRONG = (
+    r"^(CUDA|CUBLAS|CUDNN|NCCL|OMP|MKL|OPENBLAS|TORCH|PYTORCH|NVIDIA|KMP|GLOO|XLA|ATEN|DNNL|ONEDNN|TRITON|HIP|ROCM)"
+)
+_ENV_NAMES = (
+    r"^(WANDB|MLFLOW|NEPTUNE|COMET|CLEARML)_"
+    r"|(LOG|OUT|OUTPUT|SAVE|RUN|RESULTS?|EXP|EXPERIMENT)_?(DIR|PATH|NAME|ID|FILE|ROOT|TAG)$|_PORT$"
+)
+_WHICH_DEVICE = re.compile(r"\buuid$")
+_OF_RESULTS = (
+    r"(?i)(^|\.)-*(o|out|outputs?|results?|logs?|save|name|exp|experiment|run|tag|port|host|date|time|timestamp|verbose|v"
+    r"|quiet|q|((out(put)?|results?|log(s|ging|ger)?|save|run|exp(eriment)?|project|job|group|work|wandb|tensorboard|tb"
+    r"|ckpt|checkpoint|cache|te?mp|model|master|dist|rdzv|report|print|profile)[-_.])+"
+    r"(dir(ectory)?|path|file|folder|name|id|tag|group|port|addr|root|to|every|freq|interval|level|mode|steps|entity"
+    r"|project|endpoint)|(log|save|out|result)(dir|file|path))$"
+)
+"""Options that say where results go and what a run is called: `--out-dir`, `hydra.run.dir`."""
+
+_NUMERIC_PACKAGES = (
+    r"^(torch|torchvision|torchaudio|triton|numpy|scipy|numba|nvidia|jax|tensorflow|flash|xformers|transformers|lightning"
+    r"|pytorch|accelerate|deepspeed|apex|timm|mkl|intel|bitsandbytes|einops|peft|diffusers|tokenizers|datasets)"
+)
+
+SAYS_NOTHING = 0.1
+"""Weight up to which a setting says where results go, or names a machine, and changes no number."""
+_USUAL = 0.3
+
+_BUILT = frozenset({"loaders", "schedulers", "scalers"})
+_FIXED: tuple[tuple[AbstractSet[str], re.Pattern[str], float], ...] = (
+    ({"environment"}, ENV_NOISE, 0.0),
+    ({"environment"}, re.compile(_ENV_NAMES), SAYS_NOTHING),
+    ({"environment"}, re.compile(_ENV_STRONG), 0.65),
+    ({"environment"}, re.compile(""), 0.25),
+    ({"command", *_BUILT}, re.compile(_OF_RESULTS), SAYS_NOTHING),
+    ({"hardware"}, _WHICH_DEVICE, SAYS_NOTHING),
+    ({"runtime", "hardware", "command"}, RUN_NOISE, 0.0),
+)
+"""Sources, a pattern of names, and the weight whatever the reason; the first row that matches counts."""
+_WEIGHTS = {
+    "autocast": 0.97,
+    "sources": 0.8,
+    "command": 0.85,
+    "git": 0.6,
+    "runtime": 0.4,
+    "packages": 0.35,
+    "hardware": 0.2,
+}
+"""How well a change explains a divergence whose reason says nothing else of its source, where not by `_USUAL`."""
+
+_OF_OPTIMIZERS = frozenset({RECORDED, OPTIMIZERS})
+_OF_THE_SCRIPT = frozenset({"command", "sources", "git"})
+_NUMERICS = frozenset({"runtime", "packages", "hardware"})
+
+
+_STEPS_WITH = re.compile(r"(lr|learning_?rate|weight_?decay|momentum|betas?|nesterov|amsgrad)$", re.IGNORECASE)
+"""What an optimizer steps with: it explains an update, and nothing before."""
+
+
+def _is_of_optimizer(change: Difference) -> bool:
+    """Whether a change is of an optimizer, or of an argument or file value named like its option (`lr`, `betas`)."""
+    named = {"command": change.name, FILES: change.about}.get(change.source, "")
+    steps_with = _STEPS_WITH.match(named.rpartition(".")[2].strip("-").replace("-", "_"))
+    return change.source in _OF_OPTIMIZERS or bool(steps_with)
+
+
+MADE_BY_CODE = _BUILT | _OF_OPTIMIZERS | {"sources", "git"}
+"""Settings that the script's code makes: where the code alone differs beside them, it made them differ."""
+
+
+def rounds_differently(change: SettingChange) -> bool:
+    """Whether a setting changes rounding and nothing else.
+
+    That is hardware but for which device it is, flags, packages and variables of numerics, `--deterministic`,
+    `--compile`, options of an optimizer that choose a kernel.
+    """
+    if change.source in _OF_OPTIMIZERS:
+        return chooses_kernel(change.name)
+    if change.source == "options":
+        return change.name in {"--deterministic", "--compile"}
+    if change.source == "packages":
+        return bool(re.match(_NUMERIC_PACKAGES, change.name.lower()))
+    if change.source == "environment":
+        return bool(re.match(_ENV_STRONG, change.name))
+    return change.source in {"hardware", "runtime"} and not _WHICH_DEVICE.search(change.name)
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Facts of a divergence that decide which settings may have caused it; the default is no divergence.
+
+    Attributes:
+        at: the divergence.
+        reason: the reason why the runs diverge.
+        hyperparameters: what differs of them as recorded at the diverging step.
+        offset: whether other steps are compared than the first of each run, which is what settings of optimizers tell.
+    """
+
+    at: View | None = None
+    reason: Reason | None = None
+    hyperparameters: Sequence[Difference] = ()
+    offset: bool = False
+
+    def weight(self, change: Difference) -> float:
+        """Weight of a change from 0 to 1: at 0 it is noise and not shown, from 0.5 on it explains the divergence.
+
+        By `_FIXED`, else 0.5 without a divergence, else by the reason. A seed in the environment weighs 0.95 where a
+        random state may be the cause. What cannot have reached the place weighs at most `_USUAL`.
+        """
+        source, name, at, reason = change.source, change.name, self.at, self.reason
+        if source == FILES and change.about:  # a value of configuration weighs as an argument does
+            source, name = "command", change.about.rpartition(".")[2]
+        fixed = next((weight for sources, names, weight in _FIXED if source in sources and names.search(name)), None)
+        if fixed is not None:
+            is_seed = fixed > SAYS_NOTHING and "SEED" in name
+            return 0.95 if is_seed and (reason is None or reason.weights.get("seeds", 0.0) > 0.9) else fixed
+        if self.offset and source == "scalers":
+            return SAYS_NOTHING  # a scaler that a checkpoint filled has that one's scale
+        if at is None or reason is None:
+            return 0.5
+        weight = self._weight_by_reason(at, reason, source, name, change)
+        late = not at.may_have_stepped and _is_of_optimizer(change)
+        rounds = at.first.size is Size.MORE and chooses_kernel(name)
+        by_torch = None in change[2:4] and name.endswith(": prefetch_factor")  # where there are workers
+        if late or by_torch or rounds or self._is_of_first_steps(change):
+            return min(weight, _USUAL)
+        return weight
+
+    def shown_name(self, change: Difference) -> str:
+        """Name of a change as it is shown; under an offset, ` in the first step` follows a setting of an optimizer."""
+        return told("first-step", name=change.name) if self._is_of_first_steps(change) else change.name
+
+    def _is_of_first_steps(self, change: Difference) -> bool:
+        """Whether a setting of an optimizer describes the first step, which is not compared under an offset."""
+        return self.offset and change.source == OPTIMIZERS and bool(change.about)
+
+    def _weight_by_reason(self, at: View, reason: Reason, source: str, name: str, change: Difference) -> float:
+        """Weight from 0 to 1 of a setting by its source, as far as the reason says; by `_WEIGHTS` where it does not.
+
+        0.97 for the loader that `at.fed` names and for the file of a module to blame, 0.85 for loaders and files where
+        data was not recorded. Raised by 0.1 for names that match the reason's, and for numerics where the distance is
+        rounding; packages that compute nothing explain nothing.
+        """
+        weights, fed = reason.weights, at.fed
+        base = weights.get(source, _WEIGHTS.get(source, _USUAL))
+        if source == "loaders":
+            named = fed and re.match(rf"{re.escape(fed)}(?: \(\d+\))?(?: \([^()]*:[^()]*\))?:", name)
+            return 0.97 if named else 0.85 if fed == "" else _USUAL
+        if source == "schedulers":  # of what does not differ, no scheduler makes anything
+            scheduled = at.no_rates or any(change.about in _SCHEDULED for change in self.hyperparameters)
+            return max(0.9 * weights.get(OPTIMIZERS, _USUAL), _USUAL) if scheduled else _USUAL
+        if source == FILES:
+            tensors = weights.get("checkpoints", _USUAL) if holds_tensors(name) else _USUAL
+            both = change.a is not None and change.b is not None and fed is not None
+            return max(tensors, 0.96 if fed else 0.85) if both else tensors
+        if source == "sources" and any(name == each.source.rpartition(":")[0] for each in at.blamed):
+            return 0.97
+        if source == "packages":
+            if not re.match(_NUMERIC_PACKAGES, name.lower()):
+                return 0.2
+            base += 0.25
+        if at.rounding:
+            base += 0.2 * (source in _NUMERICS) - 0.15 * (source == "sources")
+        named = reason.names and re.search(reason.names, name, re.IGNORECASE)
+        if named and source not in {"packages", "scalers"}:
+            base += 0.1
+        return max(min(base, 1.0), 0.5 * (source == RECORDED))
+
+
+_SCHEDULED = frozenset({"lr", "momentum", "betas"})
+"""Hyper-parameters that schedulers change."""
+
+
+def setting_changes(a: Run, b: Run, blame: Blame | None = None) -> tuple[SettingChange, ...]:
+    """Settings that differ, the heaviest first; from weight 0.5 on a change explains the divergence, if there is one.
+
+    Left out are noise, what a list of arrays lacks, and what the document of optimizers says of a hyper-parameter that
+    `blame.hyperparameters` has too. Where the distance is rounding, what rounds otherwise is raised to 0.9 and the
+    script's settings lowered to 0.75; where nothing else weighs 0.6, up to three variables of the environment are
+    raised to 0.8.
+
+    Args:
+        a: one run.
+        b: the other run.
+        blame: facts of the divergence; None for no divergence.
+    """
+    blame = blame or Blame()
+    changes: list[SettingChange] = []
+    recorded = {change.about for change in blame.hyperparameters}
+    resumes = read_by_one(a, b) if blame.offset else set[str]()
+    for change in (*blame.hyperparameters, *differences(a, b)):
+        weight = blame.weight(change)
+        if change.source == "command" and None in (change.a, change.b) and file_name(change.a or change.b) in resumes:
+            weight = SAYS_NOTHING  # it has the run resume, which is compared part by part
+        if weight > 0 and not (change.source == OPTIMIZERS and change.about in recorded):
+            values = on_one_line(change.a, change.b)
+            explains = blame.at is not None and weight >= 0.5
+            changes.append(SettingChange(change.source, blame.shown_name(change), *values, explains, round(weight, 3)))
+    if blame.at is not None:
+        tuned = [change for change in changes if change.source in _OF_OPTIMIZERS and change.explains]
+        if blame.at.rounding and any(map(rounds_differently, changes)) and all(map(rounds_differently, tuned)):
+            changes = [  # an argument that changed such a setting is shown by it
+                replace(one, weight=max(one.weight, 0.9), explains=True)
+                if rounds_differently(one)
+                else replace(one, weight=min(one.weight, 0.75) if one.source in _OF_THE_SCRIPT else one.weight)
+                for one in changes
+            ]
+        named = [change for change in changes if change.source == "environment" and change.weight > SAYS_NOTHING]
+        if len(named) <= 3 and all(change.weight < 0.6 for change in changes):  # then it is probably one of these
+            changes = [replace(one, weight=0.8, explains=True) if one in named else one for one in changes]
+    changes.sort(key=lambda change: -change.weight)
+    silent = is_list(a.manifest), is_list(b.manifest)  # what a list of arrays has no word of is not known to differ
+    return tuple(
+        change for change in changes if not ((silent[0] and change.a is None) or (silent[1] and change.b is None))
+    )
