@@ -39,12 +39,12 @@ PROBES: Final = "introspect_cli/capture/probes"
 _BOTH: Final = (
     "intake",
     "memory",
-    "times",
     "lock",
     "numbers",
     "large",
     "team",
     "pace",
+    "step",
     "strided",
     "tensor",
     "generators",

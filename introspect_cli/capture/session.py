@@ -253,8 +253,8 @@ class Session:
             probes = Probes(
                 self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
             )
-            probes.context.clock.on_ending.append(self._write_documents)
-            probes.context.clock.on_tick.append(self._end_step)
+            probes.context.clock.listeners["on_ending"].append(self._write_documents)
+            probes.context.clock.listeners["on_tick"].append(self._end_step)
             probes.install()
             self.probes = probes
 

@@ -47,7 +47,7 @@ from introspect_cli.texts import begin_alike, count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from introspect_cli.compare.match import Merge, Value
+    from introspect_cli.compare.match import Value
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
@@ -112,10 +112,11 @@ def _reader(run: Run) -> Reader:
 
 
 def _choose_moment(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment, Ledger]:
-    """The moment that matches the checkpoint, and the run's state then.
+    """The moment that matches the checkpoint, and the run's state then; reads all steps twice.
 
     Most equal checksums of the model decide, else of the optimizer, else the earlier moment. Where less than half of
-    the model match, or all of several moments match alike but not entirely, `_nearest` decides.
+    the model match, or all of several moments match alike but not entirely, it is the one whose tensors are nearest to
+    those of the same names.
 
     Args:
         reader: of the run.
@@ -125,26 +126,25 @@ def _choose_moment(reader: Reader, checkpoint: Run, called: str) -> tuple[Moment
     Raises:
         StoreError: the run has no parameters on record.
     """
-    held = _checksums_held(checkpoint)
+    held, sites = _checksums_held(checkpoint), columns(reader.sites)
     goal, beside = (
-        np.array(
-            [checksum for (kind, _, _), checksum in held.items() if (kind == _STATE) is wanted],
-            np.uint64,
-        )
+        np.array([checksum for (kind, _, _), checksum in held.items() if (kind == _STATE) is wanted], np.uint64)
         for wanted in (False, True)
     )
     scores: dict[Moment, tuple[int, int]] = {}
-    best: tuple[Moment, Ledger] | None = None
-    for moment, state in ledgers(reader, columns(reader.sites)):
+    for moment, state in ledgers(reader, sites):
         model, states = state.checksum[~state.of_optimizer], state.checksum[state.of_optimizer]
-        scores[moment] = int(np.isin(goal, model).sum()), int(np.isin(beside, states).sum())
-        if best is None or scores[moment] > scores[best[0]]:
-            best = moment, state.copy()
-    if best is None or not (best[1].checksum[~best[1].of_optimizer] != 0).any():
+        if model.any():
+            scores[moment] = int(np.isin(goal, model).sum()), int(np.isin(beside, states).sum())
+    if not scores:
         raise StoreError(f"{called} has no parameters on record: no step of it can be compared with a checkpoint")
-    most = scores[best[0]][0]
+    best = max(scores, key=scores.__getitem__)
+    most = scores[best][0]
     decided = len({score[0] for score in scores.values()}) > 1 and 2 * most >= len(goal)
-    return best if decided or most == len(goal) or len(scores) == 1 else _nearest(reader, checkpoint, best)
+    if not (decided or most == len(goal) or len(scores) == 1):
+        far = {moment: _distance_at(moment, At(reader, sites, moment[0]), checkpoint) for moment in scores}
+        best = min(far, key=far.__getitem__)
+    return best, next(state for moment, state in ledgers(reader, sites) if moment == best)
 
 
 def _checksums_held(checkpoint: Run) -> dict[Tensor, int]:
@@ -154,40 +154,23 @@ def _checksums_held(checkpoint: Run) -> dict[Tensor, int]:
     return {tensor: checksum for tensor, checksum in held.items() if checksum}
 
 
-def _nearest(reader: Reader, checkpoint: Run, otherwise: tuple[Moment, Ledger]) -> tuple[Moment, Ledger]:
-    """The moment with the least mean relative L2 to the checkpoint's model tensors of the same names; reads all steps.
+def _distance_at(moment: Moment, at: At, checkpoint: Run) -> float:
+    """Mean relative L2 of what a run recorded at a moment from the checkpoint's model tensors of the same names.
 
-    Names are the same after a common prefix is changed.
-
-    Args:
-        reader: of the run.
-        checkpoint: the checkpoint.
-        otherwise: the answer where no distance is finite.
+    Names are the same after a common prefix is changed. Infinite where no distance is finite.
     """
-    other = checkpoint.rank(0)
+    other, phase = checkpoint.rank(0), Phase.START if moment[1] == "before" else Phase.OPTIMIZER
     held = At.first(other, columns(other.sites))
-    batch, rows = held.batch, {fqn: row for (kind, fqn, _), row in held.tensor_rows().items() if kind != _STATE}
-    change = prefixes([fqn for kind, fqn, _ in otherwise[1].tensors if kind != _STATE], rows)
-    layouts = Layouts(reader.layouts), Layouts(other.layouts)
-    partner = np.array(
-        [
-            rows.get(with_prefix_changed(fqn, change), -1) if kind != _STATE else -1
-            for kind, fqn, _ in otherwise[1].tensors
-        ]
+    mine, theirs = (
+        {fqn: row for (kind, fqn, _), row in rows.items() if kind != _STATE}
+        for rows in (at.tensor_rows(phase), held.tensor_rows())
     )
-    best, least = otherwise, np.inf
-    for moment, state in ledgers(reader, columns(reader.sites)):
-        shared = np.flatnonzero((partner >= 0) & (state.checksum != 0))
-        distances_of_steps = [
-            relative(*distances(reader.read(int(step)), batch, state.row[of_step], partner[of_step], *layouts))
-            for step in sorted(set(state.step[shared].tolist()))
-            if len(of_step := shared[state.step[shared] == step])
-        ]
-        every = np.concatenate(distances_of_steps) if distances_of_steps else np.zeros(0)
-        finite = every[np.isfinite(every)]
-        if len(finite) and finite.mean() < least:
-            best, least = (moment, state.copy()), float(finite.mean())
-    return best
+    change = prefixes(mine, theirs)
+    partners = {row: theirs.get(with_prefix_changed(fqn, change), -1) for fqn, row in mine.items()}
+    rows = np.array([pair for pair in partners.items() if pair[1] >= 0], np.int64).reshape(-1, 2)
+    layouts = Layouts(at.reader.layouts), Layouts(other.layouts)
+    rel = relative(*distances(at.batch, held.batch, rows[:, 0], rows[:, 1], *layouts))
+    return float(rel[np.isfinite(rel)].mean()) if np.isfinite(rel).any() else np.inf
 
 
 # --- names
@@ -484,12 +467,19 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
         outcome: of comparing them by name.
     """
     changes: tuple[Rename, Rename] = (outcome.match.rename or str, str)
+    in_a = {changes[0](name): name for name in runs[0].rank(0).sites.fqn}
     one, two = (_count_held(run, asked, change) for run, change in zip(runs, changes, strict=True))
     common = one.keys() & two.keys()
     every = [tensor for tensor in outcome.listed if tensor.site.kind in common]
     only = [tensor for tensor in every if tensor.only == "a"], [tensor for tensor in every if tensor.only == "b"]
-    forms = Forms(runs, only, outcome)
-    shapes = forms.match_all(only, [tensor for tensor in every if len(_layouts(tensor, "shape")) > 1])
+    shapes = [tensor for tensor in every if len(_layouts(tensor, "shape")) > 1]
+    values = list(map(_model_values, runs, changes))
+    turned = {
+        name
+        for name in (tensor.site.fqn for tensor in shapes)
+        if all(name in of for of in values) and same_numbers(*(of[name].moments for of in values))
+    }
+    forms = _forms_of(runs, only, values, turned)
     plain = [tensor for tensor in every if not tensor.only and len(_layouts(tensor, "shape")) == 1]
     casts: dict[tuple[str, str], list[Divergence]] = {}
     for tensor in plain:
@@ -497,22 +487,22 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
             casts.setdefault((tensor.a.layout.dtype, tensor.b.layout.dtype), []).append(tensor)
     left = [
         [tensor for tensor in side if tensor.site.kind not in MODEL or tensor.site.fqn not in settled]
-        for side, settled in zip(only, forms.settled, strict=True)
+        for side, settled in zip(only, _settled(forms), strict=True)
     ]
     differences = Differences(
         counts=Counter(
             {kind: one[kind] - sum(tensor.site.kind is kind for tensor in only[0]) for kind in Kind if kind in common}
         ),
         differ=sorted((tensor for tensor in plain if len(_layouts(tensor, "dtype")) == 1), key=_model_then_farthest),
-        shapes=shapes,
+        shapes=[tensor for tensor in shapes if tensor.site.fqn not in turned],
         casts=casts,
-        forms=forms.matched,
+        forms=[replace(form, a=tuple(in_a.get(name, name) for name in form.a)) for form in forms],
         only=(left[0], left[1]),
         kinds=([kind for kind in one if kind not in two], [kind for kind in two if kind not in one]),
         unread=max(int((run.rank(0).read_row(0).status == int(Status.NOT_OBSERVED)).sum()) for run in runs),
         within=outcome.tally["within"],
     )
-    differences.counts[Kind.PARAM] += sum(len(form.a) for form in forms.matched if form.a != form.b)
+    differences.counts[Kind.PARAM] += sum(len(form.a) for form in forms if form.a != form.b)
     for place, name in enumerate("ab"):
         about = runs[place].manifest["checkpoint"]
         if "moment" in about:  # what one of them alone has may not have been recorded, or not been saved
@@ -552,129 +542,72 @@ def _count_held(run: Run, asked: DiffOptions, rename: Rename) -> Counter[Kind]:
 # --- the same in another form
 
 
-class Forms:
-    """Matches tensors that one side lacks by name with tensors of the other in another form; reads both checkpoints.
+def _forms_of(
+    runs: tuple[Run, Run],
+    only: Sequence[Sequence[Divergence]],
+    values: Sequence[dict[str, Value]],
+    turned: Iterable[str],
+) -> list[TensorForm]:
+    """Tensors that one side lacks by name, matched with tensors of the other in another form; reads these tensors.
 
-    Attributes:
+    All names are b's.
+
+    Args:
         runs: the checkpoints a and b.
-        every: of a and of b, the model's distinctive values by name.
-        left: of these, those that one side alone has by name and that were not matched yet.
-        matched: what was matched.
-        settled: names of a, and of b, that are among it; all names are b's, but those in `matched`.
+        only: what a alone has by name, and what b alone has.
+        values: the model's distinctive values of a, and of b, by name.
+        turned: names under which both have the same numbers in another shape.
     """
+    alone = [
+        {
+            tensor.site.fqn: next(side.checksum for side in (tensor.a, tensor.b) if side is not None)
+            for tensor in side_only
+            if tensor.site.kind in MODEL
+        }
+        for side_only in only
+    ]
+    left = [[of[name] for name in names if name in of] for of, names in zip(values, alone, strict=True)]
 
-    def __init__(self, runs: tuple[Run, Run], only: Sequence[Sequence[Divergence]], outcome: RankOutcome) -> None:
-        """Read the values of both checkpoints; `match_all` matches them.
-
-        Args:
-            runs: the checkpoints a and b.
-            only: what a alone has by name, and what b alone has.
-            outcome: of comparing them by name.
-        """
-        rename: Rename = outcome.match.rename or str
-        self.runs, self.matched = runs, list[TensorForm]()
-        changes: tuple[Rename, Rename] = (rename, str)  # to b's names, as divergences have them
-        self.every = tuple(map(_model_values, runs, changes))
-        self._in_a = {rename(name): name for name in runs[0].rank(0).sites.fqn}
-        self.settled: tuple[set[str], set[str]] = set(), set()
-        self.left = tuple(
-            {name: values[name] for value in side if (name := value.site.fqn) in values}
-            for side, values in zip(only, self.every, strict=True)
-        )
-
-    def match_all(self, only: Sequence[Sequence[Divergence]], shapes: Sequence[Divergence]) -> list[Divergence]:
-        """Match all forms (tied, transposed, merged, constant) and fill `matched` and `settled`; reads tensors for it.
-
-        Args:
-            only: what a alone has by name, and what b alone has.
-            shapes: tensors that have another shape under one name.
-
-        Returns:
-            Those of `shapes` that are not transposed.
-        """
-        turned = [shape.site.fqn for shape in shapes if self._has_same_numbers(shape.site.fqn)]
-        matched = parameters(list(self.left[0].values()), list(self.left[1].values()))
-        for one, two in matched.pairs:
-            a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum
-            self._add((a,), (b,), "tied" if equal else "transposed", proven=equal or self._is_turned(a, b))
-        for merge in matched.merges:
-            self._add_merge(merge)
-        for side in (0, 1):  # of tied tensors one is paired, or has its name, and the others are that one, too
-            others = {value.checksum: name for name, value in self.every[1 - side].items()}
-            others |= {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs}
-            for name, value in list(self.left[side].items()):
-                if other := others.get(value.checksum):
-                    a, b = (name, other) if side == 0 else (other, name)
-                    self._add((a,), (b,), "tied", proven=True)
-        self._match_constants(only)
-        for name in turned:
-            self._add((name,), (name,), "transposed", proven=self._is_turned(name, name))
-        return [shape for shape in shapes if shape.site.fqn not in turned]
-
-    def _add(self, a: tuple[str, ...], b: tuple[str, ...], form: str, *, proven: bool | None) -> None:
-        """Add a form to `matched`, and its tensors to `settled`; remove these from `left`.
-
-        Args:
-            a: names of the tensors in a.
-            b: names of the tensors in b.
-            form: as in `TensorForm`.
-            proven: as in `TensorForm`.
-        """
-        self.matched.append(TensorForm(tuple(self._in_a.get(name, name) for name in a), b, form, proven))
-        for settled, left, names in zip(self.settled, self.left, (a, b), strict=True):
-            settled.update(names)
-            for name in names:
-                left.pop(name, None)
-
-    def _match_constants(self, only: Sequence[Sequence[Divergence]]) -> None:
-        """Add as `constant` model tensors not settled that have equal checksums: the n-th of a with the n-th of b."""
-        alike: list[dict[int, list[str]]] = [{}, {}]
-        for side, members in enumerate(only):
-            for member in members:
-                summary = member.a if side == 0 else member.b
-                if member.site.kind in MODEL and member.site.fqn not in self.settled[side] and summary is not None:
-                    alike[side].setdefault(summary.checksum, []).append(member.site.fqn)
-        for checksum, names in alike[0].items():
-            for a, b in zip(names, alike[1].get(checksum, []), strict=False):
-                self._add((a,), (b,), "constant", proven=True)
-
-    def _tensor(self, side: int, name: str) -> Any:
+    def tensor(side: int, name: str) -> Any:
         """The whole tensor of a name in one checkpoint (0 for a, 1 for b); None where it cannot be read."""
-        return self.runs[side].tensor(self.every[side][name].checksum)
+        return runs[side].tensor(values[side][name].checksum)
 
-    def _is_turned(self, a: str, b: str) -> bool | None:
+    def is_turned(a: str, b: str) -> bool | None:
         """Whether b's tensor is a's transposed or reshaped, element by element; None where either cannot be read."""
-        one, two = self._tensor(0, a), self._tensor(1, b)
+        one, two = tensor(0, a), tensor(1, b)
         if one is None or two is None:
             return None
         forms = [one.T, one.reshape(two.shape)] if one.size == two.size else []
         return any(form.shape == two.shape and np.array_equal(form, two) for form in forms)
 
-    def _has_same_numbers(self, name: str) -> bool:
-        """Whether the tensors of this name in a and b have equal extrema and moments.
-
-        False where either is not distinctive.
-        """
-        one, two = (side.get(name) for side in self.every)
-        return one is not None and two is not None and same_numbers(one.moments, two.moments)
-
-    def _add_merge(self, merge: Merge) -> None:
-        """Add a merge, with whether it is proven; reads its tensors.
-
-        It is proven by joining the parts in any order, of more than `_MAX_PERMUTED` only in the order given; the order
-        that proves it is the one that is added. Not known (None) where any tensor cannot be read.
-        """
-        whole, parts = (1, 0) if merge.side == "b" else (0, 1)
-        one, pieces = self._tensor(whole, merge.whole), [self._tensor(parts, name) for name in merge.parts]
-        in_turn = tuple(range(len(pieces)))
-        order, proven = in_turn, None
-        if one is not None and all(piece is not None for piece in pieces):
-            every = permutations(in_turn) if len(pieces) <= _MAX_PERMUTED else [in_turn]
-            found = next((chosen for chosen in every if _are_joined(one, [pieces[at] for at in chosen])), None)
-            order, proven = found or in_turn, found is not None
-        together = tuple(merge.parts[at] for at in order)
-        a, b = (together, (merge.whole,)) if parts == 0 else ((merge.whole,), together)
-        self._add(a, b, "merged", proven=proven)
+    matched, forms = parameters(*left), list[TensorForm]()
+    for one, two in matched.pairs:
+        a, b, equal = one.site.fqn, two.site.fqn, one.checksum == two.checksum
+        forms.append(TensorForm((a,), (b,), "tied" if equal else "transposed", equal or is_turned(a, b)))
+    for parts, whole, holder in matched.merges:
+        in_b = holder == "b"
+        order, proven = _joined(tensor(in_b, whole), [tensor(not in_b, name) for name in parts])
+        together = tuple(parts[at] for at in order)
+        forms.append(TensorForm(together if in_b else (whole,), (whole,) if in_b else together, "merged", proven))
+    for side in (0, 1):  # of tied tensors one is paired, or has its name, and the others are that one, too
+        others = {value.checksum: name for name, value in values[1 - side].items()}
+        others |= {pair[side].checksum: pair[1 - side].site.fqn for pair in matched.pairs}
+        settled = _settled(forms)[side]
+        for name, other in ((value.site.fqn, others.get(value.checksum)) for value in left[side]):
+            if other and name not in settled:
+                a, b = (name, other) if side == 0 else (other, name)
+                forms.append(TensorForm((a,), (b,), "tied", proven=True))
+    rest = [
+        {name: checksum for name, checksum in of.items() if name not in done}
+        for of, done in zip(alone, _settled(forms), strict=True)
+    ]
+    constants: dict[int, list[str]] = defaultdict(list)
+    for name, checksum in rest[1].items():
+        constants[checksum].append(name)
+    for name, checksum in rest[0].items():  # the n-th of a with the n-th of b
+        if constants[checksum]:
+            forms.append(TensorForm((name,), (constants[checksum].pop(0),), "constant", proven=True))
+    return [*forms, *(TensorForm((name,), (name,), "transposed", is_turned(name, name)) for name in turned)]
 
 
 def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
@@ -684,17 +617,28 @@ def _model_values(run: Run, rename: Rename) -> dict[str, Value]:
     return {value.site.fqn: value for value in named}
 
 
-def _are_joined(whole: Any, pieces: Sequence[Any]) -> bool:
-    """Whether the pieces in this order, or all of them transposed, concatenated along some dimension equal `whole`."""
-    for forms in (pieces, [piece.T for piece in pieces]):
-        for axis in range(whole.ndim):
-            shapes = {(*form.shape[:axis], *form.shape[axis + 1 :]) for form in forms if form.ndim == whole.ndim}
-            rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
-            if all(form.ndim == whole.ndim for form in forms) and shapes == {rest}:
-                joined = np.concatenate(forms, axis)
-                if joined.shape == whole.shape and np.array_equal(joined, whole):
-                    return True
-    return False
+def _settled(forms: Iterable[TensorForm]) -> tuple[set[str], set[str]]:
+    """Names of a, and of b, that are among these forms."""
+    return {name for form in forms for name in form.a}, {name for form in forms for name in form.b}
+
+
+def _joined(whole: Any, pieces: Sequence[Any]) -> tuple[Sequence[int], bool | None]:
+    """(order of the pieces, whether they make `whole` in it): concatenated along some dimension, or all transposed.
+
+    Of more than `_MAX_PERMUTED` pieces only the order given is tried; not known (None) where any cannot be read.
+    """
+    in_turn = tuple(range(len(pieces)))
+    if whole is None or any(piece is None for piece in pieces):
+        return in_turn, None
+    for order in permutations(in_turn) if len(pieces) <= _MAX_PERMUTED else [in_turn]:
+        for forms in ([pieces[at] for at in order], [pieces[at].T for at in order]):
+            for axis in range(whole.ndim):
+                shapes = {(*form.shape[:axis], None, *form.shape[axis + 1 :]) for form in forms}
+                if shapes == {(*whole.shape[:axis], None, *whole.shape[axis + 1 :])}:
+                    joined = np.concatenate(forms, axis)
+                    if joined.shape == whole.shape and np.array_equal(joined, whole):
+                        return order, True
+    return in_turn, False
 
 
 def _is_rounded(runs: tuple[Run, Run], tensor: Divergence) -> bool | None:

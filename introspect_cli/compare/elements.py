@@ -201,17 +201,14 @@ def elements(a: NDArray[Any], b: NDArray[Any]) -> Elements | None:
         return None
     mask = differing(a, b)
     places = np.flatnonzero(mask)
-    wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-    one, two = (np.ascontiguousarray(side).reshape(-1)[places].astype(wide) for side in (a, b))
-    with np.errstate(all="ignore"):
-        distance = np.abs(one - two)
-    finite = np.flatnonzero(np.isfinite(distance))
-    best = int(finite[np.argmax(distance[finite])]) if len(finite) else None
+    distances = _distances(*(np.ascontiguousarray(side).reshape(-1)[places] for side in (a, b)))
+    finite = np.flatnonzero(np.isfinite(distances))
+    best = finite[np.argmax(distances[finite])] if len(finite) else None
     return Elements(
         total=int(mask.size),
         differing=len(places),
-        largest=float(distance[best]) if best is not None else None,
-        where=index_of(int(places[best]), a.shape) if best is not None else (),
+        largest=None if best is None else float(distances[best]),
+        where=() if best is None else index_of(int(places[best]), a.shape),
         first=index_of(int(places[0]), a.shape) if len(places) else (),
     )
 
@@ -369,52 +366,24 @@ def _index_words(dim: int, shape: tuple[int, ...]) -> tuple[str, str, str]:
 def _dimension_clause(dim: int, hit: NDArray[np.intp], shape: tuple[int, ...]) -> str:
     """Clause on the indices in one dimension at which anything differs; "" where it has no pattern.
 
-    Patterns are one index, all but one, a progression, or at most `_MOST_LISTED` indices, which are listed.
+    Patterns are one index, a range, three or more at one distance, or at most `_MOST_LISTED` indices, which are listed.
 
     Args:
         dim: the dimension.
         hit: the indices, sorted.
         shape: of the tensor.
     """
-    size = shape[dim]
     one, several, of = _index_words(dim, shape)
-    if len(hit) == 1:
-        return f"{one} {hit[0]}{of} alone (of {size:,})"
-    if len(hit) == size - 1:
-        missing = next(iter(set(range(size)) - set(hit.tolist())))
-        return f"all but {one} {missing}{of} (of {size:,})"
-    clause = _progression_clause(hit, size, several, of)
-    if not clause and len(hit) <= _MOST_LISTED:
-        clause = f"{several} {', '.join(map(str, hit.tolist()))}{of} (of {size:,})"
-    return clause
-
-
-def _progression_clause(hit: NDArray[np.intp], size: int, several: str, of: str) -> str:
-    """Clause for consecutive indices, or for three or more at a constant stride; "" otherwise.
-
-    Args:
-        hit: the indices, sorted, at least two.
-        size: length of the dimension.
-        several: word for its indices.
-        of: words for which dimension it is; may be "".
-    """
-    low, high = int(hit[0]), int(hit[-1])
-    steps = np.diff(hit)
-    if (steps == 1).all():
-        if high == size - 1:
-            return f"the last {len(hit):,} of {size:,} {several}{of}"
-        return f"{several} {low} to {high}{of} (of {size:,})"
-    stride = int(steps[0])
-    if len(hit) > 2 and (steps == stride).all():
-        ends = "" if low < stride and high + stride >= size else f" to {high}"
-        return f"every {_ordinal(stride)} of {size:,} {several}{of}, from {low}{ends}"
-    return ""
-
-
-def _ordinal(number: int) -> str:
-    """Ordinal of a stride of 2 or more: `second`, `9th`."""
-    words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-    return words[number - 2] if number <= 8 else f"{number}th"
+    strides, at = set(np.diff(hit).tolist()), hit.tolist()
+    if not strides:
+        text = f"{one} {at[0]}{of} alone"
+    elif strides == {1}:
+        text = f"{several} {at[0]} to {at[-1]}{of}"
+    elif len(strides) == 1 and len(at) > 3:
+        text = f"{several} {at[0]}, {at[1]}, ... {at[-1]}{of}"
+    else:
+        text = f"{several} {', '.join(map(str, at))}{of}" if len(at) <= _MOST_LISTED else ""
+    return text and f"{text} (of {shape[dim]:,})"
 
 
 # --- how one follows from the other

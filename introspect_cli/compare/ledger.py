@@ -167,7 +167,7 @@ def _scalar(batch: StepBatch, row: int) -> float | None:
     A text that is no number makes it None.
     """
     try:
-        if len(batch.text) and batch.text[row]:
+        if batch.text[row]:
             return float(batch.text[row])
     except ValueError:
         return None
@@ -200,10 +200,6 @@ class Ledger:
     step: Any
     row: Any
 
-    def copy(self) -> Ledger:
-        """A copy that later moments do not change."""
-        return Ledger(self.tensors, self.checksum.copy(), self.step.copy(), self.row.copy())
-
     @cached_property
     def of_optimizer(self) -> Any:
         """Mask of the tensors that are optimizer state."""
@@ -214,7 +210,7 @@ def ledgers(reader: Reader, sites: Columns, steps: Sequence[int] | None = None) 
     """Each moment at which tensors were recorded, with the rank's ledger then; reads the steps one after the other.
 
     Of a step, before it first, then after it. Records without a checksum change nothing; of several of one, the last
-    counts. The ledger is one object, which later moments change: copy it to keep it.
+    counts. The ledger is one object, which later moments change.
 
     Args:
         reader: of the rank.

@@ -40,13 +40,11 @@ from introspect_cli.compare.names import (
     DISPLACED,
     Rename,
     Renamed,
-    Source,
     ambiguous,
     ancestors,
     class_of_root,
     numbered_children,
     renamer,
-    renamer_of,
     with_ancestors,
 )
 from introspect_cli.compare.table import (
@@ -63,7 +61,7 @@ from introspect_cli.store.reader import RankReader
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, KeysView, Mapping, Sequence
+    from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -154,8 +152,8 @@ def matched_by_value(
 ) -> Correspondence:
     """Which name of a is which of b, by equal checksums in the first, second and last step that both have.
 
-    By `patterns` alone where they have no step in common. Roots of one class are matched first (`matched_roots`), then
-    what is inside them; a name of a that is another module's in b gets one that b does not have.
+    By `patterns` alone where they have no step in common. A name of a that is another module's in b gets one that b
+    does not have (`DISPLACED`).
 
     Args:
         a: reader of run a's rank.
@@ -168,26 +166,11 @@ def matched_by_value(
     if not len(steps):
         return Correspondence(patterns)
     chosen = sorted({int(steps[place]) for place in {0, min(1, len(steps) - 1), len(steps) - 1}})
-    rename = Correspondence(patterns).asked
-    given, two = Side(a, rename, chosen), Side(b, None, [step - offset for step in chosen])
-    roots = matched_roots((given, two))
-    one = given
-    if roots:  # a root whose name is taken gets one that b does not have
-        taken = {old: new.name for old, new in displaced_names(given, roots).items()}
-        moved = renamer_of({**roots, **taken})
-        one = Side(a, lambda name: moved(rename(name) if rename else name), chosen)
-    back = {new: old for old, new in roots.items()}
-
-    def in_a(name: str) -> str:
-        """A name under which `roots` have been applied, with its root as a calls it."""
-        head, dot, rest = name.partition(".")
-        return back.get(head, head) + dot + rest
-
-    renamed = {old: Renamed(new, Source.ROOT) for old, new in roots.items()}
-    renamed |= {in_a(old): new for old, new in renamed_by_value(one, two).items()}
-    renamed = {old: new for old, new in renamed.items() if old != new.name}
-    renamed |= displaced_names(given, {old: new.name for old, new in renamed.items()})
-    return Correspondence(patterns, renamed)
+    one = Side(a, Correspondence(patterns).asked, chosen)
+    renamed = renamed_by_value(one, Side(b, None, [step - offset for step in chosen]))
+    names = {new.name for new in renamed.values()}
+    taken = [name for name in names if name not in renamed and name in one.around]
+    return Correspondence(patterns, renamed | {name: Renamed(name + DISPLACED) for name in taken})
 
 
 # --- what names hold
@@ -218,15 +201,11 @@ class Side:
         return columns(self.reader.sites, self._rename)
 
     @cached_property
-    def variables(self) -> dict[str, str]:
-        """What the script calls each root, without what it is an attribute of (`model`), by the root's renamed name.
-
-        Roots without a variable, and with that of another root, are left out.
-        """
+    def roots(self) -> dict[tuple[str, str], str]:
+        """By class and what the script calls it, without what it is an attribute of (`model`): the renamed root."""
         change = self._rename or str
-        called = {change(one.fqn): one.variable.rpartition(".")[2] for one in self.reader.modules if one.variable}
-        times = Counter(called.values())
-        return {root: name for root, name in called.items() if times[name] == 1}
+        called = [(change(one.fqn), one.variable.rpartition(".")[2]) for one in self.reader.modules if one.variable]
+        return {(class_of_root(root), name): root for root, name in called}
 
     @cached_property
     def named(self) -> Mask:
@@ -348,51 +327,23 @@ def _likeness(old: str, new: str) -> int:
 # --- the tree above them
 
 
-def matched_roots(sides: tuple[Side, Side]) -> dict[str, str]:
-    """Roots of a that are another root of b, of one class: by most shared values, else by the same variable.
-
-    Only classes of which either run has several roots. Roots are numbered by order of creation, which may differ;
-    copies (a target network) share all values, so that the variable in the script decides.
-    """
-    if not any("#" in side.sites.text for side in sides):
-        return {}
-    doubtful = ambiguous(*({name.partition(".")[0] for name in side.names} for side in sides))
-    if not doubtful:
-        return {}
-    held = [_of_roots(side, doubtful) for side in sides]
-    ranks = {}
-    for one, two in product(*held):
-        if class_of_root(one) != class_of_root(two):
-            continue
-        shared = len(held[0][one] & held[1][two])
-        alike = one in sides[0].variables and sides[0].variables[one] == sides[1].variables.get(two)
-        if shared or alike:
-            ranks[one, two] = (-shared, not alike, one != two)
-    return {old: new for old, new in assigned(ranks).items() if old != new}
-
-
-def _of_roots(side: Side, classes: set[str]) -> dict[str, set[tuple[str, Feature]]]:
-    """By root of one of these classes, the distinctive values of all inside it: (name below the root, feature)."""
-    features: dict[str, set[tuple[str, Feature]]] = defaultdict(set)
-    held = side.held({name for name in side.names if class_of_root(name.partition(".")[0]) in classes})
-    for name, values in held.items():
-        root, _, rest = name.partition(".")
-        features[root] |= {(rest, feature) for feature in values}
-    return features
-
-
 def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
     """Names of a that are other names of b, by equal values of tensors; of nested ones the outermost that holds.
 
-    Tensors that one run alone has are matched, and those in numbered lists whose lengths differ. A pair of parents
-    holds while all tensors below the old one are paired with those below the new one, and no equal name shares more
-    values.
+    Tensors that one run alone has are matched, those in numbered lists whose lengths differ, and those of several
+    models of one class, which are numbered in the order in which they were made. A pair of parents holds while all
+    tensors below the old one are paired with those below the new one, and no equal name shares more values.
     """
-    if a.names == b.names:
+    several = ambiguous(*({name.partition(".")[0] for name in side.names} for side in (a, b)))
+    if a.names == b.names and not several:
         return {}
     lists = _lists_of_other_length(a, b)
     one, two = (
-        {name for name in side.tensors if name not in other.names or _is_in_any(name, lists)}
+        {
+            name
+            for name in side.tensors
+            if name not in other.names or _is_in_any(name, lists) or class_of_root(name.partition(".")[0]) in several
+        }
         for side, other in ((a, b), (b, a))
     )
     pairs = equal_pairs(a.held(one), b.held(two))
@@ -408,7 +359,10 @@ def renamed_by_value(a: Side, b: Side) -> dict[str, Renamed]:
             if votes[level] != paired[level[0]] or level[0] in held_by_others or level in better_kept:
                 break
             top = level
-        renamed.setdefault(top[0], Renamed(top[1], Source.VALUE, votes.get(top, 1)))
+        renamed.setdefault(top[0], Renamed(top[1], votes.get(top, 1)))
+    for called, old in a.roots.items():  # where no value tells models of one class apart, their variables do
+        if called[0] in several and old not in paired and b.roots.get(called, old) != old:
+            renamed.setdefault(old, Renamed(b.roots[called]))
     return renamed
 
 
@@ -454,17 +408,6 @@ def _lists_of_other_length(a: Side, b: Side) -> frozenset[str]:
     return frozenset(f"{parent}." for parent in both if counts[0][parent] != counts[1][parent])
 
 
-def displaced_names(side: Side, names: Mapping[str, str]) -> dict[str, Renamed]:
-    """For each name X of a that `names` gives to another name, and that gets no other name by it: a new name `X(a)`.
-
-    Args:
-        side: run a.
-        names: name in a to name in b.
-    """
-    taken = [new for new in names.values() if new not in names and new in side.around]
-    return {new: Renamed(new + DISPLACED, Source.DISPLACED) for new in taken}
-
-
 _MAX_PARTS = 8  # parts of one whole
 _SUM_TOLERANCE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
 
@@ -503,16 +446,8 @@ class Moments(NamedTuple):
     squares: float
 
 
-def _moments_of_parts(parts: list[Moments]) -> Moments:
-    """Moments of the tensor that at least one part, put together, makes."""
-    return Moments(
-        sum(part.numel for part in parts),
-        min(part.low for part in parts),
-        max(part.high for part in parts),
-        min(part.least for part in parts),
-        sum(part.total for part in parts),
-        sum(part.squares for part in parts),
-    )
+_OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
+"""How each of the moments of a whole follows from those of its parts."""
 
 
 def same_numbers(one: Moments, two: Moments) -> bool:
@@ -520,7 +455,7 @@ def same_numbers(one: Moments, two: Moments) -> bool:
 
     False for constants.
     """
-    exact = (one.low, one.high, one.least) == (two.low, two.high, two.least)
+    exact = one[:4] == two[:4]
     return exact and one.low != one.high and _moments_agree(one, two, _SUM_TOLERANCE)
 
 
@@ -564,7 +499,8 @@ def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) ->
         for start in range(len(members)):
             for length in range(2, min(_MAX_PARTS, len(members) - start) + 1):
                 names = members[start : start + length]
-                sums = _moments_of_parts([parts[name] for name in names])
+                columns = zip(*(parts[name] for name in names), strict=True)
+                sums = Moments(*(of(column) for of, column in zip(_OF_PARTS, columns, strict=True)))
                 for whole in index.get((sums.numel, sums.low, sums.high), ()):
                     if same_numbers(sums, wholes[whole]) and not used & {whole, *names}:
                         used |= {whole, *names}
@@ -730,14 +666,9 @@ def parameters_of(values: Iterable[Value]) -> list[Value]:
     return list(first.values())
 
 
-def agreement(a: Value, b: Value, close: float) -> ValuePair | None:
-    """The two values as a pair if they agree, else None.
-
-    They need as many elements each. They agree if checksums are equal, else if sketches are at most `close` apart, else
-    by their moments (`_moments_agree`).
-    """
-    near = _Candidates([b]).near(a, close) if a.moments.numel == b.moments.numel else []
-    return near[0] if near else None
+def _agree(a: Value, b: Value, close: float) -> bool:
+    """Whether two values have as many elements and agree."""
+    return a.moments.numel == b.moments.numel and bool(agreeing(a, [b], close))
 
 
 def sketch_distance(a: Value, b: Value) -> float | None:
@@ -756,8 +687,6 @@ def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
 
     Extrema and means to `close` times the root mean square; mean squares to 2 `close`, relative to the larger.
     """
-    if one.numel != two.numel:
-        return False
     size = (max(one.squares, two.squares) / one.numel) ** 0.5
     ends = max(abs(one.low - two.low), abs(one.high - two.high))
     return (
@@ -781,11 +710,10 @@ def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> 
     sizes: dict[int, list[Value]] = defaultdict(list)
     for value in two:
         sizes[value.moments.numel].append(value)
-    index = {size: _Candidates(values) for size, values in sizes.items()}
     matches: dict[int, ValuePair] = {}
     times: dict[int, int] = defaultdict(int)
     for value in one:
-        near = index[value.moments.numel].near(value, close) if value.moments.numel in index else []
+        near = agreeing(value, sizes.get(value.moments.numel, ()), close)
         if near:
             level = [match for match in near if match.rel_l2 == near[0].rel_l2]
             first = level[0].b.row
@@ -794,39 +722,26 @@ def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> 
     return matches
 
 
-class _Candidates:
-    """Values of one number of elements, indexed by checksum and sketch."""
+def agreeing(value: Value, others: Sequence[Value], close: float) -> list[ValuePair]:
+    """Pairs of `value` with each of these values of as many elements that agrees, nearest first; [] for none.
 
-    def __init__(self, values: Sequence[Value]) -> None:
-        """Build the index now; sketches are used only where every value has one."""
-        self.values = values
-        self.checksums: dict[int, list[Value]] = defaultdict(list)
-        for value in values:
-            self.checksums[value.checksum].append(value)
-        sketched = all(value.sketch is not None for value in values)
-        self.sketches = np.stack([value.sketch for value in values if value.sketch is not None]) if sketched else None
-        self.squares = np.array([value.moments.squares for value in values])
-
-    def near(self, value: Value, close: float) -> list[ValuePair]:
-        """Pairs of `value` with each candidate that agrees, nearest first; [] for none.
-
-        All of equal checksum; if there are none, those at most `close` away by sketch; if there are none, those whose
-        moments agree.
-        """
-        equal = self.checksums.get(value.checksum)
-        if equal:
-            return [ValuePair(value, other, 0.0) for other in equal]
-        if value.sketch is not None and self.sketches is not None:
-            size = np.sqrt(np.maximum(self.squares, value.moments.squares))
-            distance = np.linalg.norm(self.sketches - value.sketch, axis=1) / np.maximum(size, 1e-300)
-            order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
-            if order:
-                return [ValuePair(value, self.values[place], float(distance[place])) for place in order]
-        return [
-            ValuePair(value, other, None)
-            for other in self.values
-            if other.moments.numel >= 16 and _moments_agree(value.moments, other.moments, close)
-        ]
+    All of equal checksum; if there are none, those at most `close` away by sketch, where all have one; if there are
+    none, those whose moments agree (`_moments_agree`).
+    """
+    if equal := [ValuePair(value, other, 0.0) for other in others if other.checksum == value.checksum]:
+        return equal
+    sketches = [other.sketch for other in others if other.sketch is not None]
+    if value.sketch is not None and len(sketches) == len(others) > 0:
+        size = np.sqrt([max(other.moments.squares, value.moments.squares, 1e-300) for other in others])
+        distance = np.linalg.norm(np.stack(sketches) - value.sketch, axis=1) / size
+        order = [int(place) for place in np.argsort(distance, kind="stable") if distance[place] <= close]
+        if order:
+            return [ValuePair(value, others[place], float(distance[place])) for place in order]
+    return [
+        ValuePair(value, other, None)
+        for other in others
+        if other.moments.numel >= 16 and _moments_agree(value.moments, other.moments, close)
+    ]
 
 
 # --- the flow through both
@@ -989,10 +904,10 @@ def _module_pairs(shared: Parameters, one: Sequence[Value], two: Sequence[Value]
         if partner is None:
             continue
         given, given_b = calls_a.get((Kind.INPUT, name, call), ()), calls_b.get((Kind.INPUT, other, call), ())
-        inputs = all(any(agreement(x, y, close) for y in given_b) for x in given) if given and given_b else None
-        match = agreement(value, partner, close)
-        rel = match.rel_l2 if match is not None else sketch_distance(value, partner)
-        pairs.append(ModulePair(value, partner, inputs, rel, match is not None))
+        inputs = all(any(_agree(x, y, close) for y in given_b) for x in given) if given and given_b else None
+        match = agreeing(value, [partner], close)
+        rel = match[0].rel_l2 if match else sketch_distance(value, partner)
+        pairs.append(ModulePair(value, partner, inputs, rel, bool(match)))
     return pairs
 
 
@@ -1012,5 +927,5 @@ def _gradients(
     pairs = [(sides[0].get(first.site.fqn), sides[1].get(second.site.fqn)) for first, second in shared.pairs]
     both = [(mine, other) for mine, other in pairs if mine is not None and other is not None]
     # Gradients gather the rounding of the whole backward pass.
-    agree = [(mine, other, agreement(mine, other, 10 * close) is not None) for mine, other in both]
+    agree = [(mine, other, _agree(mine, other, 10 * close)) for mine, other in both]
     return sorted(agree, key=lambda pair: pair[0].order)

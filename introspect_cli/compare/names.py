@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.errors import UsageError
@@ -64,31 +63,15 @@ DISPLACED = "(a)"
 """What a name of a ends with that b does not have."""
 
 
-class Source(Enum):
-    """How a renaming was found.
-
-    Attributes:
-        ROOT: of several models of one class, the one that holds the same, or that the same variable holds.
-        VALUE: equal values.
-        DISPLACED: the name is another module's in b, so that it was given one that b does not have.
-    """
-
-    ROOT = "root"
-    VALUE = "value"
-    DISPLACED = "evicted"
-
-
 class Renamed(NamedTuple):
     """The name in b of a module or tensor of a, and how it was found.
 
     Attributes:
         name: the name in b, of it and of all inside it.
-        source: where it is known from.
         votes: how many tensors and modules have equal values under the two names.
     """
 
     name: str
-    source: Source
     votes: int = 0
 
 
@@ -142,14 +125,6 @@ def renamer(patterns: Sequence[tuple[str, str]], prefixes: Mapping[str, str]) ->
         return name
 
     return rename
-
-
-def renamer_of(prefixes: Mapping[str, str]) -> Rename:
-    """A function that strips wrappers and replaces the longest of `prefixes`.
-
-    One that changes nothing if there are none.
-    """
-    return renamer((), prefixes) or str
 
 
 # --- roots

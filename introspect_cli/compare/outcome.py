@@ -22,8 +22,8 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import Correspondence
 from introspect_cli.compare.names import (
+    DISPLACED,
     Renamed,
-    Source,
     class_of_root,
     owner_of,
 )
@@ -40,7 +40,6 @@ from introspect_cli.compare.table import (
     PHASES,
     WITHIN,
     Alignment,
-    Floats,
     Ids,
     Layouts,
     Learned,
@@ -261,8 +260,6 @@ def results_known(table: Table) -> Known:
 SHOWN = 3
 """Changes that the sentence of a comparison names."""
 
-_SHOWN_SOURCES = (Source.ROOT, Source.VALUE)
-
 
 @dataclass
 class Structure:
@@ -301,8 +298,8 @@ class Structure:
 
     @property
     def differs(self) -> bool:
-        """Whether there is any renaming (by root or value), one-sided site or evaluation, or random state."""
-        renamed = any(new.source in _SHOWN_SOURCES for new in self.match.renamed.values())
+        """Whether there is any renaming by value, one-sided site or evaluation, or random state."""
+        renamed = any(not new.name.endswith(DISPLACED) for new in self.match.renamed.values())
         return bool(renamed or any(self.only) or self.random or self.evaluations)
 
 
@@ -366,13 +363,13 @@ def clause_of(change: StructureChange) -> str:
 
 
 def _rename_changes(match: Correspondence) -> list[StructureChange]:
-    """A change per renaming by root or value.
+    """A change per renaming by value.
 
     Renamings that differ in numbers alone are one change, with `*` for these.
     """
     groups: dict[tuple[str, str], list[tuple[str, Renamed]]] = defaultdict(list)
     for name, renamed in match.renamed.items():
-        if renamed.source in _SHOWN_SOURCES:
+        if not renamed.name.endswith(DISPLACED):
             groups[starred(name, renamed.name)].append((name, renamed))
     changes = []
     for pattern, members in groups.items():
@@ -499,6 +496,7 @@ _FORWARD = (Phase.DATA, Phase.FORWARD, Phase.EVAL, Phase.LOSS)
 _PHASE_ORDER = {phase_code(phase): place for place, phase in enumerate(_FORWARD)}
 _MOST_COLUMNS = 400
 _UNMEASURED = 1.0  # differs, by how much is not known
+_RANDOM = "random state: "
 
 
 class Heat:
@@ -513,60 +511,48 @@ class Heat:
             alignment: both runs' sites.
             steps: numbers of all compared steps in a, in order.
         """
-        self.alignment = alignment
         self.fold = max(1, -(-len(steps) // _MOST_COLUMNS))
         self.steps = list(steps)[:: self.fold]
         rows: dict[str, int] = {}
-        self.random: set[int] = set()
         self.row_of = np.full(alignment.size, -1, dtype=np.int64)
-        for union in sorted(
-            range(alignment.size), key=lambda union: (_PHASE_ORDER.get(int(alignment.phase[union]), 9), union)
-        ):
-            kind = KINDS[alignment.kind[union]]
-            if kind in SETTING_KINDS:
-                continue
-            name = alignment.fqn[union]
+        places = [_PHASE_ORDER.get(phase, 9) for phase in alignment.phase.tolist()]
+        for union in np.argsort(places, kind="stable").tolist():
+            kind, name = KINDS[alignment.kind[union]], alignment.fqn[union]
             if kind in _OF_TENSORS:
                 name = owner_of(name) or name
             elif kind is Kind.RNG:
-                name = f"random state: {name}"
-            row = self.row_of[union] = rows.setdefault(name, len(rows))
-            if kind is Kind.RNG:
-                self.random.add(row)
+                name = f"{_RANDOM}{name}"
+            if kind not in SETTING_KINDS:
+                self.row_of[union] = rows.setdefault(name, len(rows))
         self.modules = tuple(rows)
-        self.values = np.zeros((len(rows), len(self.steps)))
-        self.forward = np.zeros((len(rows), len(self.steps)))
-        self.unknown = np.zeros((2, len(rows), len(self.steps)), dtype=np.bool_)  # of all, of the forward pass
-        self.is_forward = np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
+        every = np.full(alignment.size, True)
+        self.layers = every, np.isin(alignment.phase, [phase_code(phase) for phase in _FORWARD])
+        self.values = np.zeros((2, len(rows), len(self.steps)))  # of all, of the forward pass
+        self.unknown = self.values.astype(np.bool_)
 
     def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
         """Raise the cells of a diverging step's column, in place.
 
         Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown. Other
-        distances count as 1e-12 at least.
+        distances count as 1e-12 at least. Sites without a row are skipped.
 
         Args:
             place: index of the step among the compared ones.
             table: the step after all passes.
             layouts: of a and of b.
         """
-        rel, unions = relative(*table.distances(layouts)), table.differing_sites
-        unknown = unions[~np.isfinite(rel)]
-        rel = np.where(np.isfinite(rel), np.maximum(rel, 1e-12), _UNMEASURED)
-        self._raise_cells(unions, rel, place // self.fold)
-        for marks, chosen in zip(self.unknown, (unknown, unknown[self.is_forward[unknown]]), strict=True):
-            marks[self.row_of[chosen][self.row_of[chosen] >= 0], place // self.fold] = True
-        one_sided = np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]])
-        self._raise_cells(one_sided, np.full(len(one_sided), np.inf), place // self.fold)
-
-    def _raise_cells(self, unions: Ids, rel: Floats, column: int) -> None:
-        """Raise the cells of these sites in one column to their distances, where the cells are lower.
-
-        Forward records are put into `forward` too. Sites without a row are skipped.
-        """
-        rows = self.row_of[unions]
-        for values, chosen in ((self.values, rows >= 0), (self.forward, (rows >= 0) & self.is_forward[unions])):
-            np.maximum.at(values[:, column], rows[chosen], rel[chosen])
+        one_sided, column = (
+            np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]]),
+            place // self.fold,
+        )
+        unions = np.concatenate([table.differing_sites, one_sided])
+        rel = np.concatenate([relative(*table.distances(layouts)), np.full(len(one_sided), np.inf)])
+        unknown, rows = np.isnan(rel), self.row_of[unions]
+        rel = np.where(unknown, _UNMEASURED, np.maximum(rel, 1e-12))
+        for layer, values, marks in zip(self.layers, self.values, self.unknown, strict=True):
+            kept = (rows >= 0) & layer[unions]
+            np.maximum.at(values[:, column], rows[kept], rel[kept])
+            marks[rows[kept & unknown], column] = True
 
     def result(self) -> DivergenceMap:
         """The finished map; rows of generators that never differ are left out.
@@ -575,17 +561,19 @@ class Heat:
         `behind` is True in columns where that leaves 0, though something else of it differs. `unmeasured` is True where
         the value stands for an unknown distance.
         """
-        shown = [row for row in range(len(self.modules)) if row not in self.random or self.values[row].any()]
-        in_forward = self.forward.any(axis=1, keepdims=True)
-        values = np.where(in_forward, self.forward, self.values)
-        unmeasured = np.where(in_forward, self.unknown[1], self.unknown[0]) & (values == _UNMEASURED)
-        behind = (values == 0) & (self.values != 0)
+        shown = [
+            row for row, name in enumerate(self.modules) if not name.startswith(_RANDOM) or self.values[0, row].any()
+        ]
+        in_forward = self.values[1].any(axis=1, keepdims=True)
+        values = np.where(in_forward, self.values[1], self.values[0])[shown]
+        unmeasured = np.where(in_forward, self.unknown[1], self.unknown[0])[shown] & (values == _UNMEASURED)
+        behind = (values == 0) & (self.values[0, shown] != 0)
         return DivergenceMap(
             modules=tuple(self.modules[row] for row in shown),
             steps=tuple(self.steps),
-            values=tuple(tuple(float(value) for value in values[row]) for row in shown),
-            behind=tuple(tuple(map(bool, behind[row])) for row in shown),
-            unmeasured=tuple(tuple(map(bool, unmeasured[row])) for row in shown),
+            values=tuple(map(tuple, values.tolist())),
+            behind=tuple(map(tuple, behind.tolist())),
+            unmeasured=tuple(map(tuple, unmeasured.tolist())),
         )
 
 

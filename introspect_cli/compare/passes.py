@@ -97,7 +97,7 @@ from introspect_cli.compare.table import (
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import EXPANDED_TEXT, Kind, Phase, Status
+from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ def table_of(
     untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
     unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
     unseen_a, unseen_b = unseen(a), unseen(b)
-    blind[both] = unseen_a[both_a] | unseen_b[both_b] | _expanded(a, b, both_a, both_b, differs[both])
+    in_part = (a.status[both_a] == _PARTIAL) != (b.status[both_b] == _PARTIAL)
+    blind[both] = unseen_a[both_a] | unseen_b[both_b] | (differs[both] & in_part)
     blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
     state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
     unknown = (blind & (counts | ~both)) | (differs & (unlike | ~counts)) | ~(both | counts)
@@ -216,24 +217,6 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     alone = np.ones(len(site_a), dtype=np.bool_)
     alone[rows_a] = False
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
-
-
-def _expanded(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, differs: Mask) -> Mask:
-    """Mask of differing pairs where one run read an expanded tensor whole, and the other only its memory.
-
-    Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        differs: whether each pair differs.
-    """
-    status_a, status_b = a.status[rows_a], b.status[rows_b]
-    unlike: Mask = differs & (status_a != status_b) & ((status_a == _PARTIAL) | (status_b == _PARTIAL))
-    for at in np.flatnonzero(unlike):
-        texts = a.text[rows_a[at]], b.text[rows_b[at]]
-        unlike[at] = any(text.startswith(EXPANDED_TEXT) for text in texts)
-    return unlike
 
 
 # --- what one run could not have
@@ -398,7 +381,7 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
         rows: some of the DIFFERENT rows, as indices among these.
         options: the tolerance.
     """
-    texts = zip(*(np.asarray(batch.text)[of_run[rows]].tolist() for batch, of_run in table.pairs), strict=True)
+    texts = zip(*(map(batch.text.__getitem__, of_run[rows].tolist()) for batch, of_run in table.pairs), strict=True)
     distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
     return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
 
@@ -785,18 +768,16 @@ _POWER_OF_TWO = 0.5
 # --- words
 
 
-def unused_note(table: Table, rows: Iterable[int]) -> str:
+def unused_note(table: Table, rows: Mask) -> str:
     """Sentence with the number of UNUSED differences of a step, and the first of them; "" for none.
 
     Args:
         table: the step.
-        rows: indices of the UNUSED rows.
+        rows: mask of the UNUSED rows.
     """
-    by_order = sorted(rows, key=lambda row: float(table.order[row]))
-    if not by_order:
-        return ""
-    first, much = what(table.named(by_order[0])), count(len(by_order), "difference")
-    return f"Nothing recorded rests on {much} in step {table.step}, first {first}: what comes of it agrees."
+    first, much = table.first_of(rows), count(int(rows.sum()), "difference")
+    text = f"Nothing recorded rests on {much} in step {table.step}, first "
+    return "" if first is None else f"{text}{what(first)}: what comes of it agrees."
 
 
 # --- calls of a module by what it is given, where one run calls it more often

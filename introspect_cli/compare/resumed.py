@@ -195,11 +195,10 @@ def beginning_at_resume(sides: Sides) -> Beginning:
 
     Empty where both begin at one step, or the step before is not on record.
     """
-    a, b, offset = At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1]), sides.offset
-    if a.step == b.step + offset:
+    later = _later_run(sides)
+    if later is None:
         return Beginning()
-    late, whole, first = (b, a, b.step + offset) if b.step + offset > a.step else (a, b, a.step - offset)
-    began, ended = late.tensors(Phase.START), whole.to(first - 1).tensors(Phase.OPTIMIZER)
+    began, ended = later.begins.tensors(Phase.START), later.there.to(later.at - 1).tensors(Phase.OPTIMIZER)
     unequal = {tensor for tensor in began.keys() & ended.keys() if began[tensor] != ended[tensor]}
     return Beginning(
         names=frozenset(fqn for kind, fqn, _ in unequal if kind != _STATE),
@@ -224,16 +223,16 @@ class ResumePoint:
 
     Attributes:
         late: `a` or `b`, the run that goes on.
-        sign: what says so, in words.
         begins: its first step.
         there: the step of the other run that this is compared with.
+        sign: what says so, in words.
     """
 
     sides: Sides
     late: str
-    sign: str
     begins: At
     there: At
+    sign: str = ""
 
     @property
     def first(self) -> int:
@@ -315,10 +314,19 @@ class ResumePoint:
         return " -> ".join(self.ab(late, whole))
 
 
-def _first_steps(sides: Sides, late: str) -> tuple[At, At]:
-    """(first recorded step of run `late`, first recorded step of the other)."""
-    a, b = (At.first(reader, sites) for reader, sites in zip((sides.a, sides.b), sides.sites, strict=True))
-    return (b, a) if late == "b" else (a, b)
+def _first_steps(sides: Sides) -> tuple[At, At]:
+    """(first recorded step of a, first recorded step of b)."""
+    return At.first(sides.a, sides.sites[0]), At.first(sides.b, sides.sites[1])
+
+
+def _later_run(sides: Sides) -> ResumePoint | None:
+    """The run that begins later than the other, resumed or not; None where both begin at one step, or one is empty."""
+    a, b = _first_steps(sides)
+    later = b.step + sides.offset - a.step
+    if not later or not len(sides.a) or not len(sides.b):
+        return None
+    late, begins, whole = ("b", b, a) if later > 0 else ("a", a, b)
+    return ResumePoint(sides, late, begins, whole.to(whole.step + abs(later)))
 
 
 def find_resume_point(sides: Sides) -> ResumePoint | None:
@@ -327,26 +335,18 @@ def find_resume_point(sides: Sides) -> ResumePoint | None:
     A run is resumed only if it begins later than the other and its capture was not told to skip the steps before its
     first.
     """
-    if not len(sides.a) or not len(sides.b):
-        return None
-    first_a, first_b, offset = sides.a.entry(0).step, sides.b.entry(0).step, sides.offset
-    if first_a == first_b + offset:
-        return None
-    late = "b" if first_b + offset > first_a else "a"
-    at = first_b + offset if late == "b" else first_a - offset
-    manifest = sides.manifests["ab".index(late)]
-    begins, whole = _first_steps(sides, late)
-    if begins.step and any(manifest.get("options", {}).get(name) for name in _STEP_OPTIONS):
+    later = _later_run(sides)
+    asked = {} if later is None else sides.manifests["ab".index(later.late)].get("options", {})
+    if later is None or (later.first and any(asked.get(name) for name in _STEP_OPTIONS)):
         return None  # the capture left out what came before
-    for sign, holds in (
-        ("its framework counts on", bool(offset_by_labels(sides.a.labels, sides.b.labels))),
-        ("its optimizer's state is not new when it begins", _has_trained(begins, whole)),
-        ("it read a checkpoint that the other run did not read", bool(_read_more(sides, late))),
-        ("--offset says so", bool(sides.options.offset)),
-    ):
-        if holds:
-            return ResumePoint(sides, late, sign, begins, whole.to(at))
-    return None
+    whole = At.first(later.there.reader, later.there.sites)
+    signs = {
+        "its framework counts on": offset_by_labels(sides.a.labels, sides.b.labels),
+        "its optimizer's state is not new when it begins": _has_trained(later.begins, whole),
+        "it read a checkpoint that the other run did not read": _read_more(sides, later.late),
+        "--offset says so": sides.options.offset,
+    }
+    return next((replace(later, sign=sign) for sign, holds in signs.items() if holds), None)
 
 
 def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
@@ -367,25 +367,23 @@ def detected_offset(sides: Sides, by_labels: int) -> tuple[int, str]:
         )
     if not len(a) or not len(b) or a.entry(0).digest == b.entry(0).digest:
         return 0, ""
-    for late, whole in (("b", "a"), ("a", "b")):
-        begins, other = _first_steps(sides, late)
+    firsts = _first_steps(sides)
+    for late, whole, (other, begins) in (("b", "a", firsts), ("a", "b", firsts[::-1])):
         start = _begins_after(begins, other, read=bool(_read_more(sides, late)))
-        if start is None:
+        if start is None or start[0] == begins.step:
             continue
         step, decided = start
-        first = begins.step
-        offset = (step - first) * (1 if late == "b" else -1)
+        offset = (step - begins.step) * (1 if late == "b" else -1)
         after = step_words(step - 1, other.reader.labels.get(step - 1, {}))
-        if offset and not decided:
-            return 0, (
-                f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that "
-                f"it is resumed (--offset {offset} compares step {first} of {late} with step {step} of {whole})."
-            )
-        if offset:
+        if decided:
             return offset, (
                 f"Run {late} begins with what run {whole} has after {after}: "
-                f"step {first} of {late} is compared with step {step} of {whole} (--offset {offset})."
+                f"step {begins.step} of {late} is compared with step {step} of {whole} (--offset {offset})."
             )
+        return 0, (
+            f"Run {late} begins with the parameters that run {whole} has after {after}, and nothing else says that it "
+            f"is resumed (--offset {offset} compares step {begins.step} of {late} with step {step} of {whole})."
+        )
     return 0, ""
 
 

@@ -211,23 +211,23 @@ class Gathered:
     """
 
     def __init__(self, comparison: Sides) -> None:
-        """Count the ranks of both runs and their losses per step now; nothing else is read."""
+        """Count the ranks of both runs now; nothing else is read."""
+        self._readers = comparison.a, comparison.b
         a, b, splits = comparison.a, comparison.b, comparison.splits
         self._ranks = shares(b) / shares(a)
         self.by_samples = splits is not None and splits.differ
         self._comparison = comparison
-        self._losses = most_calls(a, {Kind.LOSS.value}), most_calls(b, {Kind.LOSS.value})
 
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
         """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
 
-        A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
+        A row agrees by its sum over ranks, or by extrema, means and variances.
 
         Args:
             table: the step.
             rtol: relative tolerance of each DIFFERENT row.
             learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
-                run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
+                run has no means, else as a copy with that factor and `flows_back` by this step too.
         """
         scalar = np.logical_and(*table.of_layouts("scalar", self._comparison.layouts))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
@@ -235,11 +235,9 @@ class Gathered:
         by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
         rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
         ratio = learned.backward_ratio or _whole_ratio(table, rows)
-        scaled, units = _scaled_outputs(table, rtol, scalar)
         flows = learned.flows_back or bool((back & by_moments & table.chosen[table.differing]).any())
-        learned = learned._replace(backward_ratio=ratio, flows_back=flows, units={**learned.units, **units})
+        learned = learned._replace(backward_ratio=ratio, flows_back=flows)
         agree = self._sums_agree(table, rtol, ratio or 1.0)
-        agree[scaled] = True
         rows = np.flatnonzero(by_moments)
         agree[rows] |= self._moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
         return agree, learned
@@ -254,8 +252,8 @@ class Gathered:
 
         A power of two above 1 that is not the ratio of the runs' losses per step.
         """
-        times = round(max(ratio, 1 / ratio))
-        return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
+        times, losses = round(max(ratio, 1 / ratio)), [most_calls(run, {Kind.LOSS.value}) for run in self._readers]
+        return times > 1 and not times & (times - 1) and times * min(losses) != max(losses)
 
     def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
         """Mask of DIFFERENT rows to compare by extrema and means.
@@ -335,28 +333,16 @@ class Gathered:
         return out
 
     def notes(self, learned: Learned) -> list[str]:
-        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1 and mattered."""
-        lines = [
-            f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
-            "and its gradient as much smaller: the script scales one of them. That is taken into account."
-            for name, times in learned.units.items()
-        ]
+        """One sentence on the factor of gradients if it is not 1 and mattered; [] otherwise."""
         ratio = learned.backward_ratio
         if ratio is None or ratio == 1 or not learned.flows_back:
-            return lines
+            return []
         small, large = ("b", "a") if ratio < 1 else ("a", "b")
-        text = f"Gradients inside the backward pass of run {large} are {round(max(ratio, 1 / ratio))} x those of run "
-        text += f"{small}: "
-        if self.by_samples and self._is_scaled(ratio):
-            text += "its loss is scaled (GradScaler, or by hand). That is taken into account."
-        elif self.by_samples and abs(ratio - self._ranks) > _WHOLE_NUMBER:  # no ranks make that factor
-            text += (
-                "the losses of its microbatches are added up, not averaged. Where its parameters' gradients agree "
-                "nevertheless, they were divided (a pipeline's schedule does that) or clipped after it."
-            )
-        else:
-            text += "there the loss is a mean over fewer samples. That is taken into account."
-        return [*lines, text]
+        why = "there the loss is a mean over fewer samples, or is scaled"
+        if self.by_samples and abs(ratio - self._ranks) > _WHOLE_NUMBER:  # no ranks make that factor
+            why = "there the loss is scaled, or the losses of its microbatches are added up, not averaged"
+        times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
+        return [f"Gradients inside the backward pass of run {large} are {times}: {why}. That is taken into account."]
 
 
 def _whole_ratio(table: Table, rows: Ids) -> float | None:
@@ -374,34 +360,6 @@ def _whole_ratio(table: Table, rows: Ids) -> float | None:
         if round(larger) and abs(larger / round(larger) - 1) < _WHOLE_NUMBER:
             seen[1 / round(larger) if one >= two else float(round(larger))] += 1
     return seen.most_common(1)[0][0] if seen else None
-
-
-def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int], dict[str, float]]:
-    """Single outputs that are n times as large in one run, n whole above 1, and whose gradients are n times as small.
-
-    Returns their indices among the DIFFERENT rows, and of chosen ones the ratio of a to b by name.
-
-    Args:
-        table: the step.
-        rtol: relative tolerance of each DIFFERENT row.
-        scalar: whether each DIFFERENT row has no dimensions.
-    """
-    kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
-    numbers: dict[tuple[str, str, int], list[int]] = {}
-    for at in np.flatnonzero(of_kinds(table.kinds, kinds) & scalar).tolist():
-        site = table.named(int(table.differing[at]))
-        numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
-    for (fqn, path, _), places in numbers.items():
-        one, two = table.statistic("mean", table.differing[places])
-        with np.errstate(all="ignore"):
-            times = abs(float(one[0] / two[0]))
-            same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
-        more = max(times, 1 / times) if same and np.isfinite(times) and times > 0 else 0
-        if round(more) > 1 and abs(more / round(more) - 1) < _WHOLE_NUMBER:
-            rows += places
-            if table.chosen[table.differing][places].any():
-                units[f"{fqn}{path}"] = times
-    return rows, units
 
 
 # --- columns of the differing rows

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.names import strip_wrappers, with_ancestors
+from introspect_cli.derived import l2_norm
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
@@ -41,7 +42,6 @@ from introspect_cli.records import (
     Summary,
 )
 from introspect_cli.selection import selects
-from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -587,7 +587,6 @@ class Learned(NamedTuple):
         let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
         backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
             ranks or microbatches are put together; None while that was not seen.
-        units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
     """
 
@@ -595,7 +594,6 @@ class Learned(NamedTuple):
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
-    units: Mapping[str, float] = {}
     flows_back: bool = False
 
 
@@ -867,6 +865,11 @@ class Table:
         """`plain_of` a site's record in run `side`; None without a record."""
         row, batch = self._record(site, side)
         return None if row is None else plain_of(batch, row)
+
+    def first_of(self, rows: Mask) -> Site | None:
+        """The site of the earliest of these rows by `order`; None for none."""
+        chosen = np.flatnonzero(rows)
+        return self.named(int(chosen[np.argmin(self.order[chosen])])) if len(chosen) else None
 
     def named(self, row: int) -> Site:
         """The site of row `row` of this table."""

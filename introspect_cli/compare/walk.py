@@ -461,25 +461,38 @@ class Account:
     def _count_passed(self, table: Table) -> None:
         """Add the step's equal, tolerated and unobserved records to the outcome's tally.
 
-        Also notes the first of the tolerated and of the unused ones, and a step in which only one run evaluates.
+        Not observed are those that a list lacks, and those that one run or both did not see; blind, those of them that
+        one run has. Also notes the first of the tolerated, the blind and the unused ones, and a step in which only one
+        run evaluates.
         """
-        comparison, outcome, chosen = self.comparison, self.outcome, table.chosen
-        both = self.counted[table.site] & ~table.one_sided
-        equal = int((both & np.isin(table.state, (EQUAL, WITHIN))).sum())
-        recorded = int(self.counted[np.asarray(comparison.a.read(table.step).site)].sum())
-        started = int(self.counted[table.sites_a].sum()) - recorded  # what the step before left, where b lists it
-        blind = int((unseen(table.a) & self.counted[table.sites_a]).sum())
-        outcome.tally.update(equal=equal, records=started, opened=recorded, blind_both=blind)
-        if (chosen & (table.because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
+        comparison, outcome, chosen, because = self.comparison, self.outcome, table.chosen, table.because
+        missing = chosen & (table.state == NOT_SEEN)
+        listed, hidden = missing & (because == Because.LISTED), missing & (because == Because.NOT_OBSERVED)
+        sides = ((table.a, table.row_a), (table.b, table.row_b))
+        seen = [np.asarray(batch.status)[of_run[hidden]] != int(Status.NOT_OBSERVED) for batch, of_run in sides]
+        blind = listed.copy()
+        blind[hidden] = seen[0] != seen[1]
+        recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
+        masks = {
+            "equal": self.counted[table.site] & ~table.one_sided & np.isin(table.state, (EQUAL, WITHIN)),
+            "opened": recorded,
+            "blind_both": unseen(table.a) & self.counted[table.sites_a],
+            "within": chosen & (table.state == WITHIN),
+            "cut": chosen & (because == Because.CUT),
+            "not_observed": listed | hidden,
+            "blind": blind,
+        }
+        outcome.tally.update({name: int(mask.sum()) for name, mask in masks.items()})
+        # what the step before left, where b lists it
+        outcome.tally["records"] += int(self.counted[table.sites_a].sum()) - int(recorded.sum())
+        if (chosen & (because == Because.EVALUATION)).any() and (runs := evaluates(table))[0] != runs[1]:
             self.structure.evaluations.setdefault(table.step, "a" if runs[0] else "b")
-        unused = np.flatnonzero(chosen & (table.state == UNUSED))
-        outcome.unused_note = outcome.unused_note or unused_note(table, unused)
-        within = np.flatnonzero(chosen & (table.state == WITHIN))
-        outcome.tally.update(within=len(within), cut=int((chosen & (table.because == Because.CUT)).sum()))
-        if len(within) and not outcome.tolerated and outcome.first is None:
-            first = within[int(np.argmin(table.order[within]))]
-            outcome.tolerated = f"{what(table.named(first))} in step {table.step}"
-        self._count_unseen(table)
+        outcome.unused_note = outcome.unused_note or unused_note(table, chosen & (table.state == UNUSED))
+        if outcome.first is None and not outcome.tolerated and (site := table.first_of(masks["within"])):
+            outcome.tolerated = f"{what(site)} in step {table.step}"
+        if not outcome.blind_site and (site := table.first_of(blind)):
+            when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
+            outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
 
     def _narrow_results(self, table: Table) -> None:
         """Narrow the outcome's `results` (kinds that agree in all steps) and `results_known` by this step.
@@ -497,25 +510,6 @@ class Account:
             if outcome.results is None or has_updates(table):
                 outcome.results = kinds if outcome.results is None else outcome.results & kinds
             outcome.results_known = worst_of((outcome.results_known, results_known(table)))
-
-    def _count_unseen(self, table: Table) -> None:
-        """Add the step's NOT_SEEN records to the tally: what a list lacks, and what was unobserved in one run or both.
-
-        Notes the first that only one run could see in `blind_site`.
-        """
-        unseen = table.chosen & (table.state == NOT_SEEN)
-        lost = np.flatnonzero(unseen & (table.because == Because.LISTED))
-        self.outcome.tally.update(not_observed=len(lost), blind=len(lost))
-        blind = np.flatnonzero(unseen & (table.because == Because.NOT_OBSERVED))
-        status = np.asarray(table.a.status)[table.row_a[blind]], np.asarray(table.b.status)[table.row_b[blind]]
-        seen_a, seen_b = (column != int(Status.NOT_OBSERVED) for column in status)
-        by_one = blind[seen_a != seen_b]
-        self.outcome.tally.update(not_observed=len(blind), blind=len(by_one))
-        lost = np.concatenate([lost[table.one_sided[lost]], lost[~table.one_sided[lost]], by_one])
-        if len(lost) and not self.outcome.blind_site:
-            site = table.named(lost[0])
-            when = {Phase.EVAL: "in the evaluation of", Phase.START: "at the start of"}.get(site.phase, "at")
-            self.outcome.blind_site = f"{site.kind.value} of {site.fqn} {when} step {table.step}"
 
     # --- divergences
 

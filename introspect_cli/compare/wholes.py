@@ -135,13 +135,11 @@ class Microbatch(NamedTuple):
         samples: leading size of what it is given; 0 where that is not on record.
         elements: how many elements that has.
         tokens: rows of the gradient of what the loss is computed of that are not zero; 0 where that is not on record.
-        shape: of what it is given.
     """
 
     samples: int = 0
     elements: int = 0
     tokens: int = 0
-    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,12 +149,10 @@ class Microbatches:
     Attributes:
         number: forward passes of a step, at most.
         first: those of the first step of both; empty where their samples are not on record.
-        singly: whether each is one sample, without a dimension for samples.
     """
 
     number: int
     first: tuple[Microbatch, ...] = ()
-    singly: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -175,10 +171,8 @@ class Microbatches:
 
     @property
     def words(self) -> str:
-        """In words: `4 microbatches of 2 samples`, `8 samples at once`, `4 samples, one at a time`."""
+        """In words: `4 microbatches of 2 samples`, `8 samples at once`."""
         sizes = list(dict.fromkeys(self.sizes))
-        if self.singly:
-            return f"{len(self.sizes)} samples, one at a time"
         if self.number == 1:
             return f"{count(sizes[0], 'sample')} at once" if sizes else "all samples at once"
         if not sizes:
@@ -201,28 +195,15 @@ def microbatches_of(reader: RankReader, root: str, step: int | None, number: int
     return Microbatches(number, tuple(first) if all(micro.samples for micro in first) else ())
 
 
-def one_by_one(cut: Microbatches, other: Microbatches) -> Microbatches:
-    """`cut`, with each microbatch as a single sample if its shape is that of one sample of `other`; else unchanged.
-
-    Only where `other` has fewer microbatches.
-    """
-    wholes = {micro.shape[1:] for micro in other.first}
-    if other.number >= cut.number or not cut.first or any(micro.shape not in wholes for micro in cut.first):
-        return cut
-    return replace(cut, first=tuple(micro._replace(samples=1) for micro in cut.first), singly=True)
-
-
-def microbatches(reader: Reader, root: str, step: int, rule: Microbatches) -> list[list[Microbatch]]:
+def microbatches(reader: Reader, root: str, step: int) -> list[list[Microbatch]]:
     """Microbatches of a step on each rank; reads the step.
 
     Args:
         reader: of all ranks.
         root: the module whose calls they are, by the run's own name.
         step: number of the step.
-        rule: how the run takes a batch; with `singly` each microbatch is one sample.
     """
-    ranks = [_microbatches_of_rank(rank, root, step) for rank in reader.readers]
-    return [[micro._replace(samples=1) for micro in rank] for rank in ranks] if rule.singly else ranks
+    return [_microbatches_of_rank(rank, root, step) for rank in reader.readers]
 
 
 def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Microbatch]:
@@ -247,7 +228,7 @@ def _microbatches_of_rank(reader: RankReader, root: str, step: int) -> list[Micr
                 tokens[call] = _nonzero_rows(shape, int(batch.counts["zeros"][row]))
     exact = all(tokens.get(call, 0) > 0 for call in given) and len(tokens) == len(given)
     return [
-        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0, shape)
+        Microbatch(shape[0] if shape else 0, math.prod(shape) if shape else 0, tokens[call] if exact else 0)
         for call, shape in sorted(given.items())
     ]
 
@@ -311,6 +292,13 @@ class Splits:
     def assumed(self) -> bool:
         """Whether the samples of either run are not on record, so that numbers of losses decide."""
         return not (self.a.sizes and self.b.sizes)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """How a, and how b, takes a batch, in words; without sizes where a sample of one has more elements."""
+        sized = sum(self.a.sizes) * self.b.elements == sum(self.b.sizes) * self.a.elements
+        one, two = (cut.words if sized else count(cut.number, "microbatch", "microbatches") for cut in (self.a, self.b))
+        return one, two
 
     @property
     def folded(self) -> bool:
@@ -402,7 +390,7 @@ def _splits_of(a: Run, b: Run, work: Work | None = None, match: Correspondence |
     step = min({*first_a.entries["step"].tolist()} & {*first_b.entries["step"].tolist()}, default=None)
     root_a = one.its_name(root)
     took = (microbatches_of(first_a, root_a, step, numbers[0]), microbatches_of(first_b, root, step, numbers[1]))
-    splits = Splits(one_by_one(*took), one_by_one(*took[::-1]), folds, alike, root=root, match=match)
+    splits = Splits(*took, folds, alike, root=root, match=match)
     return replace(splits, differ=step is not None and _cut_differently((first_a, first_b), splits, step))
 
 
@@ -548,8 +536,7 @@ def _layouts_note(a: Run, b: Run, options: DiffOptions, splits: Splits) -> str:
     if splits.differ:
         differ = f"{'By the number of losses, the' if splits.assumed else 'The'} batch of a step is cut differently"
         one = a.world_size == b.world_size == 1
-        cuts = zip(sizes, (splits.a, splits.b), strict=True)
-        sizes = [cut.words if one else f"{size}, {cut.words}" for size, cut in cuts]
+        sizes = [cut if one else f"{size}, {cut}" for size, cut in zip(sizes, splits.words, strict=True)]
     coarse = f"; those in {' or '.join(sorted(_COARSE))}, and what comes of them, by {options.rtol:g}"
     coarse = coarse if options.rtol_fine else ""
     fine = options.rtol_fine or options.rtol

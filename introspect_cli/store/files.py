@@ -378,11 +378,6 @@ class Directory(Closing, ABC):
             except OSError as error:
                 raise unreadable(handle.path, error) from None
 
-    @property
-    def remote_size(self) -> int:
-        """Bytes of the directory's files in object storage; 0 on disk."""
-        return 0
-
     def prefetch(self, names: Iterable[str]) -> None:
         """Prefetch the directories `names`, which are read next; on disk nothing is done."""
 

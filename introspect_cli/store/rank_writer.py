@@ -20,6 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, Message, described
 from introspect_cli.store.documents import encode_labels
 from introspect_cli.store.files import reason
@@ -239,7 +240,7 @@ class RankWriter:
             raise ValueError("a record names a site or a layout that was never given a number")
         data = message.pieces()
         size = sum(map(len, data))
-        if size > LIMIT_BATCH:
+        if size > LIMIT_BATCH or sum(map(len, message.lines)) > LIMIT_NAMES:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         digest = _digest(self.compiled, columns, self._keys, self._setting)
         if labels:
@@ -297,6 +298,7 @@ class RankWriter:
         message = self.message(len(batch))
         for name, column in batch.columns(self._schema).items():
             message.put(name, column)
+        message.lines = [text_line(batch.text), given_line(batch.given)]
         return message
 
     def _fail(self, why: str) -> None:

@@ -356,7 +356,7 @@ class Summarizer:
         Raises:
             Exception: `error` itself, with no row added, where it is the script's own (`errors.belongs_to_script`).
         """
-        del self._layout_of[slot:]
+        self._layout_of.cut(slot)
         if belongs_to_script(error):
             raise error
         with unobserved():

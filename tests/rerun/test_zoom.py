@@ -118,7 +118,7 @@ def test_each_run_is_repeated_from_its_own_sources(project):
         assert f"Run {name} was run again from its recorded sources, and repeats what was recorded." in said
     assert "aten.mul.Tensor of Net  4x8 float32" in said
     assert "run by model.py:12" in said
-    assert "which: the last 2 of 8 columns" in said
+    assert "which: columns 6 to 7 (of 8)" in said
     assert "how: b is 0 in all of them." in said
     assert "ULPs of float32" in said
     after = [git(project, *words) for words in (["status", "--porcelain"], ["rev-parse", "HEAD"], ["worktree", "list"])]

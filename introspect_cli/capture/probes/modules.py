@@ -233,8 +233,9 @@ class ModuleProbe(OwnCalls):
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
         caller = stack.calls[-1] if stack.calls else None
-        state = self._names.states.get(id(module))
-        is_plain = state is not None and state.plain is type(module) and state.reference() is module
+        known = self._names.states.entries.get(id(module))  # as `find`, without its frame
+        state = known[1] if known is not None and known[0]() is module else None
+        is_plain = state is not None and state.plain is type(module)
         if not is_plain or caller is None or caller is state:
             with private_api.no_torch_function():  # the script may watch functions; it is to see its own calls only
                 state, is_recorded = self._enter_special(stack, module, caller, args, kwargs)
@@ -326,7 +327,7 @@ class ModuleProbe(OwnCalls):
         if not stack.calls and stack.phase is Phase.FORWARD:
             clock = self._context.clock
             with private_api.no_torch_function():
-                clock.tell(clock.on_root_left, module)
+                clock.tell("on_root_left", module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
         is_fused = False

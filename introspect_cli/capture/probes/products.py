@@ -93,7 +93,7 @@ class ProductProbe(GuardedProbe):
                 self._context.saved_unseen[name] = None
             return
         clock = self._context.clock
-        clock.tell(clock.on_look)
+        clock.tell("on_look")
         with unobserved():
             call = self._context.count(self, name)
             saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:MAX_SAVED_TENSORS]

@@ -291,7 +291,7 @@ class StateProbe(GuardedProbe):
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
             may_move = flat.is_loaded() or self._cutting.get(root)
-            self._record_after(root, None if may_move else (contents[2], changes), contents)
+            self._record_after(root, None if may_move else (contents[2], changes), Kind.BUFFER, contents[1])
 
     def parameters_after(self, stepping: Stepping) -> None:
         """Record all parameters that an optimizer holds, after its step; nothing if parameters are not recorded."""
@@ -299,22 +299,23 @@ class StateProbe(GuardedProbe):
             parameters, lengths = stepping.parameters, [len(one["params"]) for one in stepping.optimizer.param_groups]
             # What is at the same place of the same optimizer under the same identity has the name it had.
             mark = lengths, self._context.names.parameters.changes, list(map(id, parameters))
-            self._record_after(stepping.optimizer, mark, ([Kind.PARAM] * len(parameters), parameters, []))
+            self._record_after(stepping.optimizer, mark, Kind.PARAM, parameters)
 
-    def _record_after(self, owner: object, mark: object, contents: Contents) -> None:
+    def _record_after(self, owner: object, mark: object, kind: Kind, tensors: list[torch.Tensor]) -> None:
         """Record tensors as an optimizer step leaves them; their sites are cached while `mark` stays equal.
 
         Args:
             owner: whose tensors these are: an optimizer, or a root.
             mark: equal to the last one where all have the names that they had; None where that is not known.
-            contents: the tensors, with their kinds.
+            kind: what they are.
+            tensors: all of them.
         """
         cached = self._after.get(owner)
         if mark is not None and cached is not None and cached[0] == mark:
-            self._write(cached[1], contents[1], Phase.OPTIMIZER)
+            self._write(cached[1], tensors, Phase.OPTIMIZER)
             return
-        sites = self._record(contents, Phase.OPTIMIZER)
-        if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
+        sites = self._record(([kind] * len(tensors), tensors, []), Phase.OPTIMIZER)
+        if len(sites) == len(tensors):  # else one has no name yet, or is not wanted yet
             self._after.set(owner, (mark, numbers_of(sites)))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:

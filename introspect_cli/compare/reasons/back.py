@@ -20,8 +20,8 @@ from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
 from introspect_cli.compare.table import EQUAL, PHASES, ROUNDING
+from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER, columns, kind_code
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches
+from introspect_cli.derived import scale_between
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
-from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ def cuts_of(step: Step) -> tuple[Cut, Cut]:
     comparison, splits, table = step.comparison, step.comparison.splits, step.table
     assert splits is not None
     one, two = (
-        Cut(side, microbatches(reader, root, number, rule), rule, reader.rank_count)
+        Cut(side, microbatches(reader, root, number), rule, reader.rank_count)
         for side, reader, root, number, rule in (
             ("a", comparison.a, _name_in_a(step, splits.root), table.step, splits.a),
             ("b", comparison.b, splits.root, table.step_b, splits.b),
@@ -94,7 +94,7 @@ def find_split_effect(at: View) -> Iterator[Finding]:
     if finding is not None:
         yield finding
     if splits is not None and splits.differ:
-        yield found("split", a=splits.a.words, b=splits.b.words)
+        yield found("split", a=splits.words[0], b=splits.words[1])
 
 
 def split_finding(step: Step, position: int) -> Finding | None:

@@ -30,8 +30,7 @@ from introspect_cli.compare.settings.differences import (
 )
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.errors import StoreError
-from introspect_cli.store.documents import gpu_names
-from introspect_cli.texts import begin_alike, clean, rank_list
+from introspect_cli.texts import begin_alike, clean, gpu_names, rank_list
 
 if TYPE_CHECKING:
     from introspect_cli.store.run import Run
