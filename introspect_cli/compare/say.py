@@ -33,6 +33,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "calls": "{module} runs {a} in this step of a and {b} in b",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
+    "repeated": "in {side} it is that of the time before, again",
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients

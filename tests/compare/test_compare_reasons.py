@@ -74,6 +74,16 @@ def test_stale_gradients_are_found_through_clipping(compare):
         assert "zero_grad is missing" not in compare(steps(second), steps(second + other)).sentence
 
 
+def test_a_batch_that_comes_again_in_one_run_alone_is_said_to(compare):
+    """As where a script makes a new iterator of the loader for each step."""
+
+    def steps(*values):
+        return [[row("data", "batch", "DataLoader", np.full(4, value, F32))] for value in values]
+
+    assert "cause: in b it is that of the time before, again" in compare(steps(1, 2), steps(1, 1)).sentence
+    assert "again" not in compare(steps(1, 2), steps(1, 3)).sentence
+
+
 def test_a_back_end_of_attention_explains_what_the_code_around_it_computes(compare):
     """With dropout, each back end draws it in its own way, which no rounding is."""
     runtime = tuple({"runtime": {"flash_sdp": on, "cudnn_deterministic": on}} for on in (True, False))

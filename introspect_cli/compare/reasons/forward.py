@@ -242,6 +242,17 @@ def batch_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or step.differed_before(before)
 
 
+@finds("batch", "script")
+def find_repetition(at: View) -> Iterator[Finding]:
+    """Finding where one run alone has the value again that it had the last time."""
+    had = {side: at.step.last(at.union, side) for side in "ab"}
+    again = [
+        side for side, last in had.items() if last and last[0].checksum[last[1]] == at.table.checksum(at.union, side)
+    ]
+    if len(again) == 1:
+        yield found("repeated", side=again[0])
+
+
 @finds("batch")
 def find_shuffled_batch(at: View) -> Iterator[Finding]:
     """Finding where the batch has the same values in another order."""
