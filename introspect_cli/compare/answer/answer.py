@@ -14,13 +14,12 @@ from introspect_cli.compare.answer.compared import (
     notes_on,
 )
 from introspect_cli.compare.answer.weights import Blame, setting_changes
-from introspect_cli.compare.result import DiffResult, Resumption, Verdict
+from introspect_cli.compare.result import DiffResult, Verdict
 from introspect_cli.compare.say import head_of
 from introspect_cli.compare.settings.settings import notes_on_some_ranks
 
 if TYPE_CHECKING:
     from introspect_cli.compare.answer.compared import Compared
-    from introspect_cli.compare.result import Resumption
 
 
 # --- the answer
@@ -49,25 +48,16 @@ def answer_for(compared: Compared, *, bitwise: bool) -> DiffResult:
     ending, offset = compared.ending, any(outcome.offset for outcome in compared.outcomes)
     code = code_changes(a, b, lambda: None if ending is None else clues_of_ending(ending))
     agree = agreement(compared)
+    said = [agree.sentence, *([] if resumed is None else [head_of(resumed)])]
     # where no value differs, what differs in structure has changed nothing
     harmless = compared.best is None and agree.verdict is Verdict.SAME
     structure = compared.structure(same=harmless) if by_rank else ()
     return replace(
         answer,
         verdict=agree.verdict,
-        sentence=agree.sentence if resumed is None else _with_resumption(resumed, agree.verdict, agree.sentence),
+        sentence=" ".join(said if agree.verdict is Verdict.UNDECIDED else said[::-1]),
         settings=weighed_by_code(setting_changes(a, b, Blame(offset=offset)), code),
         findings=(*(() if code is None else (code,)), *answer.findings, *structure),
         training=agree.training,
         evaluation=agree.evaluation,
     )
-
-
-def _with_resumption(resumed: Resumption, verdict: Verdict, agreed: str) -> str:
-    """The sentence `agreed` of runs that agree, with one on what the resumed run restored.
-
-    That one comes first, or after `agreed` where the verdict is UNDECIDED.
-    """
-    if verdict is Verdict.UNDECIDED:
-        return f"{agreed} {head_of(resumed)}"
-    return f"{head_of(resumed)} {agreed}"

@@ -122,8 +122,8 @@ def lines_before(at: View) -> tuple[str, ...]:
         clauses.append(told("steps-before", how=how, steps=at.steps_before))
     states = at.agreeing_before
     if states[EQUAL] or states[WITHIN]:
-        numbers = {"equal": states[EQUAL], "within": states[WITHIN], "unseen": states[NOT_SEEN]}
         every = count(sum(states.values()), "record")
+        numbers = {"equal": states[EQUAL], "within": states[WITHIN], "unseen": states[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
     return tuple(clauses)
 

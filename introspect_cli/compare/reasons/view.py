@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,9 @@ from introspect_cli.compare.settings.differences import Difference, unequal
 from introspect_cli.compare.settings.hyperparameters import Optimizers, hyperparameter_changes
 from introspect_cli.compare.step import unseen_inside
 from introspect_cli.compare.table import (
-    DIFFERENT,
-    EQUAL,
     KINDS,
-    NOT_SEEN,
     OTHER,
     PHASES,
-    UNUSED,
-    WITHIN,
     kind_code,
     of_kinds,
 )
@@ -125,15 +121,11 @@ class View:
         return int((self.compared < self.first.step).sum())
 
     @cached_property
-    def agreeing_before(self) -> dict[int, int]:
-        """Number of records before the divergence in its step, by state: EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT.
-
-        Hyper-parameters are not counted.
-        """
-        step = self.step
-        settings = of_kinds(step.alignment.kind, SETTING_KINDS)
-        earlier = step.state[(step.table.order_of < self.first.sequence) & ~settings]
-        return {state: int((earlier == state).sum()) for state in (EQUAL, WITHIN, NOT_SEEN, UNUSED, DIFFERENT)}
+    def agreeing_before(self) -> Counter[int]:
+        """Number of records before the divergence in its step, by state; hyper-parameters are not counted."""
+        settings = of_kinds(self.step.alignment.kind, SETTING_KINDS)
+        earlier = self.step.state[(self.table.order_of < self.first.sequence) & ~settings]
+        return Counter(earlier[earlier > 0].tolist())
 
     @cached_property
     def initial(self) -> tuple[int, list[int]]:
@@ -267,12 +259,10 @@ class View:
         """Names of the optimizers that recorded hyper-parameters in the step: in a, in b; scalers left out."""
         alignment = self.table.alignment
         one, two = (
-            dict.fromkeys(
-                alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS
-            )
+            [alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS]
             for side in "ab"
         )
-        return [name for name in one if name != SCALER], [name for name in two if name != SCALER]
+        return [name for name in dict.fromkeys(one) if name != SCALER], [n for n in dict.fromkeys(two) if n != SCALER]
 
     @property
     def steppers(self) -> tuple[list[str], list[str]]:
