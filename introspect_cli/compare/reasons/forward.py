@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 
 
 def module_cause(step: Step, position: int) -> Cause | None:
-    """Cause `module` of an output; None where something that goes into the call differs, or submodules ran in it."""
+    """Cause `module` of an output, or `own_code` if submodules ran in the call.
+
+    None where something that goes into the call differs.
+    """
     site, order = step.sites[position], step.order_at(position)
     start = _start_if_fed_equally(step, site, order)
-    if start is None or (start >= 0 and last_child(step, site.fqn, start, order)):
+    if start is None:
         return None
-    return cause("module", *evidence_of("module", step, position))
+    after = last_child(step, site.fqn, start, order) if start >= 0 else ""
+    if not after:
+        return cause("module", *evidence_of("module", step, position))
+    evidence = rests_on(step, Place(site, order, start=start), RESTS_ON["own_code"])
+    return cause("own_code", *evidence, module=site.fqn, after=after)
 
 
 def own_code_cause(step: Step, position: int) -> Cause | None:
-    """Cause `own_code`: a module's code before its next submodule, or after its last one, computes something else.
+    """Cause `own_code`: a module's code before its next submodule computes something else.
 
-    The record is an output, an input of a submodule, or a parameter given to a call. None where something that goes
-    into the call around it differs, where no call is around it, or, of an output, where no submodule ran.
+    The record is an input of a submodule, or a parameter given to a call. None where something that goes into the call
+    around it differs, or where no call is around it.
     """
-    site, order, edges = step.sites[position], step.order_at(position), RESTS_ON["own_code"]
+    site, order = step.sites[position], step.order_at(position)
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
-    if site.kind is Kind.OUTPUT:
-        start = _start_if_fed_equally(step, site, order)
-        after = last_child(step, site.fqn, start, order) if start is not None and start >= 0 else ""
-        if not after or start is None:
-            return None
-        evidence = rests_on(step, Place(site, order, start=start), edges)
-        return cause("own_code", *evidence, module=site.fqn, after=after)
     # The module that is given a parameter is not under way yet, and the one around it has made that.
     running = step.calls.around(site.fqn, order)
     if running is None:
@@ -70,7 +70,7 @@ def own_code_cause(step: Step, position: int) -> Cause | None:
         return None
     after = last_child(step, parent, start, order)
     place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
-    return cause("own_code", *rests_on(step, place, edges), module=parent, after=after, before=site.fqn)
+    return cause("own_code", *rests_on(step, place, RESTS_ON["own_code"]), module=parent, after=after, before=site.fqn)
 
 
 def _start_if_fed_equally(step: Step, site: Site, order: float) -> float | None:

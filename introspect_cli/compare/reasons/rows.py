@@ -116,7 +116,7 @@ ROWS: Final = (
     Reason(
         "own_code",
         "A module's own forward code, between the modules inside it or after them, computes something else.",
-        frozenset({Kind.INPUT, Kind.OUTPUT, Kind.PARAM}),
+        frozenset({Kind.INPUT, Kind.PARAM}),
         applies=forward.own_code_cause,
         left=("forward-code",),
         weights={"runtime": 0.7},
@@ -262,7 +262,7 @@ def judge(step: Step, position: int) -> Cause:
             continue
         if made.role is not Role.ORIGIN or not any(fact.needed for fact in with_state(made.evidence, Known.UNSEEN)):
             return made
-        gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=reason.word)
+        gap = replace(made, role=Role.PROPAGATED, reason="gap", instead=made.reason)
         if gap.module not in {"", site.fqn}:
             gap = replace(gap, evidence=tuple(replace(fact, inside=gap.module) for fact in gap.evidence))
     assert gap is not None  # `propagated` always applies
