@@ -52,25 +52,32 @@ def module_cause(step: Step, position: int) -> Cause | None:
     return cause("own_code", *evidence, module=site.fqn, after=after)
 
 
-def own_code_cause(step: Step, position: int) -> Cause | None:
-    """Cause `own_code`: a module's code before its next submodule computes something else.
+def input_cause(step: Step, position: int) -> Cause | None:
+    """Cause `own_code` of an input of a submodule, or of parameters given to it; `script` where no call is around it.
 
-    The record is an input of a submodule, or a parameter given to a call. None where something that goes into the call
-    around it differs, or where no call is around it.
+    `own_code` is that a module's code before its next submodule computes something else. None where something that goes
+    into the call around it differs, or, without a call, where anything differs before it.
     """
     site, order = step.sites[position], step.order_at(position)
     if site.kind is Kind.PARAM and site.path != GIVEN:
         return None
     # The module that is given a parameter is not under way yet, and the one around it has made that.
     running = step.calls.around(site.fqn, order)
-    if running is None:
+    if running is not None:
+        parent, start, call = running
+        if _call_is_fed(step, site.phase, parent, call, start, order - 0.25):
+            return None
+        after = last_child(step, parent, start, order)
+        place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
+        evidence = rests_on(step, place, RESTS_ON["own_code"])
+        return cause("own_code", *evidence, module=parent, after=after, before=site.fqn)
+    if step.anything_before(order):
         return None
-    parent, start, call = running
-    if _call_is_fed(step, site.phase, parent, call, start, order - 0.25):
-        return None
-    after = last_child(step, parent, start, order)
-    place = Place(Site(site.phase, Kind.INPUT, parent, call), order, of=parent, start=start if after else -1.0)
-    return cause("own_code", *rests_on(step, place, RESTS_ON["own_code"]), module=parent, after=after, before=site.fqn)
+    evidence = evidence_of("script", step, position)
+    if step.comparison.leaves_modules_out:
+        return cause("script", *evidence, LEFT_OUT)
+    known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
+    return cause("script", *evidence, *known)
 
 
 def _start_if_fed_equally(step: Step, site: Site, order: float) -> float | None:
@@ -276,23 +283,6 @@ def left_in_batch(at: View) -> Iterator[str]:
 
 
 # --- what the script gives to a model
-
-
-def script_cause(step: Step, position: int) -> Cause | None:
-    """Cause `script` of a root module's input, or of parameters given to it; None where anything differs before it.
-
-    None also for a module that another one calls.
-    """
-    site, order = step.sites[position], step.order_at(position)
-    if site.kind is Kind.PARAM and site.path != GIVEN:
-        return None
-    if step.calls.around(site.fqn, order) is not None or step.anything_before(order):
-        return None
-    evidence = evidence_of("script", step, position)
-    if step.comparison.leaves_modules_out:
-        return cause("script", *evidence, LEFT_OUT)
-    known = (output for output in outputs(step, Place(site, order)) if output.known in {Known.EQUAL, Known.WITHIN})
-    return cause("script", *evidence, *known)
 
 
 @finds("script", "loss")

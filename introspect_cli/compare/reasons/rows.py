@@ -94,7 +94,7 @@ ROWS: Final = (
         "The code between the data loader and the model gives the model another input, or `functional_call` other "
         "parameters to run with.",
         frozenset({Kind.INPUT, Kind.PARAM}),
-        applies=forward.script_cause,
+        applies=forward.input_cause,
         left=forward.left_in_script,
     ),
     Reason(
@@ -117,7 +117,7 @@ ROWS: Final = (
         "own_code",
         "A module's own forward code, between the modules inside it or after them, computes something else.",
         frozenset({Kind.INPUT, Kind.PARAM}),
-        applies=forward.own_code_cause,
+        applies=forward.input_cause,
         left=("forward-code",),
         weights={"runtime": 0.7},
         names="_sdp$",  # back ends of attention draw dropout in different ways
