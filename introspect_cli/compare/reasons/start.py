@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare.evidence import Cause, Known, Thing
-from introspect_cli.compare.reasons.base import cause
+from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import find_attributes_of
 from introspect_cli.compare.reasons.structure import subject_of
 from introspect_cli.compare.result import Role, Size
@@ -25,16 +25,25 @@ if TYPE_CHECKING:
 TENSORS = frozenset({Kind.PARAM, Kind.BUFFER})
 
 
-def initial_is_fed(step: Step, position: int) -> bool:
-    """Whether a divergence is no initial value, or may follow from something that differs.
+def start_cause(step: Step, position: int) -> Cause | None:
+    """Cause of a tensor or optimizer state that differs at the start of a step; None for other phases.
 
-    False only for a value at the start that both runs have, of a tensor not recorded in earlier steps, where no random
-    state differs.
+    `initial` of a tensor that no earlier step has; `gap` after steps that were not recorded; else `outside`, also where
+    one run alone has it. None where a random state differs, of what one run alone has after a gap or from the start,
+    and of an optimizer state that no earlier step has, or after no gap.
     """
     site = step.sites[position]
-    if site.phase is not Phase.START or step.is_one_sided(position) or step.is_recorded_before(site.fqn):
-        return True
-    return step.rng_differs()
+    if site.phase is not Phase.START:
+        return None
+    before, is_tensor = step.is_recorded_before(site.fqn), site.kind in TENSORS
+    if step.is_one_sided(position):
+        subject, role = subject_of(step, position)
+        return cause("outside", role=role, subject=subject) if before and is_tensor and not step.begins.gap else None
+    if step.rng_differs() or not (is_tensor or (before and step.begins.gap)):
+        return None
+    if not before:
+        return cause("initial", *evidence_of("initial", step, position))
+    return cause("gap", role=Role.PROPAGATED) if step.begins.gap else cause("outside")
 
 
 def is_recorded_late(at: View) -> bool:
@@ -85,22 +94,6 @@ def left_in_initial(at: View) -> Iterator[str]:
 # --- changed between two steps
 
 
-def outside_cause(step: Step, position: int) -> Cause | None:
-    """Cause `outside` of a tensor at the start of a step that was recorded before; None otherwise.
-
-    None also where steps before it were not recorded, and, if both runs have the record, where a random state differs.
-    """
-    site = step.sites[position]
-    if site.phase is not Phase.START or not step.is_recorded_before(site.fqn):
-        return None
-    if step.is_one_sided(position):
-        subject, role = subject_of(step, position)
-        return None if step.begins.gap else cause("outside", role=role, subject=subject)
-    if step.rng_differs() or step.begins.gap:
-        return None
-    return cause("outside")
-
-
 @finds("outside")
 def find_change_between_steps(at: View) -> Iterator[Finding]:
     """Finding where one run alone has the record."""
@@ -121,20 +114,6 @@ def left_outside(at: View) -> Iterator[str]:
 
 
 # --- where the records do not show the cause, or it lies elsewhere
-
-
-def gap_cause(step: Step, position: int) -> Cause | None:
-    """Cause `gap` of a tensor or optimizer state that differs at a step's start, after steps that were not recorded.
-
-    None where no step before it is missing, where no earlier value is on record in both runs, and where a random state
-    differs at the start.
-    """
-    site = step.sites[position]
-    if site.phase is not Phase.START or not step.begins.gap or step.rng_differs():
-        return None
-    if site.kind not in TENSORS | {Kind.OPTIMIZER_STATE} or not step.is_recorded_before(site.fqn):
-        return None
-    return cause("gap", role=Role.PROPAGATED)
 
 
 def resumed_cause(step: Step, position: int) -> Cause | None:
