@@ -11,6 +11,7 @@ the earlier of the two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -292,15 +293,12 @@ def _add_evaluation(outcome: RankOutcome, comparison: Comparison) -> None:
         for sites in comparison.sites
     )
     steps = _evaluation_steps(outcome.paired, *chosen)
-    if outcome.first is None:
-        outcome.evaluated = tuple(step for step in [next(steps, None)] if step is not None)
-        return
-    outcome.evaluated = tuple(steps)
+    outcome.evaluated = tuple(islice(steps, 1) if outcome.first is None else steps)
     if not outcome.evaluated:
         del outcome.parts[True]
     for part in outcome.parts.values():
         part.evaluated = outcome.evaluated
-    _set_earliest(outcome, [*outcome.parts.values()], options)
+    _set_earliest(outcome, options)
 
 
 def _trailing_steps(reader: Reader, sites: Columns, only: Sequence[int], tail: int, last: Ids) -> tuple[int, str]:
@@ -344,13 +342,13 @@ def _evaluation_steps(paired: Paired, mask_a: Mask, mask_b: Mask) -> Iterator[in
             yield entry_a.step
 
 
-def _set_earliest(outcome: RankOutcome, parts: Sequence[RankOutcome], options: DiffOptions) -> None:
-    """Make the earliest first divergence of `parts`, by (step, sequence), the outcome's first and the first it lists.
+def _set_earliest(outcome: RankOutcome, options: DiffOptions) -> None:
+    """Make the earliest first divergence of its parts, by (step, sequence), the outcome's first and the first it lists.
 
     Its cause, step, tolerance and origins come with it, and the list is cut to `options.limit` (with `whole_step`, to
     its length before). Does nothing where no part diverges.
     """
-    firsts = [(part.first, part) for part in parts if part.first is not None]
+    firsts = [(part.first, part) for part in outcome.parts.values() if part.first is not None]
     if not firsts:
         return
     first, part = min(firsts, key=lambda pair: (pair[0].step, pair[0].sequence))

@@ -401,17 +401,13 @@ class Reader:
         `else`. Statements without an `_on_` method have no effect, except `match`.
         """
         for place, statement in enumerate(statements):
-            rest = statements[place + 1 :]
-            if (
-                isinstance(statement, ast.If)
-                and rest
-                and not statement.orelse
-                and isinstance(statement.body[-1], _ENDS)
-            ):
-                self._read_branches(statement, rest, env)
-                return
             kind = type(statement).__name__.lower().removeprefix("async").removesuffix("star")
-            if kind == "match":
+            if isinstance(statement, ast.If):
+                ends = not statement.orelse and isinstance(statement.body[-1], _ENDS)
+                self._read_branches(statement, statements[place + 1 :] if ends else statement.orelse, env)
+                if ends:
+                    return
+            elif kind == "match":
                 self._add_effect("match", statement, self._generic_value(statement, env))
             elif hasattr(self, f"_on_{kind}"):
                 getattr(self, f"_on_{kind}")(statement, env)
@@ -440,9 +436,6 @@ class Reader:
         if isinstance(node.target, ast.Name) and was.kind in _OF_OTHERS:
             self.calls.append(value)
         self._assign(node.target, value, env)
-
-    def _on_if(self, node: ast.If, env: Environment) -> None:
-        self._read_branches(node, node.orelse, env)
 
     def _read_branches(self, node: ast.If, orelse: Sequence[ast.stmt], env: Environment) -> None:
         """Read both branches of an `if` and bind in `env` what they bind, conditionally where they differ.
@@ -476,50 +469,23 @@ class Reader:
             else:
                 env[name] = one
 
-    def _on_for(self, node: ast.For | ast.AsyncFor, env: Environment) -> None:
-        """Read a loop over elements, by `_bind_each` and `_read_loop`."""
-        inner = dict(env)
-        carried = self._carry_names(node, env, inner)
-        over = self._bind_each(node.target, node.iter, inner)
-        self._read_loop(node, over, carried, inner, env)
+    def _on_for(self, node: ast.For | ast.AsyncFor | ast.While, env: Environment) -> None:
+        """Read a loop: its variables, body and `else`; names that it binds become values of kind `after` in `env`.
 
-    def _on_while(self, node: ast.While, env: Environment) -> None:
-        inner = dict(env)
-        carried = self._carry_names(node, env, inner)
-        self._read_loop(node, self.value(node.test, inner), carried, inner, env)
-
-    def _carry_names(self, node: ast.stmt, env: Environment, inner: Environment) -> list[str]:
-        """Names bound before a loop that it binds again; in `inner` they become values of kind `carried`.
-
-        Args:
-            node: the loop.
-            env: names before it.
-            inner: names inside it; changed.
+        Names bound before it that it binds again are of kind `carried` inside it. A loop that only fills an empty list
+        or dictionary becomes a comprehension bound to its name. Any other becomes an effect `loop`, unless it has no
+        effects and rebinds nothing.
         """
+        inner, times = dict(env), Counter[int]()
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         carried = [name for name in dict.fromkeys(names) if name in env]
-        times: Counter[int] = Counter()
         for name in carried:
             inner[name] = self.make("carried", env[name].node, env[name], times[env[name].key])
             times[env[name].key] += 1
-        return carried
-
-    def _read_loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, over: Value, carried: Sequence[str], inner: Environment,
-        env: Environment,
-    ) -> None:  # fmt: skip
-        """Read a loop's body, then its `else`.
-
-        A loop that only fills an empty list or dictionary becomes a comprehension bound to its name. Any other becomes
-        an effect `loop`, unless it has no effects and rebinds nothing.
-
-        Args:
-            node: the loop.
-            over: value of what it runs over, or of its test.
-            carried: names of `_carry_names`.
-            inner: names inside it; changed.
-            env: names around it; names that the loop binds become values of kind `after`.
-        """
+        if isinstance(node, ast.While):
+            over = self.value(node.test, inner)
+        else:
+            over = self._bind_each(node.target, node.iter, inner)
         done = self._effects_of_block(node.body, inner, node)
         filled = self._as_comprehension(node, over, done, env)
         if filled is not None:
@@ -532,6 +498,8 @@ class Reader:
             if name not in env or env[name].key != value.key:
                 env[name] = self.make("after", node, over, value)
         self.read_block(node.orelse, env)
+
+    _on_while = _on_for
 
     def _as_comprehension(self, node: ast.AST, over: Value, done: Value, env: Environment) -> Environment | None:
         """A mapping of one name to a comprehension, where a loop only fills a list or dictionary that was empty.

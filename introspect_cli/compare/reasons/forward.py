@@ -138,7 +138,7 @@ def find_class(at: View) -> Iterator[Finding]:
         yield found("class", module=at.module, a=classes[0], b=classes[1])
 
 
-@finds("module", "own_code", "gradient", "loss", "gap")
+@finds("module", "own_code", "gradient", "loss", "buffer", "gap")
 def find_attributes(at: View) -> Iterator[Finding]:
     """Findings on attributes that differ: of the module to blame, else of submodules without recorded outputs.
 

@@ -10,7 +10,7 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_state
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.forward import find_attributes_of, number_of
+from introspect_cli.compare.reasons.forward import number_of
 from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
@@ -202,7 +202,7 @@ def by_hand_is_fed(step: Step, position: int) -> bool:
     return step.rng_differs() or step.anything_before(made_by)
 
 
-@finds("by_hand")
+@finds("by_hand", "buffer")
 def find_change_in_one(at: View) -> Iterator[Finding]:
     """Finding where one run alone has the record, or alone changes the tensor in the step."""
     left = at.step.unchanged_side(at.union)
@@ -225,22 +225,14 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
         return None
     unions = step.of(Kind.INPUT, FORWARD, owner)
     spans, call = step.calls.spans_of(owner), Site(Phase.FORWARD, Kind.OUTPUT, owner)
-    if any(step.differs_inside(owner, begun, ended) for begun, ended in spans):
-        return None  # what ran inside it may be what it keeps
-    if any(step.tensors_differ(owner, begun) for begun, _ in spans) or with_state(
-        drawn_from(step, Place(call, order)), Known.DIFFERS
-    ):
-        return None  # it may be made of what else the module holds or draws
+    # it may keep what ran inside the module, or be made of what else that holds or draws
+    if any(step.differs_inside(owner, *span) or step.tensors_differ(owner, span[0]) for span in spans):
+        return None
+    if with_state(drawn_from(step, Place(call, order)), Known.DIFFERS):
+        return None
     seen = any(step.state[unions])
     if not seen and step.differs_before(order, FORWARD):
         return None
     needed = seen or Kind.INPUT not in step.comparison.kinds
     inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
     return cause("buffer", *inputs, *evidence_of("buffer", step, position), module=owner)
-
-
-@finds("buffer")
-def find_buffer_cause(at: View) -> Iterator[Finding]:
-    """Findings where one run alone changes it, and on attributes of its module that differ."""
-    yield from find_change_in_one(at)
-    yield from find_attributes_of(at, owner_of(at.site.fqn))
