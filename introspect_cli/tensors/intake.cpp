@@ -5,10 +5,6 @@
 // own C functions answer without Python (`tensor.cpp`). Large tensors go through `large.cpp`. Whatever is not plain,
 // contiguous and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which
 // answers for all sorts of tensors.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "intake.h"
 #include "large.h"
 #include "lock.h"
@@ -223,7 +219,7 @@ PyObject *add_all(PyObject *object, PyObject *list) {
     const Room slots(self->slots);
     Taken tensors(self->tensors);
     const bool done = slots.numbers && tensors.add_list(list) && put_slots(self, tensors, slots.numbers);
-    return done ? list_of_numbers(slots.numbers) : nullptr;
+    return done ? PySequence_List(slots.numbers) : nullptr;
 }
 
 // Takes sites, if there are numbers of that many and none of them has been recorded in this step; false, without an exception,
@@ -361,7 +357,7 @@ PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tens
     const bool done = put_slots(self, tensors, slots.numbers);
     const int noted = done ? note_all(self, sites.numbers, slots.numbers) : -1;
     give_back(self->large.lock);
-    if (done && !noted) return list_of_numbers(slots.numbers);
+    if (done && !noted) return PySequence_List(slots.numbers);
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
 }
 

@@ -1,8 +1,7 @@
 // What the sources that talk to Python share.
 #pragma once
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 extern HIDDEN Run *RUN;  // for the best level of this processor, or the one that was chosen
 HIDDEN PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given);

@@ -86,8 +86,8 @@ class Summarizer:
         self.layouts = self._layouts.layouts
         """All layouts so far, by number; new ones are appended."""
         self._memory = k.KERNELS.memory(LIMIT)
-        self._layout_of = k.new_numbers()  # of each row; the compiled intake appends to it, too
-        self._lock = k.new_lock()
+        self._layout_of = k.numbers_of(())  # of each row; the compiled intake appends to it, too
+        self._lock = k.KERNELS.lock()
         shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
         self.intake = None if sorted_stats else new_intake(self._flags, *shared)
         """The compiled intake (`intake.py`); None without one."""
@@ -432,7 +432,7 @@ class Summarizer:
 
     def abandon(self) -> None:
         """In a forked child: replace the lock, which the parent may hold, and stop using threads."""
-        self._lock = k.new_lock()
+        self._lock = k.KERNELS.lock()
         self._engine.abandon()
 
     def close(self) -> None:
