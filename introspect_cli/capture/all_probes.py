@@ -77,7 +77,7 @@ class Probes:
             "sorted_stats": options.sorted_stats,
         }
         self.summarizer = Summarizer(**kept)
-        self.rank = store.rank(rank, operators=options.level == "op", **kept)
+        self.rank = store.rank(rank, **kept)
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.policy = StepPolicy(options, self.rank, store, guard.note, box, number=rank)

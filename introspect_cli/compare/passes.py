@@ -381,7 +381,7 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
         rows: some of the DIFFERENT rows, as indices among these.
         options: the tolerance.
     """
-    texts = zip(*(np.asarray(batch.text)[of_run[rows]].tolist() for batch, of_run in table.pairs), strict=True)
+    texts = zip(*(map(batch.text.__getitem__, of_run[rows].tolist()) for batch, of_run in table.pairs), strict=True)
     distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
     return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
 

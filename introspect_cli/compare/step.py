@@ -60,8 +60,8 @@ from introspect_cli.compare.table import (
     relative,
     shapes_differ,
 )
+from introspect_cli.derived import scale_between
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
-from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence

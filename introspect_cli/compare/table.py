@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.names import strip_wrappers, with_ancestors
+from introspect_cli.derived import l2_norm
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
@@ -41,7 +42,6 @@ from introspect_cli.records import (
     Summary,
 )
 from introspect_cli.selection import selects
-from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -135,15 +135,14 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, repeating: bool = Fals
     Returns:
         the rest. What diverges in the forward or backward pass, and what holds NaN or infinities, always stays.
     """
-    gone: set[int] = set()
-    if targets:
-        gone |= {node.number for node in graph.nodes if not _targeted(node, targets)}
+    gone = {node.number for node in graph.nodes if targets and not _targeted(node, targets)}
+    passing = {node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER and not repeating}
     if not repeating:
-        gone |= _middle(graph) | _unchanging(graph)
-    gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in ("", "equal")}
-    if not repeating:
-        passing = (node for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER)
-        gone |= {node.number for node in passing if not node.nonfinite and node.state != "origin"}
+        gone |= passing | _middle(graph) | _unchanging(graph)
+    for node in graph.nodes:
+        diverges = node.state not in ("", "equal") and node.number not in passing
+        if node.nonfinite or node.state == "origin" or diverges:
+            gone.discard(node.number)
     return without(graph, gone)
 
 

@@ -11,13 +11,12 @@ import torch
 from introspect_cli.capture.environment.redact import is_secret_path
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.selection import selects
-from introspect_cli.store.batch import given_columns, short_texts
-from introspect_cli.store.columns import sparse_texts
+from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
@@ -159,6 +158,7 @@ class StepBlock:
         self.message = message
         self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
         message.put("sequence", np.arange(message.rows, dtype=np.uint32))
+        message.lines = [b"", b""]  # texts, and inputs of operators
         self.sites: Any = ()
         self._slots: Any = ()
         self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
@@ -206,34 +206,25 @@ class StepBlock:
 
         Returns it.
         """
-        rows, texts, given = self.message.rows, self.columns.texts, self.ended.given
-        self._put("site", self.sites, lambda: [np.array(self.sites, np.uint32)])
-        self._put("layout", self.columns.layout, lambda: [self.columns.layout])
-        self._put("text", texts, lambda: [short_texts(sparse_texts(rows, texts), rows)])
-        if "given" in self.message:
-            self._put("given", given, lambda: _inputs(given, rows), "forward", "node")
-        return self.message
+        message, texts, given = self.message, self.columns.texts, self.ended.given
+        self._renew("site", self.sites, lambda: message.put("site", np.array(self.sites, np.uint32)))
+        self._renew("layout", self.columns.layout, lambda: message.put("layout", self.columns.layout))
+        self._renew("text", texts, lambda: message.lines.__setitem__(0, text_line(texts)))
+        self._renew("given", given, lambda: message.lines.__setitem__(1, given_line(given)))
+        return message
 
-    def _put(self, name: str, content: object, make: Callable[[], Iterable[Any]], *more: str) -> None:
-        """Put columns in the message, unless they were made of the same content last; `make` makes them.
+    def _renew(self, name: str, content: object, put: Callable[[], object]) -> None:
+        """Put something in the message by `put`, unless it was made of the same content last.
 
         Args:
-            name: of the column, or the first of several.
+            name: of what it is.
             content: what it is made of: a dict, or an object that is another where it changes.
-            make: makes the columns.
-            more: names of the others.
+            put: puts it there.
         """
         last = self._made_of.pop(name, self)
         if last is not content and (type(last) is not dict or last != content):
-            for column, data in zip((name, *more), make(), strict=True):
-                self.message.put(column, data)
+            put()
         self._made_of[name] = content
-
-
-def _inputs(given: Mapping[int, Given], rows: int) -> tuple[Any, ...]:
-    """Columns of what operators were given: inputs, forward operators, and the names of autograd's nodes."""
-    columns = given_columns(given, rows)
-    return columns.inputs, columns.forward, short_texts(columns.node, rows)
 
 
 def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:
