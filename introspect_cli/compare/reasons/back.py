@@ -93,17 +93,6 @@ def find_recomputation(at: View) -> Iterator[Finding]:
         yield found("recomputed", module=at.site.fqn)
 
 
-def left_in_backward(at: View) -> Iterator[str]:
-    """Codes of the remaining causes.
-
-    For a gradient of an input the module's backward pass, else its user's, and the loss code.
-    """
-    if at.site.kind is Kind.GRAD_INPUT:
-        yield "backward-through"
-    else:
-        yield from ("backward-of-user", "loss-code")
-
-
 # --- of parameters
 
 
