@@ -189,41 +189,45 @@ def holders_in(root: nn.Module) -> list[nn.Module]:
     return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
 
 
-Contents = tuple[list[Kind], list[torch.Tensor], list[object]]
+Contents = tuple[list[Kind], list[torch.Tensor], list[Any]]
 """Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
-what is another where another module holds one of them, or under another name."""
+the modules' dictionaries that hold them."""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """Modules' own parameters and buffers: the kind of each, the tensors, each once, in the order met, and a key.
+    """Modules' own parameters and buffers: the kinds, the tensors, each once, in the order met, and what holds them.
 
-    Those of submodules are not among them. The key is another one where a module, a name or a tensor is another, or
-    stands elsewhere.
+    Those of submodules are not among them.
 
     Args:
         holders: the modules, each looked at by itself (see `holders_in`); one that is gone is passed over.
         kinds: PARAM, BUFFER or both.
     """
-    parameters, buffers = Kind.PARAM in kinds, Kind.BUFFER in kinds
-    modules = [module for reference in holders if (module := reference()) is not None]
+    param, buffer = Kind.PARAM, Kind.BUFFER  # an attribute of an enumeration takes as long as a call
+    parameters, buffers = param in kinds, buffer in kinds
     groups: list[Any] = []  # a scripted module's is no dict
-    each: list[Kind] = []
-    for module in modules:  # asked of all modules in each step: what follows runs no frame and makes no pairs
-        if parameters and module._parameters:  # noqa: SLF001 - as above
-            groups.append(module._parameters)  # noqa: SLF001 - as above
-            each.append(Kind.PARAM)
-        if buffers and module._buffers:  # noqa: SLF001 - as above
-            groups.append(module._buffers)  # noqa: SLF001 - as above
-            each.append(Kind.BUFFER)
-    tensors = [*chain.from_iterable(map(methodcaller("values"), groups))]
-    of, ids = [*chain.from_iterable(map(repeat, each, map(len, groups)))], [*map(id, tensors)]
-    key = [*map(id, modules), *map(len, groups), *chain.from_iterable(map(methodcaller("keys"), groups)), *of, *ids]
-    seen = {*ids}
-    if len(seen) < len(ids) or id(None) in seen:
+    of: list[Kind] = []
+    tensors: list[torch.Tensor] = []
+    for module in [module for reference in holders if (module := reference()) is not None]:  # all, in each step
+        for kind, group in (
+            (param, module._parameters if parameters else None),  # noqa: SLF001 - as above
+            (buffer, module._buffers if buffers else None),  # noqa: SLF001 - as above
+        ):
+            if group:
+                groups.append(group)
+                of += repeat(kind, len(group))
+                tensors += group.values()  # type: ignore[arg-type] # None goes below
+    ids = [*map(id, tensors)]
+    if len({*ids}) < len(ids) or id(None) in ids:
         first = {one: at for at, one in reversed([*enumerate(ids)]) if one != id(None)}
         at = sorted(first.values())
         of, tensors = [of[one] for one in at], [tensors[one] for one in at]
-    return of, tensors, key
+    return of, tensors, groups
+
+
+def place_of(tensors: list[torch.Tensor], groups: list[Any]) -> object:
+    """A key of what `tensors_in` gives: another one where a module, name or tensor is another, or stands elsewhere."""
+    return [*map(id, groups), *chain.from_iterable(map(methodcaller("keys"), groups)), *map(id, tensors)]
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:

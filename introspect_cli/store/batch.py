@@ -23,8 +23,9 @@ from introspect_cli.store.files import DamageError
 from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from introspect_cli.records import Layout
     from introspect_cli.store.columns import Schema
 
 
@@ -254,16 +255,19 @@ def _possible(name: str, column: Array) -> Array:
     return np.where(wrong, column.dtype.type(np.nan), column)
 
 
-def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
+_MOST_ELEMENTS = (1 << 63) - 1
+
+
+def record_stats(batch: StepBatch, row: int, layouts: Sequence[Layout]) -> dict[str, float]:
     """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
 
     Args:
         batch: the step's; what is derived for all its rows is kept in `derived`.
         row: which row.
-        numels: gives the number of elements of each of some layouts, by their numbers.
+        layouts: of the rank, by number.
     """
     if not batch.derived:
-        numel = np.array(numels(batch.layout), np.int64)
+        numel = np.array([min(layouts[number].numel, _MOST_ELEMENTS) for number in batch.layout.tolist()], np.int64)
         batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
     out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
     for name, column in (*batch.floats.items(), *batch.derived.items()):

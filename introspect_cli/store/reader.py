@@ -46,14 +46,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.labels import Labels
-    from introspect_cli.store.batch import Array
     from introspect_cli.store.files import Source
     from introspect_cli.store.log import Entries
     from introspect_cli.store.remote import Range
 
 
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
-_MOST_ELEMENTS = (1 << 63) - 1
 
 
 class Reader(ABC):
@@ -168,7 +166,7 @@ class Reader(ABC):
         """One row as a record, with derived statistics filled in; the sketch is () where nothing was measured."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
-        stats = record_stats(batch, row, self._numels)
+        stats = record_stats(batch, row, self.layouts)
         status = Status(int(batch.status[row]))
         sketch: tuple[float, ...] = ()
         if batch.sketch is not None and status in _MEASURED:
@@ -177,9 +175,6 @@ class Reader(ABC):
         ranks = 0 if batch.ranks is None else int(batch.ranks[row])
         summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row], joined, ranks)
         return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, batch.given.get(row))
-
-    def _numels(self, layouts: Array) -> list[int]:
-        return [min(self.layouts[layout].numel, _MOST_ELEMENTS) for layout in layouts.tolist()]
 
     def records(self, step: int) -> Iterator[Record]:
         """All records of a step, in the order they were made."""

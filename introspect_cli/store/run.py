@@ -232,7 +232,7 @@ def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
 # --- what the ranks say together
 
 _LISTS = ("not_observed", "notes", "failures", "children")
-_MAX_WORLD = 65536
+_MAX_RANKS = 65536
 
 
 def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -242,10 +242,10 @@ def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def world_size(manifest: Mapping[str, Any]) -> int:
-    """How many ranks were started; 0 where the manifest does not say, or says over `_MAX_WORLD`."""
+    """How many ranks were started; 0 where the manifest does not say, or says over `_MAX_RANKS`."""
     launch = launch_of(manifest)
     size = launch.get("world_size") if launch is not None else None
-    return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
+    return size if type(size) is int and 0 < size <= _MAX_RANKS else 0
 
 
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -333,9 +333,6 @@ def endings(
 
 
 # --- run
-
-
-_MAX_RANKS = 65536
 
 
 class RunState(str, Enum):

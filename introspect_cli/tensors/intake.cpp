@@ -5,10 +5,6 @@
 // own C functions answer without Python (`tensor.cpp`). Large tensors go through `large.cpp`. Whatever is not plain,
 // contiguous and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which
 // answers for all sorts of tensors.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "intake.h"
 #include "large.h"
 #include "lock.h"
@@ -223,7 +219,7 @@ PyObject *add_all(PyObject *object, PyObject *list) {
     const Room slots(self->slots);
     Taken tensors(self->tensors);
     const bool done = slots.numbers && tensors.add_list(list) && put_slots(self, tensors, slots.numbers);
-    return done ? list_of_numbers(slots.numbers) : nullptr;
+    return done ? PySequence_List(slots.numbers) : nullptr;
 }
 
 // Takes sites, if there are numbers of that many and none of them has been recorded in this step; false, without an exception,
@@ -274,19 +270,27 @@ u64 mark_of(Intake *self, PyObject *tensor, const Look *seen) {
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
 
-PyObject *marks_of_list(PyObject *object, PyObject *list) {
+// Puts the marks of tensors into a dictionary, by identity, or looks for them there: a list of the tensors that go the long way, and of
+// those with another mark.
+template <bool KEEPS> PyObject *mark(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    if (count != 2 || !PyList_Check(given[0]) || !PyDict_Check(given[1])) return PyErr_Format(PyExc_TypeError, "a list and a dictionary wanted");
     Intake *self = (Intake *)object;
-    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list wanted");
-    const Room marks(self->slots);
     Taken tensors(self->tensors);
-    if (!marks.numbers || !tensors.add_list(list) || !marks_of(object, tensors, marks.numbers)) return nullptr;
-    PyObject *all = PyList_New(tensors.count);
-    for (Py_ssize_t i = 0; all && i < tensors.count; i++) {
-        const u64 mark = u64(first_of_numbers(marks.numbers)[i]);
-        PyObject *made = mark ? PyLong_FromUnsignedLongLong(mark) : Py_NewRef(Py_None);
-        if (!made || PyList_SetItem(all, i, made)) Py_DecRef(all), all = nullptr;
-    }
-    return all;
+    PyObject *others = PyList_New(0), *marks = given[1];
+    const bool may = unseen(self);
+    const bool done = others && tensors.add_list(given[0]) && with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
+        const u64 own = may ? mark_of(self, tensor, seen) : 0;
+        if (!own) return !PyList_Append(others, tensor);
+        PyObject *key = PyLong_FromVoidPtr(tensor), *made = key && KEEPS ? PyLong_FromUnsignedLongLong(own) : nullptr;
+        PyObject *known = key && !KEEPS ? PyDict_GetItemWithError(marks, key) : nullptr;
+        const bool same = known && PyLong_Check(known) && PyLong_AsUnsignedLongLongMask(known) == own;
+        const bool taken = KEEPS ? made && !PyDict_SetItem(marks, key, made) : !PyErr_Occurred() && (same || !PyList_Append(others, tensor));
+        for (PyObject *one : {key, made})
+            if (one) Py_DecRef(one);
+        return taken;
+    });
+    if (!done && others) Py_DecRef(others), others = nullptr;
+    return others;
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -319,7 +323,8 @@ void forget(PyObject *object) {
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
     {"add_all", add_all, METH_O, nullptr},
-    {"marks", marks_of_list, METH_O, nullptr},
+    {"keep_marks", (PyCFunction)(void (*)())mark<true>, METH_FASTCALL, nullptr},
+    {"unlike", (PyCFunction)(void (*)())mark<false>, METH_FASTCALL, nullptr},
     {"record_all", (PyCFunction)(void (*)())record_all, METH_FASTCALL, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
     {"record", (PyCFunction)(void (*)())record, METH_FASTCALL, nullptr},
@@ -352,16 +357,8 @@ PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tens
     const bool done = put_slots(self, tensors, slots.numbers);
     const int noted = done ? note_all(self, sites.numbers, slots.numbers) : -1;
     give_back(self->large.lock);
-    if (done && !noted) return list_of_numbers(slots.numbers);
+    if (done && !noted) return PySequence_List(slots.numbers);
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
-}
-
-bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
-    Intake *self = (Intake *)object;
-    const bool may = unseen(self);
-    return with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
-        return add_number(marks, i64(may ? mark_of(self, tensor, seen) : 0));
-    });
 }
 
 bool is_seen_by_nobody(PyObject *object, PyObject *tensor) {

@@ -129,8 +129,6 @@ bool add_list(PyObject *object, PyObject *list) {
     return done;
 }
 
-PyObject *list_of_numbers(PyObject *object) { return PySequence_List(object); }
-
 PyObject *new_numbers(PyObject *, PyObject *) {
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     Numbers *self = PyObject_New(Numbers, (PyTypeObject *)TYPE);

@@ -1,10 +1,7 @@
 // What has been recorded in the current step: at which sites, which slots have the values, how often each site came.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 HIDDEN PyObject *new_step(PyObject *, PyObject *);
 HIDDEN bool is_step(PyObject *object);

@@ -1,10 +1,7 @@
 // What a plain tensor is: type, sizes, where its elements lie and how much memory is theirs.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 constexpr int DIMS = 6;  // of a tensor that is looked at in one call
 

@@ -27,7 +27,7 @@ from introspect_cli.capture.naming import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
+from introspect_cli.capture.probes.module_values import WHOLE, ModuleValues, may_be_shares
 from introspect_cli.capture.probes.own_calls import OwnCalls, tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.views import unobserved
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
-_OUTPUT = Kind.OUTPUT  # an attribute of an enumeration takes as long as a call
+_INPUT, _OUTPUT = Kind.INPUT, Kind.OUTPUT  # an attribute of an enumeration takes as long as a call
 
 
 class ModuleProbe(OwnCalls):
@@ -246,7 +246,7 @@ class ModuleProbe(OwnCalls):
         if self._draws.moved():
             self._note_draws(state, call, before=True)
         if self.values.inputs and state.watched:
-            self.values.record_arguments(state, stack.phase, call, args, kwargs)
+            self.values.record(state, stack.phase, _INPUT, call, args, named=kwargs)
         return state, call
 
     def _enter_special(
@@ -323,7 +323,7 @@ class ModuleProbe(OwnCalls):
         if self._draws.moved():
             self._note_draws(state, call, before=False)
         if self.values.outputs and state.watched:
-            self.values.record_value(state, stack.phase, _OUTPUT, call, "", result)
+            self.values.record(state, stack.phase, _OUTPUT, call, (result,), WHOLE)
         if not stack.calls and stack.phase is Phase.FORWARD:
             clock = self._context.clock
             with private_api.no_torch_function():

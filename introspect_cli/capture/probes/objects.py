@@ -619,7 +619,7 @@ class BuiltProbe(GuardedProbe):
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
         """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
 
-        Called at its first batch in a phase.
+        Called at each of its batches.
         """
         variants = self.loaders.setdefault((phase, name), [])
         if settings and settings not in variants:

@@ -1,9 +1,7 @@
 // What the compiled parts of probes share. They do what is done for each tensor of a step, without a frame of Python; whatever is
 // not plain they leave to their probe.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
+#include "limited.h"
 
 #include "intake.h"
 

@@ -23,7 +23,7 @@ from introspect_cli.capture.recording.keeping import Records
 from introspect_cli.capture.recording.rows import EndedStep, Row, SavedTensor, Sites, StepBlock, save_tensor
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import ALWAYS, NEVER
-from introspect_cli.tensors.kernels import KERNELS, new_lock, numbers_of
+from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
@@ -78,7 +78,7 @@ class Recorder:
         self.steps_written = 0
         """How many steps have been written so far; ended steps may still wait."""
         self._rank, self._store = rank, store
-        self._lock = new_lock()
+        self._lock: Any = KERNELS.lock()
         self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
