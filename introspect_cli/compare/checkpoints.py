@@ -37,7 +37,7 @@ from introspect_cli.compare.result import (
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.table import KINDS, ROUNDING, Layouts, columns, distances, kind_code, relative
+from introspect_cli.compare.table import KINDS, ROUNDING, Layouts, Records, columns, distances, kind_code, relative
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
@@ -168,8 +168,11 @@ def _distance_at(moment: Moment, at: At, checkpoint: Run) -> float:
     change = prefixes(mine, theirs)
     partners = {row: theirs.get(with_prefix_changed(fqn, change), -1) for fqn, row in mine.items()}
     rows = np.array([pair for pair in partners.items() if pair[1] >= 0], np.int64).reshape(-1, 2)
-    layouts = Layouts(at.reader.layouts), Layouts(other.layouts)
-    rel = relative(*distances(at.batch, held.batch, rows[:, 0], rows[:, 1], *layouts))
+    sides = (
+        Records(at.batch, rows[:, 0], Layouts(at.reader.layouts)),
+        Records(held.batch, rows[:, 1], Layouts(other.layouts)),
+    )
+    rel = relative(*distances(*sides))
     return float(rel[np.isfinite(rel)].mean()) if np.isfinite(rel).any() else np.inf
 
 

@@ -41,7 +41,6 @@ from introspect_cli.compare.table import (
     WITHIN,
     Alignment,
     Ids,
-    Layouts,
     Learned,
     Mask,
     Table,
@@ -49,7 +48,6 @@ from introspect_cli.compare.table import (
     nan_throughout,
     of_kinds,
     phase_code,
-    relative,
 )
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
@@ -61,7 +59,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.steps import Gathered, Paired
-    from introspect_cli.compare.table import Layouts, Table
+    from introspect_cli.compare.table import Table
 
 
 @dataclass
@@ -234,13 +232,10 @@ def agreed_kinds(table: Table) -> frozenset[Kind]:
     return _result_kinds(alignment, agree) - _result_kinds(alignment, disagree)
 
 
-def nan_kinds(table: Table, layouts: Layouts) -> frozenset[Kind]:
-    """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element.
-
-    `layouts` are those of a.
-    """
+def nan_kinds(table: Table) -> frozenset[Kind]:
+    """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element."""
     both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
-    sites = table.site[both[nan_throughout(table.a, layouts)[table.row_a[both]]]]
+    sites = table.site[both[nan_throughout(table.a, table.layouts[0])[table.row_a[both]]]]
     return _result_kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
 
 
@@ -530,7 +525,7 @@ class Heat:
         self.values = np.zeros((2, len(rows), len(self.steps)))  # of all, of the forward pass
         self.unknown = self.values.astype(np.bool_)
 
-    def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
+    def add(self, place: int, table: Table) -> None:
         """Raise the cells of a diverging step's column, in place.
 
         Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown. Other
@@ -539,16 +534,13 @@ class Heat:
         Args:
             place: index of the step among the compared ones.
             table: the step after all passes.
-            layouts: of a and of b.
         """
-        one_sided, column = (
-            np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]]),
-            place // self.fold,
-        )
-        unions = np.concatenate([table.differing_sites, one_sided])
-        rel = np.concatenate([relative(*table.distances(layouts)), np.full(len(one_sided), np.inf)])
-        unknown, rows = np.isnan(rel), self.row_of[unions]
-        rel = np.where(unknown, _UNMEASURED, np.maximum(rel, 1e-12))
+        far, column = table.relative(), place // self.fold
+        unions = np.concatenate([table.differing_sites, table.sites_a[table.only_a], table.sites_b[table.only_b]])
+        rel, rows = np.full(len(unions), np.inf), self.row_of[unions]
+        rel[: len(far)] = np.where(np.isfinite(far), np.maximum(far, 1e-12), np.nan)
+        unknown = np.isnan(rel)
+        rel[unknown] = _UNMEASURED
         for layer, values, marks in zip(self.layers, self.values, self.unknown, strict=True):
             kept = (rows >= 0) & layer[unions]
             np.maximum.at(values[:, column], rows[kept], rel[kept])
@@ -597,7 +589,7 @@ def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
     out. Only cells that differ have a distance, if it is known.
     """
     alignment, table, diverging = step.alignment, step.table, step.divergences
-    rel = relative(*table.distances(step.comparison.layouts))
+    rel = table.relative()
     distance_of = dict(zip(table.differing_sites.tolist(), rel.tolist(), strict=True))
     only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
     only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")

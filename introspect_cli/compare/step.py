@@ -51,13 +51,11 @@ from introspect_cli.compare.table import (
     Learned,
     Table,
     distance_of,
-    distances,
     kind_code,
     of_kinds,
     phase_code,
     plain_distance,
     plain_of,
-    relative,
     shapes_differ,
 )
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
@@ -894,7 +892,7 @@ def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
     rows = [
         row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
     ]
-    return int(step.comparison.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
+    return int(step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
 
 
 def _fan_in(step: Step, name: str) -> int:
@@ -965,8 +963,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             distance, scale = plain_distance(a.text, b.text)
             rel, exact = (distance / scale if distance else 0.0) if np.isfinite(distance) else None, True
         elif table.a.sketch is not None and table.b.sketch is not None:
-            one, two = (np.array([row]) for row in rows)
-            relative_l2 = relative(*distances(table.a, table.b, one, two, *comparison.layouts))[0]
+            relative_l2 = step.divergences.relative(np.array([position]))[0]
             finite = bool(a.stats) and not has_nonfinite(a.stats)
             # sketches leave infinities out, and where these are differs
             rel = float(relative_l2) if np.isfinite(relative_l2) and (finite or relative_l2) else None
@@ -997,7 +994,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         scale=times,
         residual=residual,
         floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
-        coarse=any(layouts.coarse for layouts in comparison.layouts),
+        coarse=any(layouts.coarse for layouts in table.layouts),
         source=info.source if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
         elements=differing,
         labels=comparison.a.labels.get(table.step, {}),

@@ -345,18 +345,48 @@ _SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' l
 _DTYPES: dict[str, int] = {}
 
 
-def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
-    """L2 norm of the finite elements of each row's tensor, float64 (rows,), from mean and variance.
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Some records of a run's step, as columns.
 
-    NaN for sparse, jagged and nested tensors.
+    Attributes:
+        batch: all records of the step.
+        rows: which of them.
+        layouts: of the run.
     """
-    mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
-    var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
-    numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
-    for name in _NOT_FINITE:
-        numel = numel - np.asarray(batch.counts[name])[rows]
-    with np.errstate(invalid="ignore", over="ignore"):
-        return l2_norm(mean, var, numel)
+
+    batch: StepBatch
+    rows: Ids
+    layouts: Layouts
+
+    def layout(self, name: str) -> Any:
+        """Attribute `name` of `Layouts` (`numel`, `shape`) of each record."""
+        return getattr(self.layouts, name)[self.batch.layout[self.rows]]
+
+    def column(self, name: str) -> Any:
+        """Column `name` of the batch (`status`, `checksum`) of each record."""
+        return np.asarray(getattr(self.batch, name))[self.rows]
+
+    def statistic(self, name: str) -> Floats:
+        """Statistic `name` (`mean`, `min`) of each record, float64; NaN where the batch has none."""
+        values = self.batch.floats.get(name)
+        return np.full(len(self.rows), np.nan) if values is None else np.asarray(values, np.float64)[self.rows]
+
+    def count(self, name: str) -> Ids:
+        """How many elements of each record are so (`nans`); -1 where the batch did not count them."""
+        values = self.batch.counts.get(name)
+        return np.full(len(self.rows), -1) if values is None else np.asarray(values, np.int64)[self.rows]
+
+    @property
+    def norms(self) -> Floats:
+        """L2 norm of the finite elements of each record's tensor, float64, from mean and variance.
+
+        NaN for sparse, jagged and nested tensors, and where NaNs, means or variances are not on record.
+        """
+        odd = np.sum([self.count(name) for name in _NOT_FINITE], axis=0)
+        numel = np.where(self.layout("stored") | (odd < 0), np.nan, self.layout("numel") - odd)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return l2_norm(self.statistic("mean"), self.statistic("var"), numel)
 
 
 def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
@@ -365,26 +395,17 @@ def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
     return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
 
 
-def has_norms(batch: StepBatch) -> bool:
-    """Whether the batch has means, variances and counts of NaNs, which give L2 norms."""
-    return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
-
-
 def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
     """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted.
 
     False for tensors without elements.
     """
-    if "nans" not in batch.counts:
-        return np.zeros(len(batch), np.bool_)
-    sizes = layouts.numel[batch.layout]
-    return np.asarray((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
+    every = Records(batch, np.arange(len(batch)), layouts)
+    return np.asarray((every.count("nans") == every.layout("numel")) & (every.layout("numel") > 0))
 
 
-def distances(
-    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
-) -> tuple[Floats, Floats]:
-    """(estimated L2 distance, larger of the two L2 norms) of each pair of rows, both float64 (n,).
+def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
+    """(estimated L2 distance, larger of the two L2 norms) of each pair of records, both float64 (n,).
 
     Norms are from statistics, else from sketches; both are NaN without sketches. The distance is also NaN where it is
     unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
@@ -392,57 +413,32 @@ def distances(
     is more than twice that.
 
     Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        layouts_a: of run a.
-        layouts_b: of run b.
+        one: of run a.
+        two: as many of run b.
     """
-    count = len(rows_a)
-    unknown = np.full(count, np.nan)
-    if not count or a.sketch is None or b.sketch is None:
+    unknown = np.full(len(one.rows), np.nan)
+    if not len(unknown) or one.batch.sketch is None or two.batch.sketch is None:
         return unknown, unknown.copy()
-    sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
-    distance = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
-    size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
-    size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
-    scale = np.fmax(size_a, size_b)
+    sketches = one.column("sketch"), two.column("sketch")
+    distance, sizes = (
+        sketch_norms(sketches[0].astype(np.float64) - sketches[1].astype(np.float64)),
+        (one.norms, two.norms),
+    )
+    scale = np.fmax(*sizes)
     unsized = np.flatnonzero(~np.isfinite(scale))
-    scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
-    shape_a = layouts_a.shape[a.layout[rows_a]]
-    shape_b = layouts_b.shape[b.layout[rows_b]]
-    known = (shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b)
-    stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
-    for at in np.flatnonzero(stored).tolist():
-        known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
-    least = _least_distances(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
-    with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
+    scale[unsized] = np.fmax(*(sketch_norms(sketch[unsized]) for sketch in sketches))
+    known = (one.layout("shape") == two.layout("shape")) & same_nonfinite(one, two)
+    for at in np.flatnonzero(one.layout("stored") | two.layout("stored")).tolist():
+        known[at] &= one.batch.text[int(one.rows[at])] == two.batch.text[int(two.rows[at])]
+    least = np.abs(sizes[0] - sizes[1])  # norms, extrema and means bound it from below
+    with np.errstate(invalid="ignore", over="ignore"):
+        for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(one.layout("numel")))):
+            least = np.fmax(least, root * np.abs(one.statistic(name) - two.statistic(name)))
+        # two changes that fell into one place of the sketch, and cancelled
         distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
-    beside = [np.asarray(a.counts[name])[rows_a] > 0 for name in _NOT_FINITE if name in a.counts]
-    if beside:  # where all that is finite is equal, what differs is where the rest is
-        known &= (distance > 0) | ~np.logical_or.reduce(beside)
+    # where all that is finite is equal, what differs is where the rest is
+    known &= (distance > 0) | (np.array([one.count(name) for name in _NOT_FINITE]) <= 0).all(axis=0)
     return np.where(known, distance, np.nan), scale
-
-
-def _least_distances(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
-    """Lower bound of each pair's L2 distance, from the norms, extrema and means on record; NaN where none is.
-
-    Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        sizes: difference of each pair's L2 norms; NaN where unknown.
-        layouts: of run a.
-    """
-    least = sizes
-    for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
-        if name in a.floats and name in b.floats:
-            one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in ((a, rows_a), (b, rows_b)))
-            with np.errstate(invalid="ignore", over="ignore"):
-                least = np.fmax(least, root * np.abs(one - two))
-    return least
 
 
 def relative(distance: Floats, scale: Floats) -> Floats:
@@ -452,16 +448,13 @@ def relative(distance: Floats, scale: Floats) -> Floats:
     return np.where((distance == 0) & (scale == 0), 0.0, ratio)
 
 
-def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Mask of pairs of rows with equal numbers of NaN, +inf and -inf.
+def same_nonfinite(one: Records, two: Records) -> Mask:
+    """Mask of pairs of records with equal numbers of NaN, +inf and -inf.
 
-    What either batch did not count does not matter.
+    What either run did not count does not matter.
     """
-    same = np.ones(len(rows_a), dtype=np.bool_)
-    for name in _NOT_FINITE:
-        if name in a.counts and name in b.counts:
-            same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
-    return same
+    counts = [(one.count(name), two.count(name)) for name in _NOT_FINITE]
+    return np.asarray(np.logical_and.reduce([(a == b) | (a < 0) | (b < 0) for a, b in counts]))
 
 
 def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
@@ -626,6 +619,7 @@ class Table:
         chosen: bool (n,), whether it was selected to be compared.
         cause: bool (n,), whether it diverges but does not count as a divergence (random states, one-sided names).
         left: sites of start values that were copied from the end of the previous step in one run.
+        layouts: of a and of b.
     """
 
     alignment: Alignment
@@ -641,6 +635,7 @@ class Table:
     chosen: Mask
     cause: Mask
     left: Ids
+    layouts: tuple[Layouts, Layouts]
 
     def __len__(self) -> int:
         return len(self.site)
@@ -692,50 +687,37 @@ class Table:
         return np.flatnonzero(self.state == DIFFERENT)
 
     @property
-    def rows_a(self) -> Ids:
-        """Row in a's batch of each DIFFERENT row."""
-        return np.asarray(self.row_a[self.differing])
-
-    @property
-    def rows_b(self) -> Ids:
-        """Row in b's batch of each DIFFERENT row, in the order of `rows_a`."""
-        return np.asarray(self.row_b[self.differing])
-
-    @property
     def differing_sites(self) -> Ids:
         """Union number of the site of each DIFFERENT row; one-sided rows are not among them."""
         return np.asarray(self.site[self.differing])
 
-    def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
-        """(estimated L2 distance, larger of the two L2 norms) of each DIFFERENT row, both float64, as `distances`.
-
-        The distance is NaN where it is unknown.
-        """
-        return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
-
-    def of_layouts(self, name: str, layouts: tuple[Layouts, Layouts], rows: Ids | None = None) -> tuple[Any, Any]:
-        """Attribute `name` of `Layouts` (`numel`, `shape`) of rows that both runs have: (in a, in b).
-
-        Of the DIFFERENT rows where `rows` is None.
-        """
+    def both(self, rows: Ids | None = None) -> tuple[Records, Records]:
+        """Records of a, and of b, of rows that both runs have; of the DIFFERENT rows where `rows` is None."""
         rows = self.differing if rows is None else rows
-        one, two = (getattr(of_run, name) for of_run in layouts)
-        return one[self.a.layout[self.row_a[rows]]], two[self.b.layout[self.row_b[rows]]]
+        layouts = self.layouts
+        return Records(self.a, self.row_a[rows], layouts[0]), Records(self.b, self.row_b[rows], layouts[1])
+
+    def distances(self, rows: Ids | None = None) -> tuple[Floats, Floats]:
+        """(estimated L2 distance, larger of the two L2 norms) of `both`, both float64; NaN where it is unknown."""
+        return distances(*self.both(rows))
+
+    def relative(self, rows: Ids | None = None) -> Floats:
+        """Estimated relative L2 distance of `both`, float64; NaN where it is unknown."""
+        return relative(*self.distances(rows))
+
+    def of_layouts(self, name: str, rows: Ids | None = None) -> tuple[Any, Any]:
+        """Attribute `name` of `Layouts` (`numel`, `shape`) of `both`: (in a, in b)."""
+        one, two = self.both(rows)
+        return one.layout(name), two.layout(name)
 
     def statistic(self, name: str, rows: Ids) -> Floats:
         """Statistic `name` (`mean`, `min`) of rows that both runs have, float64 (2, rows): in a and in b."""
-        sides = (self.a, self.row_a), (self.b, self.row_b)
-        return np.array([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in sides])
+        return np.array([of_run.statistic(name) for of_run in self.both(rows)])
 
     @property
     def halves(self) -> tuple[Half, Half]:
         """Records of a and of b, each with the rows that only it has (state ONLY_A, ONLY_B)."""
         return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
-
-    @property
-    def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
-        """((a's batch, `rows_a`), (b's batch, `rows_b`)), the DIFFERENT rows in both."""
-        return (self.a, self.rows_a), (self.b, self.rows_b)
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:
