@@ -24,7 +24,8 @@ import numpy as np
 
 from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, Tensor, ledgers
-from introspect_cli.compare.match import distinctive_values, parameters, same_numbers
+from introspect_cli.compare.match import distinctive_values, parameters
+from introspect_cli.compare.measure import ROUNDING, Layouts, Records, distances, relative, same_numbers
 from introspect_cli.compare.result import (
     DiffResult,
     Divergence,
@@ -37,7 +38,7 @@ from introspect_cli.compare.result import (
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.table import KINDS, ROUNDING, Layouts, Records, columns, distances, kind_code, relative
+from introspect_cli.compare.table import KINDS, columns, kind_code
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
@@ -480,7 +481,7 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
     turned = {
         name
         for name in (tensor.site.fqn for tensor in shapes)
-        if all(name in of for of in values) and same_numbers(*(of[name].moments for of in values))
+        if name in values[0] and name in values[1] and same_numbers(values[0][name].moments, values[1][name].moments)
     }
     forms = _forms_of(runs, only, values, turned)
     plain = [tensor for tensor in every if not tensor.only and len(_layouts(tensor, "shape")) == 1]

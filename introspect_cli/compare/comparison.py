@@ -15,19 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import (
-    ACTIVATIONS,
-    KINDS,
-    Alignment,
-    Floats,
-    Ids,
-    Mask,
-    align,
-    columns,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -43,6 +31,7 @@ from introspect_cli.records import Kind, Phase, perturbed_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from introspect_cli.compare.measure import Floats, Ids, Mask
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.steps import Gathered

@@ -21,6 +21,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import Correspondence
+from introspect_cli.compare.measure import Ids, Mask, nan_throughout
 from introspect_cli.compare.names import (
     DISPLACED,
     Renamed,
@@ -40,12 +41,9 @@ from introspect_cli.compare.table import (
     PHASES,
     WITHIN,
     Alignment,
-    Ids,
     Learned,
-    Mask,
     Table,
     kind_code,
-    nan_throughout,
     of_kinds,
     phase_code,
 )

@@ -58,12 +58,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.ledger import At
+from introspect_cli.compare.measure import (
+    LEAST_BOUND,
+    ROUNDING,
+    Floats,
+    Ids,
+    Layouts,
+    Mask,
+    plain_distance,
+    same_nonfinite,
+)
 from introspect_cli.compare.names import generator_of, owner_of
 from introspect_cli.compare.result import Restored
 from introspect_cli.compare.resumed import PLACE, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
-from introspect_cli.compare.step import LEAST_BOUND
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -73,22 +82,15 @@ from introspect_cli.compare.table import (
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
-    ROUNDING,
     UNUSED,
     WITHIN,
     Alignment,
     Because,
-    Floats,
-    Ids,
-    Layouts,
     Learned,
-    Mask,
     Table,
     kind_code,
     of_kinds,
     phase_code,
-    plain_distance,
-    same_nonfinite,
     unseen,
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
@@ -100,8 +102,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns, Half, Ids, Mask
+    from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
 _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)

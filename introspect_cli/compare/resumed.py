@@ -36,18 +36,7 @@ from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import (
-    ONLY_A,
-    ONLY_B,
-    OTHER,
-    WITHIN,
-    Alignment,
-    Ids,
-    Mask,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
@@ -60,6 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.ledger import State, StateKey
+    from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.table import Table
 

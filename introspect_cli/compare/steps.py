@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import (
-    FLOWING_BACK,
-    MODULE_VALUES,
-    Ids,
-    Layouts,
-    Mask,
-    columns,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.measure import Ids, Layouts, Mask
+from introspect_cli.compare.table import FLOWING_BACK, MODULE_VALUES, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
@@ -36,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from introspect_cli.compare.match import Correspondence
+    from introspect_cli.compare.measure import Floats, Records
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns, Floats, Learned, Records, Table, Tensors
+    from introspect_cli.compare.table import Columns, Learned, Table, Tensors
     from introspect_cli.compare.wholes import Splits
     from introspect_cli.store.log import StepEntry
     from introspect_cli.store.reader import Reader

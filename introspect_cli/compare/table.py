@@ -1,14 +1,7 @@
-"""Sites of both runs under one numbering, how far two records are apart, and one step of both as a table.
+"""Sites of both runs under one numbering, and one step of both as a table.
 
 Each run numbers its sites in order of appearance. Both are mapped once onto the *union*: a's numbers, then the sites of
 b alone. Steps are then matched with integer arrays; names are looked up only for what is shown or reasoned about.
-
-*Distance* is exact where both runs stored the whole tensors. Otherwise estimated from sketches, a linear map to 16
-numbers: the norm of the difference of two sketches is 0.76 to 1.32 of the tensors' L2 distance (5th and 95th
-percentile). Relative to the larger of the two exact L2 norms: symmetric, defined when either is zero, and at most 2.
-
-Values of different shapes have no distance. Values gathered from ranks without a known place have no shape, and equal
-values on all ranks may be copies or equal parts: only their sizes can differ.
 
 *A step* is one table, with a row for each record of a, of b, or of both. It has thousands of records, so they stand in
 columns of numpy: the site, the row of either run's records, and what comparing made of them so far. A pass of a
@@ -27,32 +20,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.compare.measure import Floats, Ids, Layouts, Mask, Records, distances, relative
 from introspect_cli.compare.names import strip_wrappers, with_ancestors
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
     SETTING_KINDS,
-    Joined,
     Kind,
-    Layout,
     Phase,
     Site,
     Status,
-    Summary,
 )
 from introspect_cli.selection import selects
-from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
     from introspect_cli.store.run import Run
 
-
-Ids = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 MODULE_VALUES = (Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK)
@@ -291,207 +278,6 @@ def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
     return ids, extra
 
 
-Floats = npt.NDArray[np.float64]
-
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
-
-_NOT_FINITE = ("nans", "posinfs", "neginfs")
-_EXACT = 1e-5
-"""How far statistics are to be trusted, relative to the norm."""
-
-WHOLE = ("float", "bfloat", "complex")
-"""How dtypes begin of which sums are rounded."""
-
-
-class Layouts:
-    """Properties of one rank's layouts as arrays indexed by layout number; those of no layouts have one element.
-
-    Attributes:
-        numel: float64, number of elements.
-        floating: bool, whether sums of the dtype are rounded (`WHOLE`).
-        unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
-        dtype: int64, a number per dtype, the same in all `Layouts` of the process.
-        stored: bool, whether the tensor is sparse, jagged or nested.
-        scalar: bool, whether it has no dimensions.
-        coarse: whether any layout is of bfloat16; not an array.
-        shape: int64, a number per shape, the same in all `Layouts` of the process.
-    """
-
-    def __init__(self, layouts: Sequence[Layout]) -> None:
-        """Compute all arrays now.
-
-        New shapes and dtypes get numbers in `_SHAPES` and `_DTYPES`, which all instances share.
-        """
-        self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
-        self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
-        # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
-        units = [max(ROUNDING.get(dtype, 0.0) for dtype in layout.dtype.split(" and ")) for layout in layouts]
-        self.unit = np.array(units or [0.0])
-        dtypes: dict[str, int] = _DTYPES
-        self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
-        # of sparse and nested ones, statistics and sketch have the values, and not where they stand
-        stored = [layout.strides.startswith(("sparse", "jagged", "nested")) for layout in layouts]
-        self.stored = np.array(stored or [False])
-        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
-        self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
-        names: dict[tuple[Any, ...], int] = _SHAPES
-        self.shape = np.array(
-            [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64
-        )
-
-
-_SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
-_DTYPES: dict[str, int] = {}
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Some records of a run's step, as columns.
-
-    Attributes:
-        batch: all records of the step.
-        rows: which of them.
-        layouts: of the run.
-    """
-
-    batch: StepBatch
-    rows: Ids
-    layouts: Layouts
-
-    def layout(self, name: str) -> Any:
-        """Attribute `name` of `Layouts` (`numel`, `shape`) of each record."""
-        return getattr(self.layouts, name)[self.batch.layout[self.rows]]
-
-    def column(self, name: str) -> Any:
-        """Column `name` of the batch (`status`, `checksum`) of each record."""
-        return np.asarray(getattr(self.batch, name))[self.rows]
-
-    def statistic(self, name: str) -> Floats:
-        """Statistic `name` (`mean`, `min`) of each record, float64; NaN where the batch has none."""
-        values = self.batch.floats.get(name)
-        return np.full(len(self.rows), np.nan) if values is None else np.asarray(values, np.float64)[self.rows]
-
-    def count(self, name: str) -> Ids:
-        """How many elements of each record are so (`nans`); -1 where the batch did not count them."""
-        values = self.batch.counts.get(name)
-        return np.full(len(self.rows), -1) if values is None else np.asarray(values, np.int64)[self.rows]
-
-    @property
-    def norms(self) -> Floats:
-        """L2 norm of the finite elements of each record's tensor, float64, from mean and variance.
-
-        NaN for sparse, jagged and nested tensors, and where NaNs, means or variances are not on record.
-        """
-        odd = np.sum([self.count(name) for name in _NOT_FINITE], axis=0)
-        numel = np.where(self.layout("stored") | (odd < 0), np.nan, self.layout("numel") - odd)
-        with np.errstate(invalid="ignore", over="ignore"):
-            return l2_norm(self.statistic("mean"), self.statistic("var"), numel)
-
-
-def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
-    """L2 norm of each sketch: float64 (n,) of an array (n, 16)."""
-    wide = sketch.astype(np.float64)
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
-
-
-def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
-    """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted.
-
-    False for tensors without elements.
-    """
-    every = Records(batch, np.arange(len(batch)), layouts)
-    return np.asarray((every.count("nans") == every.layout("numel")) & (every.layout("numel") > 0))
-
-
-def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
-    """(estimated L2 distance, larger of the two L2 norms) of each pair of records, both float64 (n,).
-
-    Norms are from statistics, else from sketches; both are NaN without sketches. The distance is also NaN where it is
-    unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
-    elements beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it
-    is more than twice that.
-
-    Args:
-        one: of run a.
-        two: as many of run b.
-    """
-    unknown = np.full(len(one.rows), np.nan)
-    if not len(unknown) or one.batch.sketch is None or two.batch.sketch is None:
-        return unknown, unknown.copy()
-    sketches = one.column("sketch"), two.column("sketch")
-    distance, sizes = (
-        sketch_norms(sketches[0].astype(np.float64) - sketches[1].astype(np.float64)),
-        (one.norms, two.norms),
-    )
-    scale = np.fmax(*sizes)
-    unsized = np.flatnonzero(~np.isfinite(scale))
-    scale[unsized] = np.fmax(*(sketch_norms(sketch[unsized]) for sketch in sketches))
-    known = (one.layout("shape") == two.layout("shape")) & same_nonfinite(one, two)
-    for at in np.flatnonzero(one.layout("stored") | two.layout("stored")).tolist():
-        known[at] &= one.batch.text[int(one.rows[at])] == two.batch.text[int(two.rows[at])]
-    least = np.abs(sizes[0] - sizes[1])  # norms, extrema and means bound it from below
-    with np.errstate(invalid="ignore", over="ignore"):
-        for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(one.layout("numel")))):
-            least = np.fmax(least, root * np.abs(one.statistic(name) - two.statistic(name)))
-        # two changes that fell into one place of the sketch, and cancelled
-        distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
-    # where all that is finite is equal, what differs is where the rest is
-    known &= (distance > 0) | (np.array([one.count(name) for name in _NOT_FINITE]) <= 0).all(axis=0)
-    return np.where(known, distance, np.nan), scale
-
-
-def relative(distance: Floats, scale: Floats) -> Floats:
-    """`distance` over `scale`, element by element; 0 where both are 0, NaN where the distance is unknown."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = distance / scale
-    return np.where((distance == 0) & (scale == 0), 0.0, ratio)
-
-
-def same_nonfinite(one: Records, two: Records) -> Mask:
-    """Mask of pairs of records with equal numbers of NaN, +inf and -inf.
-
-    What either run did not count does not matter.
-    """
-    counts = [(one.count(name), two.count(name)) for name in _NOT_FINITE]
-    return np.asarray(np.logical_and.reduce([(a == b) | (a < 0) | (b < 0) for a, b in counts]))
-
-
-def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
-    """A relative distance in roundings: (how many, of which dtype); None where it is too far for that.
-
-    At most 64 roundings of the coarser dtype. For a larger distance 0.2 to 1.2 roundings of bfloat16, if both dtypes
-    are finer: something was computed in it. None too for a distance of 0, or if neither dtype is a float.
-    """
-    units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
-    if not units or rel <= 0:
-        return None
-    layout = max(units, key=lambda name: ROUNDING[name])
-    k = rel / ROUNDING[layout]
-    if k <= 64:
-        return k, layout
-    k = rel / ROUNDING["bfloat16"]
-    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
-
-
-def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
-    """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
-
-    Elements that are not finite in one or both are left out; None where these are not the same in both (NaN equals
-    NaN), or a dtype is not numeric.
-    """
-    kinds = a.dtype.kind + b.dtype.kind
-    if kinds.strip("biufc"):
-        return None
-    one, two = (side.ravel().astype(np.complex128 if "c" in kinds else np.float64) for side in (a, b))
-    finite = np.isfinite(one) & np.isfinite(two)
-    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
-        return None
-    one, two = one[finite], two[finite]
-    scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
-    return 0.0 if scale == 0 else float(np.linalg.norm(one - two)) / scale
-
-
 @dataclass(frozen=True)
 class Tensors:
     """Looks up whole tensors in the stores of both runs; each look-up reads a file."""
@@ -511,39 +297,6 @@ class Tensors:
         a = self.a.tensor(checksum_a)
         b = self.b.tensor(checksum_b) if a is not None else None
         return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
-
-
-def plain_distance(one: str, two: str) -> tuple[float, float]:
-    """(absolute difference, larger absolute value) of two texts that are numbers; NaN of others."""
-    try:
-        a, b = float(one), float(two)
-    except ValueError:
-        return np.nan, np.nan
-    return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
-
-
-def is_shapeless(summary: Summary) -> bool:
-    """Whether a value was gathered from several ranks at unknown places in the whole, so that it has no shape."""
-    return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
-
-
-def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two records cannot be of one tensor, by their shapes.
-
-    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
-    the other.
-    """
-    if a.layout.shape == b.layout.shape:
-        return False
-    if Joined.GATHERED in (a.joined, b.joined):
-        return a.layout.numel != b.layout.numel
-    return not (_may_be_part(a, b) or _may_be_part(b, a))
-
-
-def _may_be_part(part: Summary, whole: Summary) -> bool:
-    """Whether a value that is equal on all ranks (ALIKE) may be one of n parts of another; n divides the ranks."""
-    times, rest = divmod(whole.layout.numel, max(part.layout.numel, 1))
-    return part.joined is Joined.ALIKE and rest == 0 < times and part.ranks % times == 0
 
 
 Codes = npt.NDArray[np.int8]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, worst_of
+from introspect_cli.compare.measure import Layouts, Mask
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
     Heat,
@@ -51,9 +52,7 @@ from introspect_cli.compare.table import (
     WITHIN,
     Because,
     Columns,
-    Layouts,
     Learned,
-    Mask,
     Table,
     evaluating,
     kind_code,

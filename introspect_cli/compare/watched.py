@@ -6,19 +6,15 @@ a list of arrays proves nothing by what it lacks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import (
-    MODULE_KINDS,
-    Alignment,
-    Mask,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.table import MODULE_KINDS, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.measure import Mask
 
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
