@@ -490,20 +490,17 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     values = table.a.checksum[table.row_a[rows]], table.b.checksum[table.row_b[rows]]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
-    takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
-    counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
-    if names:  # of a compiled module; another momentum or mode would show in the variance
-        settled = {
-            alignment.fqn[site]
-            for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
-        }
-        means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
-        counted |= np.array(means, np.bool_)
+    # running means take what is moved; another momentum or mode would show in the variance
+    agree = table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided]
+    settled = {alignment.fqn[site] for site in agree.tolist()}
+    means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
-    return table.marked(rows[held | returned | given | counted], WITHIN), learned._replace(let_pass=let_pass)
+    return table.marked(rows[held | returned | given | np.array(means, np.bool_)], WITHIN), learned._replace(
+        let_pass=let_pass
+    )
 
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:

@@ -590,7 +590,7 @@ def copies(resume: ResumePoint) -> Part:
 
     Looked for as long as all else agrees after each step; UNSEEN where none is on record by then.
     """
-    name, trained = "averaged copies", True
+    name = "averaged copies"
     for sides in resume.steps():
         late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
         mine, theirs = late | _products(sides[0]), whole | _products(sides[1])
@@ -598,11 +598,10 @@ def copies(resume: ResumePoint) -> Part:
         differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
         if held and not differ:
             return Part(name, Restored.YES, f"all {len(held)}")
-        if differ and trained:
+        if differ:
             return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
         ends = [{of: v for of, v in at.tensors(Phase.OPTIMIZER).items() if not _is_copy(of[1])} for at in sides]
-        trained = trained and ends[0] == ends[1]
-        if not trained:
+        if ends[0] != ends[1]:
             break
     none = "none on record before the parameters differ" if Kind.PRODUCT.value in resume.kinds else ""
     return Part(name, Restored.UNSEEN, none, matters=False)
