@@ -201,11 +201,10 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
     one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
-    of_ops = narrowed(manifest_a, manifest_b)
     others = [
         f"--{name.replace('_', '-')} (a: {_option_words(one.get(name))}, b: {_option_words(two.get(name))})"
         for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
-        if (name in of_ops if name in {*_OPERATORS, "eval", "compile"} else one.get(name) != two.get(name))
+        if one.get(name) != two.get(name)
     ]
     if others:
         notes.append(f"The captures had other options, {', '.join(others)}: what only one recorded is not compared.")
@@ -221,17 +220,14 @@ def _option_words(value: object) -> object:
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """Notes on what either manifest says could not be observed, one for each text, a's first."""
-    notes = []
-    unseen_a, unseen_b = (
-        [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
-        for manifest in (manifest_a, manifest_b)
-    )
-    for text in dict.fromkeys(unseen_a + unseen_b):
-        if text in unseen_a and text in unseen_b:
-            notes.append(f"Neither run could see everything: {text}")
-        else:
-            notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
-    return notes
+    whose: dict[str, list[str]] = {}
+    for name, manifest in (("a", manifest_a), ("b", manifest_b)):
+        for text in dict.fromkeys(map(str, manifest.get("not_observed") or ())):
+            whose.setdefault(text, []).append(name)
+    return [
+        f"{'Neither run could' if len(names) > 1 else f'Run {names[0]} could not'} see everything: {text}"
+        for text, names in whose.items()
+    ]
 
 
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
