@@ -696,10 +696,7 @@ def sentence_of(
     rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
     clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]
     if differences.shapes:
-        shapes = [
-            (_name(tensor), _shape_words(tensor, "a"), _shape_words(tensor, "b")) for tensor in differences.shapes
-        ]
-        clauses.append(some([f"{name} is {one} in a and {two} in b" for name, one, two in shapes]))
+        clauses.append(some([f"{_name(tensor)} has {far(tensor)}" for tensor in differences.shapes]))
     for only, side, other in zip(differences.only, "ba", "ab", strict=True):
         if only:
             clauses.append(f"{side} lacks {count(len(only), 'tensor')} of {other}: {_first_names(only)}")
@@ -787,16 +784,10 @@ def _first_names(tensors: Iterable[Divergence]) -> str:
     return some([_name(tensor) for tensor in tensors])
 
 
-def _shape_words(tensor: Divergence, side: str) -> str:
-    """Shape of a tensor in run `side`: `20x8`, `a scalar`; "-" where that run lacks it."""
-    summary = tensor.a if side == "a" else tensor.b
-    return "x".join(map(str, summary.layout.shape)) or "a scalar" if summary is not None else "-"
-
-
 def _differing_clauses(differences: Differences) -> list[str]:
     """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states).
 
-    At most `_MAX_NAMED` tensors are named with their distances; of more, the range of relative L2 and the farthest.
+    At most `_MAX_NAMED` tensors are named with their distances; of more, the largest relative L2 and the farthest.
     """
     clauses = []
     for kinds, one, several in _GROUPS:
@@ -809,10 +800,8 @@ def _differing_clauses(differences: Differences) -> list[str]:
         if len(members) <= _MAX_NAMED or not measured:
             where = f": {some([_name(tensor) + _far_words(tensor) for tensor in members])}"
         else:
-            least, most = min(measured), max(measured)
-            span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
             small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
-            where = f", by relative L2 {span}{small}, most in {_name(members[0])}"
+            where = f", by relative L2 up to {max(measured):.1e}{small}, most in {_name(members[0])}"
         clauses.append(f"{subject} {'differs' if len(members) == 1 else 'differ'}{where}")
     return clauses
 
