@@ -31,14 +31,13 @@ from introspect_cli.compare.names import (
 from introspect_cli.compare.result import DivergenceMap, StripCell, StructureChange
 from introspect_cli.compare.say import what
 from introspect_cli.compare.table import (
-    ABSENT,
     DIFFERENT,
     EQUAL,
     KINDS,
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
-    PHASES,
+    UNUSED,
     WITHIN,
     Alignment,
     Learned,
@@ -577,35 +576,32 @@ _ROW_OF = {
     (Phase.BACKWARD, Kind.GRAD): "backward",
     (Phase.OPTIMIZER, Kind.PARAM): "update",
 }
-_STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
+_WORDS = {
+    EQUAL: "equal",
+    WITHIN: "within",
+    NOT_SEEN: "not seen",
+    DIFFERENT: "differs",
+    UNUSED: "differs",
+    ONLY_A: "only a",
+    ONLY_B: "only b",
+}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a DIFFERENT one at `first`.
+    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a diverging one at `first`.
 
-    Records that count for nothing (ABSENT, and not in one run alone) and those without a place in a's order are left
-    out. Only cells that differ have a distance, if it is known.
+    Records that count for nothing (ABSENT) are left out. Only cells that differ have a distance, if it is known.
     """
-    alignment, table, diverging = step.alignment, step.table, step.divergences
-    rel = table.relative()
-    distance_of = dict(zip(table.differing_sites.tolist(), rel.tolist(), strict=True))
-    only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
-    only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")
-    order = table.order_of.copy()
-    order[diverging.site] = diverging.order
-    cells = []
-    for union in np.argsort(order, kind="stable").tolist():
-        state = int(step.state[union])
-        phase = PHASES[alignment.phase[union]]
-        row = _ROW_OF.get((phase, KINDS[alignment.kind[union]]))
-        if row is None and step.state[union] == DIFFERENT and alignment.site(union) == first:
-            row = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(phase, "forward")
-        if row is None or (state == ABSENT and union not in only) or not np.isfinite(order[union]):
-            continue
-        distance = distance_of.get(union, np.nan)
-        word = only.get(union) or _STATE.get(state, "differs")
-        measured = word == "differs" and np.isfinite(distance)
-        cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
+    table, cells = step.table, list[StripCell]()
+    far = dict(zip(table.differing.tolist(), table.relative().tolist(), strict=True))
+    for row in np.argsort(table.order, kind="stable").tolist():
+        site, word = table.named(row), _WORDS.get(int(table.state[row]))
+        strip = _ROW_OF.get((site.phase, site.kind))
+        if strip is None and site == first and table.diverging[row]:
+            strip = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(site.phase, "forward")
+        if strip is not None and word is not None:
+            rel = far.get(row, np.nan)
+            cells.append(StripCell(strip, site, word, rel if np.isfinite(rel) else None))
     return tuple(cells)
 
 

@@ -169,12 +169,10 @@ def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
         asked: the option `steps` of the capture; any value.
         offset: the capture's numbers are as much smaller.
     """
-    if not isinstance(asked, str):
-        return len(steps)
     from introspect_cli.schedule.rules import Schedule
 
     try:
-        wanted = Schedule.parse(asked).wants
+        wanted = Schedule.parse(str(asked or ":")).wants
     except UsageError:  # a store from elsewhere
         return len(steps)
     return sum(wanted(step - offset) for step in steps)

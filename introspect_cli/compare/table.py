@@ -101,35 +101,18 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         table: the sites of a rank.
         rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
     """
-    phases, kinds = table.phase, table.kind
-    keys = np.asarray(table.key, dtype=np.uint64)
-    names = table.fqn
-    calls = np.asarray(table.call, dtype=np.int64)
-    paths = table.path
-    renamed = {}
+    keys, names, change = np.asarray(table.key, dtype=np.uint64), table.fqn, rename or strip_wrappers
     if rename is not None or "._" in "\n".join(names):
-        renamed = {name: new for name in set(names) if (new := (rename or strip_wrappers)(name)) != name}
-    if renamed:
-        keys = keys.copy()
-        fresh = []
-        for index, name in enumerate(names):
-            new = renamed.get(name, name)
-            fresh.append(new)
-            if new is not name:
-                site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
-                keys[index] = site.key()
-        names = fresh
-    phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
-    kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
-    return Columns(
-        keys=keys,
-        phase=phase,
-        kind=kind,
-        fqn=names,
-        call=calls,
-        path=paths,
-        module_class=table.module_class,
-    )
+        new = {name: change(name) for name in set(names)}
+        changed = [index for index, name in enumerate(names) if new[name] != name]
+        names, keys = [new[name] for name in names], keys.copy() if changed else keys
+        for at in changed:
+            site = Site(Phase(table.phase[at]), Kind(table.kind[at]), names[at], int(table.call[at]), table.path[at])
+            keys[at] = site.key()
+    phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, table.phase)), np.uint8)
+    kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, table.kind)), np.uint8)
+    calls = np.asarray(table.call, dtype=np.int64)
+    return Columns(keys, phase, kind, names, calls, table.path, table.module_class)
 
 
 @dataclass(frozen=True)
