@@ -525,21 +525,15 @@ def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Val
 
     Paired by equal checksum first, then by `same_numbers`, each with the first of `two` that no other has taken.
     """
-    index: dict[int, list[Value]] = defaultdict(list)
-    for value in two:
-        index[value.checksum].append(value)
-    partners = {value: index[value.checksum].pop(0) for value in one if index[value.checksum]}
-    left, taken = [value for value in one if value not in partners], set(partners.values())
-    rest = [value for value in two if value not in taken]
-    unpaired = []
-    for value in left:
-        other = next((other for other in rest if same_numbers(value.moments, other.moments)), None)
-        if other is None:
-            unpaired.append(value)
-        else:
-            partners[value] = other
-            rest.remove(other)
-    return list(partners.items()), unpaired, rest
+    pairs, left, rest = list[tuple[Value, Value]](), list(one), list(two)
+    for agree in (lambda x, y: x.checksum == y.checksum, lambda x, y: same_numbers(x.moments, y.moments)):
+        for value in tuple(left):
+            other = next((other for other in rest if agree(value, other)), None)
+            if other is not None:
+                pairs.append((value, other))
+                left.remove(value)
+                rest.remove(other)
+    return pairs, left, rest
 
 
 def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:

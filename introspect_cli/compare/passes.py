@@ -789,11 +789,14 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
     if not all(given):
         given = [_values_by_call(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
     made = list(batches)
-    for fqn in given[0].keys() & given[1].keys():
-        calls = given[0][fqn], given[1][fqn]
-        longer = int(len(calls[1]) > len(calls[0]))
-        if len(calls[0]) != len(calls[1]) and (numbers := _new_numbers(calls[longer], calls[1 - longer])):
-            made[longer] = _renumbered(columns[longer], made[longer], fqn, numbers)
+    for longer, shorter in ((0, 1), (1, 0)):
+        numbers = {
+            (fqn, call): new
+            for fqn, calls in given[longer].items()
+            if len(calls) > len(given[shorter].get(fqn, calls))
+            for call, new in _new_numbers(calls, given[shorter][fqn]).items()
+        }
+        made[longer] = _renumbered(columns[longer], made[longer], numbers) if numbers else made[longer]
     return made[0], made[1]
 
 
@@ -831,31 +834,25 @@ def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
 
-def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
-    """The batch with the calls of module `fqn` renumbered; unchanged if any renumbered record would have no site.
+def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, int], int]) -> StepBatch:
+    """The batch with calls of modules renumbered; unchanged if any renumbered record would have no site.
 
     Only module values of the phases `forward` and `backward` are renumbered.
 
     Args:
         columns: the run's sites.
         batch: its records of the step.
-        fqn: the module.
-        numbers: number of a call to its new number.
+        numbers: (module, number of a call) to its new number.
     """
-    sites = np.asarray(batch.site, np.int64).copy()
-    of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
-    phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
-    rows = np.flatnonzero(of_module & phases & of_kinds(columns.kind[sites], MODULE_KINDS))
-    every = [site for site, name in enumerate(columns.fqn) if name == fqn]
-    at = {(columns.phase[site], columns.kind[site], columns.call[site], columns.path[site]): site for site in every}
-    for row in rows.tolist():
-        site = int(sites[row])
-        call = numbers.get(int(columns.call[site]), int(columns.call[site]))
-        new = at.get((columns.phase[site], columns.kind[site], call, columns.path[site]))
-        if new is None:
-            return batch  # that call has other values
-        sites[row] = new
-    return replace(batch, site=sites.astype(batch.site.dtype))
+    of_modules = of_kinds(columns.kind, MODULE_KINDS)
+    of_modules &= np.isin(columns.phase, [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
+    places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
+    at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))
+    for site in np.flatnonzero(of_modules).tolist():
+        phase, kind, fqn, call, path = places[site]
+        new[site] = at.get((phase, kind, fqn, numbers.get((fqn, int(call)), call), path), -1)
+    sites = new[batch.site]
+    return batch if (sites < 0).any() else replace(batch, site=sites.astype(batch.site.dtype))
 
 
 # --- the passes

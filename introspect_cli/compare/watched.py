@@ -168,17 +168,12 @@ def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], man
         [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
         for manifest in (manifest_a, manifest_b)
     ]
-    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draw_sites(alignment)
+    within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
+    return np.asarray(within & (not alike or looks[0] != looks[1]))
 
 
 _LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
 """Kinds that are recorded at the moments at which a capture looks at the generators."""
-
-
-def _draw_sites(alignment: Alignment) -> Mask:
-    """Mask of random states recorded within a step, that is not at its start."""
-    within = alignment.phase != phase_code(Phase.START)
-    return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
 
 
 # --- notes
