@@ -156,19 +156,18 @@ def with_copied_starts(
         batch: its records of the step.
         other_union: union numbers of the other run's records of the step.
     """
-    ids, none = alignment.ids[side], np.empty(0, dtype=np.int64)
+    ids, rows_of = alignment.ids[side], before.tensor_rows() if before.recorded else {}
     wanted = other_union[starts(alignment, other_union)]
-    wanted = wanted[~np.isin(wanted, ids[batch.site])]
-    if not len(wanted) or not before.recorded:
-        return batch, none
-    numbers = np.full(alignment.size, -1, dtype=np.int64)
-    numbers[ids] = np.arange(len(ids))
-    rows_of = before.tensor_rows()
-    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and tensor_of(alignment, union) in rows_of]
-    if not unions:
-        return batch, none
-    rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
-    return prepend_rows(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+    own = {union: number for number, union in enumerate(ids.tolist())} if len(wanted) else {}
+    left = {
+        union: rows_of[tensor_of(alignment, union)]
+        for union in wanted[~np.isin(wanted, ids[batch.site])].tolist()
+        if union in own and tensor_of(alignment, union) in rows_of
+    }
+    if not left:
+        return batch, np.empty(0, dtype=np.int64)
+    rows, numbers = np.array([*left.values()], np.int64), np.array([own[union] for union in left])
+    return prepend_rows(batch, before.batch, rows, numbers), np.array([*left], np.int64)
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
