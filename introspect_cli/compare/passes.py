@@ -372,7 +372,8 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
             near &= comparison.gathered.of_one_dtype(table)
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
-        passes = [floor.within(table, table.relative(), options.noise_factor) for floor in comparison.floors]
+        rel = table.relative()
+        passes = [floor.within(table, rel, options.noise_factor) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
 
