@@ -37,7 +37,7 @@ from introspect_cli.store.batch import scale_between
 from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from introspect_cli.store.batch import StepBatch
 
@@ -71,30 +71,25 @@ class Layouts:
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
-        """Compute all arrays now.
+        """Compute all arrays now; new shapes and dtypes get numbers in `_NUMBERS`, which all instances share."""
 
-        New shapes and dtypes get numbers in `_SHAPES` and `_DTYPES`, which all instances share.
-        """
-        self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
-        self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
+        def column(of: Callable[[Layout], object], dtype: Any) -> Any:
+            """What `of` gives of each layout, as an array."""
+            return np.array([of(layout) for layout in layouts] or [0], dtype)
+
+        self.numel = column(lambda layout: max(layout.numel, 0), np.float64)
+        self.floating = column(lambda layout: layout.dtype.startswith(WHOLE), np.bool_)
         # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
-        units = [max(ROUNDING.get(dtype, 0.0) for dtype in layout.dtype.split(" and ")) for layout in layouts]
-        self.unit = np.array(units or [0.0])
-        dtypes: dict[str, int] = _DTYPES
-        self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
+        self.unit = column(lambda layout: max(ROUNDING.get(of, 0.0) for of in layout.dtype.split(" and ")), np.float64)
+        self.dtype = column(lambda layout: _NUMBERS.setdefault(layout.dtype, len(_NUMBERS)), np.int64)
         # of sparse and nested ones, statistics and sketch have the values, and not where they stand
-        stored = [layout.strides.startswith(("sparse", "jagged", "nested")) for layout in layouts]
-        self.stored = np.array(stored or [False])
-        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
+        self.stored = column(lambda layout: layout.strides.startswith(("sparse", "jagged", "nested")), np.bool_)
+        self.scalar = column(lambda layout: not layout.shape, np.bool_)
+        self.shape = column(lambda layout: _NUMBERS.setdefault(tuple(layout.shape), len(_NUMBERS)), np.int64)
         self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
-        names: dict[tuple[Any, ...], int] = _SHAPES
-        self.shape = np.array(
-            [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64
-        )
 
 
-_SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
-_DTYPES: dict[str, int] = {}
+_NUMBERS: dict[object, int] = {}  # of shapes and dtypes, so that those of two runs compare as integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,10 +167,8 @@ def distances(one: Records, two: Records) -> tuple[Floats, Floats]:
     if not len(unknown) or one.batch.sketch is None or two.batch.sketch is None:
         return unknown, unknown.copy()
     sketches = one.column("sketch"), two.column("sketch")
-    distance, sizes = (
-        sketch_norms(sketches[0].astype(np.float64) - sketches[1].astype(np.float64)),
-        (one.norms, two.norms),
-    )
+    distance = sketch_norms(sketches[0].astype(np.float64) - sketches[1].astype(np.float64))
+    sizes = one.norms, two.norms
     scale = np.fmax(*sizes)
     unsized = np.flatnonzero(~np.isfinite(scale))
     scale[unsized] = np.fmax(*(sketch_norms(sketch[unsized]) for sketch in sketches))
