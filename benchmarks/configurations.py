@@ -17,11 +17,14 @@ import numpy as np
 
 from introspect_cli.records import SETTING_KINDS, Kind
 from introspect_cli.schedule.rules import Schedule
+from introspect_cli.store.batch import rows_of
 from introspect_cli.store.run import open_run
 from introspect_cli.store.run_writer import StoreWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from introspect_cli.store.batch import StepBatch
 
 
 @dataclass(frozen=True)
@@ -148,25 +151,10 @@ def _kept(site: Any, reduction: Reduction) -> bool:
     return not (reduction.record and site.kind in SETTING_KINDS and "hyperparameter" not in reduction.record)
 
 
-def _rows(batch: Any, rows: Any, *, measured: bool) -> Any:
-    """The rows of a batch, numbered anew, whatever columns it has."""
-    chosen: dict[str, Any] = {}
-    for item in dataclasses.fields(batch):
-        if not item.init:
-            continue  # computed from the others
-        value = getattr(batch, item.name)
-        if item.name == "samples":
-            chosen[item.name] = {new: value[old] for new, old in enumerate(rows.tolist()) if old in value}
-        elif isinstance(value, dict):
-            chosen[item.name] = {name: column[rows] for name, column in value.items()} if measured else {}
-        elif value is None or (item.name == "sketch" and not measured):
-            chosen[item.name] = None
-        elif isinstance(value, np.ndarray):
-            chosen[item.name] = value[rows]
-        else:
-            chosen[item.name] = [value[int(row)] for row in rows] if len(value) else value
-    chosen["sequence"] = np.arange(len(rows), dtype=np.uint32)
-    return type(batch)(**chosen)
+def _rows(batch: StepBatch, rows: Any, *, measured: bool) -> StepBatch:
+    """The rows of a batch, numbered anew, without statistics and sketches unless `measured`."""
+    chosen = dataclasses.replace(rows_of([batch], [rows]), sequence=np.arange(len(rows), dtype=np.uint32))
+    return chosen if measured else dataclasses.replace(chosen, counts={}, floats={}, sketch=None)
 
 
 def _manifest(manifest: dict[str, Any], reduction: Reduction) -> dict[str, Any]:

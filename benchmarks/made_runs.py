@@ -9,7 +9,7 @@ import numpy as np
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, Part, Phase, Site, SiteInfo
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.run_writer import Launch, StoreWriter
 from introspect_cli.sums import header, mix
 
@@ -54,7 +54,7 @@ def batch_of(
         counts={name: np.zeros(count, np.int64) for name, stat in kept if stat.type == "<i8"},
         floats={name: make(count).astype(stat.type) for name, stat in kept if stat.type != "<i8"},
         sketch=sketch,
-        text=list(text) or [""] * count,
+        text=Texts(enumerate(text)),
     )
 
 

@@ -46,4 +46,4 @@ DERIVED_STATS: dict[str, str] = {
     "std": "sqrt(var)",
     "l2": "L2 norm, sqrt((var + mean^2) n)",
 }
-"""What follows from those, and how, in the order it is shown; `store.step_reader.FORMULAS` computes it."""
+"""What follows from those, and how, in the order it is shown; `derived.FORMULAS` computes it."""

@@ -64,6 +64,6 @@ def source_digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def content_digest(data: bytes) -> str:
-    """Digest of a shared file's bytes (blake2b of 16 bytes), 32 hex digits."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def content_digest(data: bytes) -> bytes:
+    """Digest of a table of names (blake2b of 16 bytes)."""
+    return hashlib.blake2b(data, digest_size=16).digest()

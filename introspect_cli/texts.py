@@ -10,10 +10,11 @@ import itertools
 import re
 import unicodedata
 import zlib
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _LEVEL = re.compile(r"[.\[]")
 _DEEPEST = 64
@@ -105,3 +106,12 @@ def rank_list(ranks: list[int]) -> str:
     """Ranks by number, `rank 3`, `ranks 1, 2`: the first 8 as given, then `, ...` if there are more."""
     shown = ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`.
+
+    Names are in the order in which they first occur, with `GPU` for one without a name; "" without GPUs.
+    """
+    counts = Counter(str(gpu.get("name", "GPU")) for gpu in gpus)
+    return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counts.items())

@@ -77,7 +77,7 @@ class Probes:
             "sorted_stats": options.sorted_stats,
         }
         self.summarizer = Summarizer(**kept)
-        self.rank = store.rank(rank, operators=options.level == "op", **kept)
+        self.rank = store.rank(rank, **kept)
         self._guard = guard
         self.names = Names(NameFilter(options.modules, options.exclude, options.max_depth))
         self.policy = StepPolicy(options, self.rank, store, guard.note, box, number=rank)
@@ -86,7 +86,7 @@ class Probes:
         self.policy.copies = self.context.copies
         gradients = GradientProbe(self.context)
         state = StateProbe(self.context)
-        self.context.clock.on_tick.append(self._end_step)
+        self.context.clock.listeners["on_tick"].append(self._end_step)
         self.modules = modules = ModuleProbe(self.context, gradients)
         self._built = BuiltProbe(self.context)
         self.children = ChildrenProbe(self.context, followed=options.children == "all")
@@ -175,7 +175,7 @@ class Probes:
                 (`on_look`).
         """
         if over:
-            self.context.clock.tell(self.context.clock.on_look)
+            self.context.clock.tell("on_look")
         for probe in reversed(self._probes):
             with self._guard.around(
                 probe.name, f"{probe.name} may still be watched and are"

@@ -279,11 +279,11 @@ class Context:
         self.saved_unseen: dict[str, None] = {}
         self.facts = facts
         self.clock = StepClock(recorder, names, self.parts, guard, wants_eval=wants_eval)
-        self.clock.on_root.append(self.data_parallel.find_ranks)
-        names.made_on_the_fly = functools.partial(self.clock.tell, self.clock.on_made)
+        self.clock.listeners["on_root"].append(self.data_parallel.find_ranks)
+        names.made_on_the_fly = functools.partial(self.clock.tell, "on_made")
         self.counts: dict[tuple[Any, ...], int] = {}
         """How often each thing was met in this step; see `count`."""
-        self.clock.on_tick.append(self.counts.clear)
+        self.clock.listeners["on_tick"].append(self.counts.clear)
 
     @property
     def stack(self) -> Stack:

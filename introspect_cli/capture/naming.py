@@ -6,7 +6,7 @@ import threading
 import weakref
 from itertools import chain, repeat
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -46,13 +46,6 @@ class Keyed(weakref.ref[Thing]):
     key: int
 
 
-def keyed(thing: Thing, forget: Callable[[Keyed[Thing]], None]) -> Keyed[Thing]:
-    """A weak reference to a thing with `key` set to its `id`; `forget(reference)` is called when the thing goes."""
-    reference = Keyed(thing, cast("Callable[[weakref.ref[Thing]], None]", forget))
-    reference.key = id(thing)
-    return reference
-
-
 class ById(Generic[Value]):
     """A dictionary keyed by the identity of live objects."""
 
@@ -76,7 +69,9 @@ class ById(Generic[Value]):
 
     def set(self, thing: object, value: Value) -> None:
         """Set the object's value; it is forgotten when the object goes."""
-        self.entries[id(thing)] = (keyed(thing, self._forget), value)
+        reference = Keyed(thing, self._forget)
+        reference.key = id(thing)
+        self.entries[reference.key] = (reference, value)
 
     def made(self, thing: object, make: Callable[[], Value]) -> Value:
         """The object's value; where it has none or None, `make()` gives it, which is set."""
@@ -194,41 +189,45 @@ def holders_in(root: nn.Module) -> list[nn.Module]:
     return [module for module in modules_in(root) if module._parameters or module._buffers]  # noqa: SLF001 - the public views build strings
 
 
-Contents = tuple[list[Kind], list[torch.Tensor], list[object]]
+Contents = tuple[list[Kind], list[torch.Tensor], list[Any]]
 """Tensors, and the kind of each (no pairs, since every few hundred of those cost a round of the garbage collector); and
-what is another where another module holds one of them, or under another name."""
+the modules' dictionaries that hold them."""
 
 
 def tensors_in(holders: list[weakref.ref[nn.Module]], kinds: frozenset[Kind]) -> Contents:
-    """Modules' own parameters and buffers: the kind of each, the tensors, each once, in the order met, and a key.
+    """Modules' own parameters and buffers: the kinds, the tensors, each once, in the order met, and what holds them.
 
-    Those of submodules are not among them. The key is another one where a module, a name or a tensor is another, or
-    stands elsewhere.
+    Those of submodules are not among them.
 
     Args:
         holders: the modules, each looked at by itself (see `holders_in`); one that is gone is passed over.
         kinds: PARAM, BUFFER or both.
     """
-    parameters, buffers = Kind.PARAM in kinds, Kind.BUFFER in kinds
-    modules = [module for reference in holders if (module := reference()) is not None]
+    param, buffer = Kind.PARAM, Kind.BUFFER  # an attribute of an enumeration takes as long as a call
+    parameters, buffers = param in kinds, buffer in kinds
     groups: list[Any] = []  # a scripted module's is no dict
-    each: list[Kind] = []
-    for module in modules:  # asked of all modules in each step: what follows runs no frame and makes no pairs
-        if parameters and module._parameters:  # noqa: SLF001 - as above
-            groups.append(module._parameters)  # noqa: SLF001 - as above
-            each.append(Kind.PARAM)
-        if buffers and module._buffers:  # noqa: SLF001 - as above
-            groups.append(module._buffers)  # noqa: SLF001 - as above
-            each.append(Kind.BUFFER)
-    tensors = [*chain.from_iterable(map(methodcaller("values"), groups))]
-    of, ids = [*chain.from_iterable(map(repeat, each, map(len, groups)))], [*map(id, tensors)]
-    key = [*map(id, modules), *map(len, groups), *chain.from_iterable(map(methodcaller("keys"), groups)), *of, *ids]
-    seen = {*ids}
-    if len(seen) < len(ids) or id(None) in seen:
+    of: list[Kind] = []
+    tensors: list[torch.Tensor] = []
+    for module in [module for reference in holders if (module := reference()) is not None]:  # all, in each step
+        for kind, group in (
+            (param, module._parameters if parameters else None),  # noqa: SLF001 - as above
+            (buffer, module._buffers if buffers else None),  # noqa: SLF001 - as above
+        ):
+            if group:
+                groups.append(group)
+                of += repeat(kind, len(group))
+                tensors += group.values()  # type: ignore[arg-type] # None goes below
+    ids = [*map(id, tensors)]
+    if len({*ids}) < len(ids) or id(None) in ids:
         first = {one: at for at, one in reversed([*enumerate(ids)]) if one != id(None)}
         at = sorted(first.values())
         of, tensors = [of[one] for one in at], [tensors[one] for one in at]
-    return of, tensors, key
+    return of, tensors, groups
+
+
+def place_of(tensors: list[torch.Tensor], groups: list[Any]) -> object:
+    """A key of what `tensors_in` gives: another one where a module, name or tensor is another, or stands elsewhere."""
+    return [*map(id, groups), *chain.from_iterable(map(methodcaller("keys"), groups)), *map(id, tensors)]
 
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
@@ -336,10 +335,9 @@ class Named:
 class ModuleState(Named):
     """A module's name, and its count of calls in the current step."""
 
-    def __init__(self, reference: weakref.ref[nn.Module], fqn: str, module_class: str, *, watched: bool) -> None:
-        """Start with no call counted; `reference` is to the module."""
+    def __init__(self, fqn: str, module_class: str, *, watched: bool) -> None:
+        """Start with no call counted."""
         super().__init__(fqn, module_class, watched=watched)
-        self.reference = reference
         self.plain: type[nn.Module] | None = None
         """The module's class, once it is known that a call of it is nothing but a call."""
         self.inner: ModuleState | None = None
@@ -355,7 +353,7 @@ class ModuleState(Named):
 
     def next_call(self, step: int, phase: Phase) -> int:
         """Number of the call that begins, from 0 in each step and phase; counts it."""
-        if self.step != step:  # as `_enter_step`, without its frame
+        if self.step != step:
             self.step = step
             self.calls.clear()
         number = self.calls.get(phase, 0)
@@ -368,19 +366,14 @@ class ModuleState(Named):
 
     def include_call(self, step: int, phase: Phase, call: int) -> None:
         """Have the next call in this step and phase get a number above `call`, which was counted elsewhere."""
-        self._enter_step(step)
-        self.calls[phase] = max(self.calls.get(phase, 0), call + 1)
+        self.count_from(step, phase, max(self.calls_so_far(step, phase), call + 1))
 
     def count_from(self, step: int, phase: Phase, number: int) -> None:
         """Have the next call of a step and phase get this number."""
-        self._enter_step(step)
-        self.calls[phase] = number
-
-    def _enter_step(self, step: int) -> None:
-        """Drop the counts of calls if they are of another step than this."""
         if self.step != step:
             self.step = step
             self.calls.clear()
+        self.calls[phase] = number
 
     def called(self, step: int) -> bool:
         """Whether the last step in which calls were counted is this one, and has any."""
@@ -675,14 +668,17 @@ class Names:
         """Start without names; `wanted` says of a name whether it is to be recorded."""
         self.wanted = wanted
         """Says whether what has a name is to be recorded."""
-        self.states: dict[int, ModuleState] = {}
-        """States by `id` of the module; the dict object stays the same."""
+        self.states: ById[ModuleState] = ById()
+        self.find = self.states.get
+        """Gives the state of a module that has a name; None without one."""
         self._parents: ById[weakref.ref[nn.Module]] = ById()
         self._holders: ById[bool] = ById()
         self._free = FreeNames()
         self.parameters = ParameterNames(wanted)
         """Names of parameters and buffers."""
-        self._roots: list[weakref.ref[nn.Module]] = []
+        self._roots: ById[bool] = ById()
+        self.roots: Callable[[], list[nn.Module]] = self._roots.objects
+        """Gives the live roots, in the order in which they were first named."""
         self._trees: list[ModuleInfo] = []
         self._variables: dict[str, str] = {}
         self._made: dict[str, ModuleState] = {}
@@ -690,7 +686,6 @@ class Names:
         self.settled = False
         self.any_module = False
         """Whether any module was ever named, or called."""
-        self._module_gone = self._new_forgetter()
         self.made_on_the_fly: Callable[[nn.Module], None] = lambda _module: None
         """Told of a module that no other one holds, when it is named in the forward that calls it."""
 
@@ -712,7 +707,7 @@ class Names:
         if isinstance(parent, torch.fx.GraphModule) and self._topmost(child) is not child:
             return  # a graph of what belongs to a model
         self._parents.set(child, weakref.ref(parent))
-        if not self.settled and self.find(child) is not None and any(reference() is child for reference in self._roots):
+        if not self.settled and self.find(child) is not None and self._roots.get(child):
             with self._lock:
                 self._unname_tree(child)
 
@@ -723,11 +718,6 @@ class Names:
         """
         if not self.settled and self._holders.get(module) is None:
             self._holders.set(module, True)
-
-    def find(self, module: nn.Module) -> ModuleState | None:
-        """The state of a module that has a name; None without one."""
-        state = self.states.get(id(module))
-        return state if state is not None and state.reference() is module else None
 
     def ensure_named(self, module: nn.Module, caller: ModuleState | None, suffix: str = "") -> ModuleState:
         """The state of a module that is being called; names it now if it has no name, and with it all of its root.
@@ -783,12 +773,8 @@ class Names:
         Args:
             kept: the step that becomes step 0; counts of others are dropped. None drops all.
         """
-        for state in self.states.values():
+        for _, state in self.states.entries.values():
             state.step = 0 if state.step == kept else -1
-
-    def roots(self) -> list[nn.Module]:
-        """The live roots, in the order in which they were first named."""
-        return [root for reference in self._roots if (root := reference()) is not None]
 
     def root_of(self, module: nn.Module) -> nn.Module:
         """The root of a named module.
@@ -872,9 +858,7 @@ class Names:
             fqn = self._free.name(root, base, rests=trains)
             if trains and fqn not in self._variables:
                 self._variables[fqn] = _variable_name(root)
-        if not any(reference() is root for reference in self._roots):
-            self._roots = [reference for reference in self._roots if reference() is not None]
-            self._roots.append(weakref.ref(root))
+        self._roots.made(root, lambda: True)
         self._name_below(root, fqn)
 
     def _unname_tree(self, root: nn.Module) -> None:
@@ -882,12 +866,14 @@ class Names:
 
         Their rows that were not taken yet are dropped, too.
         """
-        self._roots = [reference for reference in self._roots if reference() is not root]
+        state = self.find(root)
+        assert state is not None
+        self._roots.discard(root)
         self._free.release(root)
         gone = set()
-        for module, fqn, _ in _tree(root, self.states[id(root)].fqn):
+        for module, fqn, _ in _tree(root, state.fqn):
             gone.add(fqn)
-            self.states.pop(id(module), None)
+            self.states.discard(module)
             self.parameters.take_back(module, fqn)
         self._trees = [info for info in self._trees if info.fqn not in gone]
 
@@ -906,7 +892,8 @@ class Names:
         for module, name, inner in _tree(root, fqn):
             state = self.find(module)
             if state is None:
-                state = self._new_state(module, name)
+                state = ModuleState(name, class_name(unwrap(module)), watched=self.wanted(name))
+                self.states.set(module, state)
                 if inner is None:
                     self._trees.append(self.describe(module, state))
             self.parameters.name_in(module, state)
@@ -916,26 +903,6 @@ class Names:
         self.parameters.name_shards(gathered, self.find)
         for state, inner in wrappers:
             state.inner = self.find(inner)
-
-    def _new_state(self, module: nn.Module, name: str) -> ModuleState:
-        """Make the state of a module, which is kept until the module goes."""
-        forget = self._module_gone
-        reference = keyed(module, forget)
-        state = ModuleState(reference, name, class_name(unwrap(module)), watched=self.wanted(name))
-        self.states[id(module)] = state
-        return state
-
-    def _new_forgetter(self) -> Callable[[Keyed[nn.Module]], None]:
-        """A callback for weak references to modules: drops a module's state."""
-        states = self.states
-
-        def forget(reference: Keyed[nn.Module]) -> None:
-            """Drop the state of a module that is gone, unless another module has its `id` by now."""
-            state = states.get(reference.key)
-            if state is not None and state.reference is reference:
-                del states[reference.key]
-
-        return forget
 
     def describe(self, module: nn.Module, state: ModuleState) -> ModuleInfo:
         """A module's row of the tree, without attributes; it is not written here."""

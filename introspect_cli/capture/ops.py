@@ -461,10 +461,6 @@ class OpProbe(GuardedProbe):
         """Note, if nothing is noted yet, that the last autograd node is of no recorded operator, nor its backward."""
         self._by_node.setdefault(private_api.next_node() - 1, None)
 
-    def _known_forward_call(self, node: Any) -> OpCall | None:
-        """The forward call that an autograd node was made for; None where that was not recorded in this step."""
-        return self._by_node.get(node._sequence_nr())  # noqa: SLF001 - documented in torch's own notes on autograd
-
     def _forward_call(self, node: Any) -> OpCall | None:
         """The forward call of an autograd node; of one that accumulates a gradient, see `_accumulating_call`.
 
@@ -612,36 +608,34 @@ class OpProbe(GuardedProbe):
                 site = self._written_by[memory] = self._context.site(name, Phase.START, Kind.PARAM)
         return site
 
-    def _writers_of(self, values: tuple[Any, ...] | list[Any]) -> list[int]:
-        """Sites that wrote the inputs of a dtype in `FLOATS`, each once, in order, the first 64; -1 if not known."""
-        found: list[int] = []
-        self._collect(values, found)
-        return found
+    def _writers_of(self, values: tuple[Any, ...] | list[Any], found: list[int] | None = None) -> list[int]:
+        """Sites that wrote the inputs of a dtype in `FLOATS`, each once, in order; -1 if not known.
 
-    def _collect(self, values: tuple[Any, ...] | list[Any], found: list[int]) -> None:
-        """Append to `found`, unless there, the site that wrote each tensor of a dtype in `FLOATS`, in nested lists too.
+        A list or tuple is left once there are 64.
 
-        A list or tuple is left once `found` has 64.
+        Args:
+            values: the inputs; lists and tuples among them are looked into.
+            found: those of inputs before these; more are appended.
         """
+        found = [] if found is None else found
         for value in values:
             if value is None or isinstance(value, _NUMBERS):
                 continue
-            if isinstance(value, torch.Tensor):
-                if value.dtype in FLOATS:
-                    site = self._writer_of(value)
-                    if site not in found:
-                        found.append(site)
-                        if len(found) >= MAX_INPUTS:
-                            return
-            elif isinstance(value, (tuple, list)):
-                self._collect(value, found)
+            if isinstance(value, (tuple, list)):
+                self._writers_of(value, found)
+            elif isinstance(value, torch.Tensor) and value.dtype in FLOATS:
+                site = self._writer_of(value)
+                if site not in found:
+                    found.append(site)
+                    if len(found) >= MAX_INPUTS:
+                        break
+        return found
 
     def _new_site(self, call: OpCall, path: str) -> int:
         """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
         facts = call.facts
-        site = _site(call, path)
-        number = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
-        call.sites[path] = number
+        site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
+        number = call.sites[path] = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
         return number
 
     def _given_of(self, call: OpCall, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
@@ -656,15 +650,11 @@ class OpProbe(GuardedProbe):
             kwargs: the inputs by name.
         """
         sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
-        origin = None if node is None else self._known_forward_call(node) or node.name()
+        origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
         if call.known != (sites, origin):
             call.known = (sites, origin)
             call.given = Given(tuple(sites), *_forward_operator(origin))
         return call.given
-
-
-def _site(call: OpCall, path: str) -> Site:
-    return Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, call.facts.name + path)
 
 
 def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:

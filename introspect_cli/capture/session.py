@@ -87,12 +87,12 @@ def summary(path: Path, launch: Launch | None, probes: Probes, manifest: dict[st
         if last is None or not path.exists():
             return f"recorded {count(written, 'step')} in {path}, then the store was lost"
         return f"{count(written, 'step')} up to step {last} can be read in {path}; then the store was lost"
-    steps, rows = manifest.get("steps", 0), probes.rank.rows_written
+    steps, rows = manifest.get("steps", 0), probes.rank.written.rows
     if not rows and (path / CHILDREN).is_dir():
         return f"recorded what the processes that the script started trained in {path}"
     if not rows:
         return f"no module was called and no optimizer stepped while recording; {path} has no records"
-    size = human_size(probes.rank.bytes_written)
+    size = human_size(probes.rank.written.length)
     if launch is not None:
         size += f"; this is rank {launch.rank} of {launch.world_size}"
     rest = " and what came after" if manifest.get("remainder") else ""
@@ -253,8 +253,8 @@ class Session:
             probes = Probes(
                 self.options, self._store, self._guard, self._note_lost, self._began, self.launch, box, facts
             )
-            probes.context.clock.on_ending.append(self._write_documents)
-            probes.context.clock.on_tick.append(self._end_step)
+            probes.context.clock.listeners["on_ending"].append(self._write_documents)
+            probes.context.clock.listeners["on_tick"].append(self._end_step)
             probes.install()
             self.probes = probes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -201,7 +201,9 @@ class Trained:
 
     def __init__(self) -> None:
         """Start with no optimizer."""
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._optimizers: ById[bool] = ById()
+        self.optimizers: Callable[[], list[torch.optim.Optimizer]] = self._optimizers.objects
+        """Gives the live optimizers, in the order in which they were added."""
         self._stepped_with: ById[tuple[int, list[int], list[bool]]] = ById()
         self._parameters: set[int] | None = None
         self._roots: ById[bool] = ById()
@@ -211,8 +213,7 @@ class Trained:
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
         """Add an optimizer, which is referred to weakly, and drop the cached answers of `is_trained`."""
-        self._optimizers = [reference for reference in self._optimizers if reference() is not None]
-        self._optimizers.append(weakref.ref(optimizer))
+        self._optimizers.set(optimizer, True)
         self.forget_answers()
 
     def forget_answers(self) -> None:
@@ -222,11 +223,7 @@ class Trained:
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether `add` was called with an optimizer."""
-        return any(reference() is optimizer for reference in self._optimizers)
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Live optimizers, in the order in which they were added."""
-        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        return self._optimizers.get(optimizer) is not None
 
     def of_this_thread(self) -> list[torch.optim.Optimizer]:
         """Live optimizers whose last step was this thread's.
@@ -325,21 +322,18 @@ def _is_in_function() -> bool:
 MAX_FRAMES = 100
 
 
-@dataclass
-class Draw:
+class Draw(NamedTuple):
     """A batch drawn with gradients on, for a purpose not known yet.
 
     Attributes:
         loader: number of its loader.
         start: row of the step at which what it caused begins.
         began: whether the step began with it.
-        rows: those that were taken back; None while they stand in the step.
     """
 
     loader: int
     start: int
     began: bool
-    rows: list[Row] | None = None
 
 
 class Evaluation:
@@ -355,6 +349,7 @@ class Evaluation:
         self._feeder = self._doubted = -1
         self._under_way = self._loss_is_due = self._acts = False
         self._draws: list[Draw] = []
+        self._aside: tuple[int, list[Row], bool] | None = None  # what was taken back last, and of which loader
         self._trained_classes: set[str] = set()
         self._early: ById[str] = ById()
         self.has_training = False
@@ -379,8 +374,8 @@ class Evaluation:
         self._fed.add(loader)
         if loader in self.feeding:
             self._under_way = False
-        self._draws = [draw for draw in self._draws if draw.rows is None]
         self._draws.append(Draw(loader, start, began))
+        self._aside = None
 
     def note_training(self) -> None:
         """Note a backward pass or an optimizer step, which ends an evaluation under way.
@@ -402,8 +397,8 @@ class Evaluation:
         Their loaders do not feed training at the next `note_training`.
         """
         self._fed.clear()
-        self._draws.clear()
-        self._under_way = self._loss_is_due = False
+        self.end_step()
+        self._under_way = False
 
     def end_step(self) -> None:
         """Forget the batches drawn in the step that has ended: their rows stay in it.
@@ -411,6 +406,7 @@ class Evaluation:
         Their loaders still come to feed training at the next `note_training`.
         """
         self._draws.clear()
+        self._aside = None
         self._loss_is_due = False
 
     def phase(
@@ -479,17 +475,14 @@ class Evaluation:
         Returns:
             the rows taken out now, in their order; and whether the step had begun with one of the batches.
         """
-        began = False
-        taken: list[Row] = []
         self._fed.discard(self._feeder)
-        for draw in reversed(self._draws):
-            if draw.loader != self._feeder:
-                break
-            if draw.rows is None:
-                draw.rows = self._recorder.take_back(draw.start)
-                taken = draw.rows + taken
-                began |= draw.began
-        return taken, began
+        drawn = list(takewhile(lambda draw: draw.loader == self._feeder, reversed(self._draws)))
+        if not drawn:
+            return [], False
+        del self._draws[-len(drawn) :]
+        rows, began = self._recorder.take_back(drawn[-1].start), any(draw.began for draw in drawn)
+        self._aside = self._feeder, rows, began
+        return rows, began
 
     def give_back(self) -> bool:
         """Put batches that `take_back` took out back into the step, at its end, before a call that trains.
@@ -500,13 +493,13 @@ class Evaluation:
         Returns:
             whether the step began with one of those put back; False where none is.
         """
-        began = False
-        if all(draw.rows is not None for draw in self._draws):  # else another batch is the one in use
-            for draw in self._draws:
-                self._recorder.put(draw.rows or [])
-                self._fed.add(draw.loader)
-                began |= draw.began
-        self._draws.clear()
+        aside, self._aside = self._aside, None
+        if aside is None or self._draws:  # another batch is the one in use
+            self._draws.clear()
+            return False
+        loader, rows, began = aside
+        self._recorder.put(rows)
+        self._fed.add(loader)
         return began
 
 
@@ -546,10 +539,16 @@ def _call_all(listeners: list[Callable[[], None]]) -> None:
         raise raised.pop(0)
 
 
-class Moments:
-    """Lists of listeners for events of a step.
+MOMENTS = (
+    *("on_forward", "on_root", "on_made", "on_root_left", "on_begin", "on_after_optimizer"),
+    *("on_ending", "on_tick", "on_restart", "on_evaluation", "on_look"),
+)
 
-    Attributes:
+
+class Moments:
+    """Lists of listeners for moments of a step.
+
+    The moments (`MOMENTS`):
         on_forward: told of an outermost module that is about to be called in training, recorded or not.
         on_root: told of outermost modules that are about to run and will be recorded.
         on_made: told of a module that no other one holds, when it is named in the forward that calls it.
@@ -565,22 +564,12 @@ class Moments:
 
     def __init__(self) -> None:
         """Start without listeners."""
-        self.on_forward: list[Callable[[nn.Module], None]] = []
-        self.on_root: list[Callable[[nn.Module], None]] = []
-        self.on_made: list[Callable[[nn.Module], None]] = []
-        self.on_root_left: list[Callable[[nn.Module], None]] = []
-        self.on_begin: list[Callable[[], None]] = []
-        self.on_after_optimizer: list[Callable[[], None]] = []
-        self.on_ending: list[Callable[[], None]] = []
-        self.on_tick: list[Callable[[], None]] = []
-        self.on_restart: list[Callable[[int | None], None]] = []
-        self.on_evaluation: list[Callable[[list[Row]], None]] = []
-        self.on_look: list[Callable[[], None]] = []
+        self.listeners: dict[str, list[Callable[..., None]]] = {moment: [] for moment in MOMENTS}
+        """Of each moment, in the order in which they are told."""
 
-    @staticmethod
-    def tell(listeners: list[Callable[..., None]], *given: object) -> None:
+    def tell(self, moment: str, *given: object) -> None:
         """Call the listeners of a moment in order with what is given; an exception is raised at once."""
-        for listener in listeners:
+        for listener in self.listeners[moment]:
             listener(*given)
 
 
@@ -629,7 +618,7 @@ class StepClock(Moments):
     def tell_root(self, module: nn.Module) -> None:
         """Call the `on_root` listeners before an outermost call that will be recorded."""
         self._names.any_module = True  # it may have its name from before
-        self.tell(self.on_root, module)
+        self.tell("on_root", module)
 
     def begin(self) -> None:
         """Begin the step, if it has not begun: call the `on_begin` listeners, unless the step is not recorded.
@@ -639,7 +628,7 @@ class StepClock(Moments):
         if self._begun != self._recorder.step:
             self._begun, before = self._recorder.step, self._recorder.rows
             if self._recorder.wanted:
-                self.tell(self.on_begin)
+                self.tell("on_begin")
             self._rows_at_begin = self._recorder.rows - before
 
     @property
@@ -665,7 +654,7 @@ class StepClock(Moments):
             if began:
                 self._begun = -1
             if taken:
-                self.tell(self.on_evaluation, taken)
+                self.tell("on_evaluation", taken)
             return phase
         if evaluation.give_back():
             self._begun = self._recorder.step
@@ -673,7 +662,7 @@ class StepClock(Moments):
             self._step_without_optimizer(module)
         else:
             self.end_unseen_step()
-        self.tell(self.on_forward, module)
+        self.tell("on_forward", module)
         self.begin()
         if self._recorder.wanted:
             self.labels.read()
@@ -797,11 +786,11 @@ class StepClock(Moments):
         self._begun = 0 if keep and self._begun == kept else -1
         self.ticks = 0
         self._names.renumber(kept)
-        self.tell(self.on_restart, kept)
+        self.tell("on_restart", kept)
         if not keep:
             self._forwards, self._model_ran = 0, False
             self.evaluation.drop_batches()
-            self.tell(self.on_tick)
+            self.tell("on_tick")
         self.left_out = True
 
     def add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -851,7 +840,7 @@ class StepClock(Moments):
             self._ran_with_gradients.clear()
             self.evaluation.end_step()
             self._parts.clear()
-            self.tell(self.on_ending)
+            self.tell("on_ending")
         finally:  # also where an interrupt comes for the second time: the next step begins
             step = self._recorder.step
             try:
@@ -861,4 +850,4 @@ class StepClock(Moments):
                     self._recorder.tick()
                 raise
             finally:
-                _call_all(self.on_tick)
+                _call_all(self.listeners["on_tick"])

@@ -60,10 +60,7 @@ def report(run: str | None, run_b: str | None, asked: ReportOptions, compared: C
         text = page_of(runs, others, compared.options(want_map=True, limit=200))
     if output is None:
         output = Path(tempfile.mkdtemp(prefix="introspect-")) / "report.html"
-    try:
-        write_whole(output, text)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; choose another name with -o") from None
+    write_whole(output, text)
     say(f"wrote {output} ({human_size(len(text.encode()))})")
     if asked.open_ and not webbrowser.open(output.resolve().as_uri()):
         say(f"no browser could be opened here: open {output} in one", err=True)

@@ -167,7 +167,7 @@ def _scalar(batch: StepBatch, row: int) -> float | None:
     A text that is no number makes it None.
     """
     try:
-        if len(batch.text) and batch.text[row]:
+        if batch.text[row]:
             return float(batch.text[row])
     except ValueError:
         return None

@@ -32,9 +32,8 @@ import numpy as np
 import numpy.typing as npt
 
 from introspect_cli.compare.result import RESOLUTION, Size
+from introspect_cli.derived import l2_norm, scale_between
 from introspect_cli.records import Joined, Layout, Status, Summary
-from introspect_cli.store.batch import scale_between
-from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

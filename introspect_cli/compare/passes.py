@@ -386,7 +386,10 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
         rows: some of the DIFFERENT rows, as indices among these.
         options: the tolerance.
     """
-    texts = zip(*(of_run.column("text").tolist() for of_run in table.both(table.differing[rows])), strict=True)
+    texts = zip(
+        *(map(each.batch.text.__getitem__, each.rows.tolist()) for each in table.both(table.differing[rows])),
+        strict=True,
+    )
     distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
     return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
 

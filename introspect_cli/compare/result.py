@@ -365,13 +365,11 @@ class Separate:
         verdict: same, diverged or undecided.
         sentence: the answer in plain words.
         first: its first divergence; None unless diverged.
-        extent: how much of it agrees, in words, where it is the same.
     """
 
     verdict: Verdict
     sentence: str
     first: Divergence | None = None
-    extent: str = ""
 
 
 @dataclass(frozen=True)

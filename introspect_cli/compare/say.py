@@ -91,7 +91,6 @@ _PROVED: Final[Mapping[str, str]] = {
 
 _LIKELY: Final[Mapping[str, str]] = {
     "split": "a takes {a}, b {b}",
-    "no-optimizer": "no optimizer steps in {side}",
     "hyperparameter-elsewhere": "{name} {a} -> {b}",
     "gradient-not-taken": "in {other} it is frozen, cleared before the optimizer's step, or was replaced in the model",
     "no-gradient": "in {other} no gradient reaches it (frozen, detached, no_grad, not in the loss or the optimizer)",
@@ -111,8 +110,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "kernel": "the kernel",
     "draws-before": "other random numbers drawn before it in this step",
     "parameters-after": "parameters that changed after they were recorded (.data, numpy)",
-    "forward-code": "the forward code",
-    "kept-from-calls": "what it keeps from earlier calls",
+    "forward-code": "the forward code, or what it keeps from earlier calls",
     "backward-of-operator": "how it is computed, or the options of its forward operator",
     "batch-size": "batch size, sequence length, cropping or padding",
     "conversion": "how the data is converted",
@@ -130,8 +128,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "loss-code": "the loss code (reduction, mask, weighting, scale)",
     "targets": "the targets",
     "not-restored": "resuming did not restore it",
-    "averaging": "a moving average",
-    "saving": "what is saved (a moving average, a copy, a conversion)",
+    "saving": "what is saved or kept (a moving average, a copy, a conversion, what resuming restored of it)",
     "backward-through": "the backward pass through this module",
     "backward-of-user": "the backward pass of what uses that output",
     "reduction": "its reduction over the ranks",
@@ -158,8 +155,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
-    "update-before": "the update of the step before",
-    "rule-by-hand": "the script's update by hand (gradient, learning rate or rule)",
+    "rule-by-hand": "the script's update by hand, without an optimizer (gradient, learning rate or rule)",
     "evaluation-in-train": "an evaluation in train mode",
     "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",
     "steps-between": "the steps between, which cannot be compared",
@@ -233,8 +229,6 @@ _TOLD: Final[Mapping[str, str]] = {
     "ends-before": "{agreed}, where run {short} ends; run {run} has {more:,} more steps",
     # where they diverge
     "place": "First divergence at {step}[, {ranks}][, recomputed{recomputed}][, in evaluation{evaluation}]",
-    "place-evaluation": "{subject} the same ({extent}); evaluation diverges at {step}[, {ranks}][, "
-    "recomputed{recomputed}]",
     "diverges": "{name} diverges at {step}{too}: {what}.",
     "first-more": "First that is more than rounding: {name}{far}.",
     "rounding-alone": "Rounding alone can make such a difference.",

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from introspect_cli.derived import derived_stats
 from introspect_cli.errors import UsageError
 from introspect_cli.exchange.formats import EVERYTHING, wanted_steps
 from introspect_cli.records import Kind, Status
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
 from introspect_cli.store.columns import Column, absent_column
-from introspect_cli.store.reader import derived_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

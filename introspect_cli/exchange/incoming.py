@@ -25,7 +25,7 @@ import numpy as np
 from introspect_cli.errors import StoreError
 from introspect_cli.records import Layout, Site, SiteInfo, Status, Summary
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.run_writer import StoreWriter
 
 if TYPE_CHECKING:
@@ -182,5 +182,5 @@ def _batch(writer: RankWriter, rows: Sequence[Row], *, sketch: bool) -> StepBatc
         counts={name: np.array([int(s.stats.get(name, -1)) for s in kept], np.int64) for name in counts},
         floats={name: np.array([s.stats.get(name, np.nan) for s in kept], np.float64) for name in floats},
         sketch=np.array([s.sketch or blank for s in kept], np.float32).reshape(len(kept), -1) if sketch else None,
-        text=[summary.text for summary in kept],
+        text=Texts(enumerate(summary.text for summary in kept)),
     )

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from introspect_cli.derived import l2_norm, scale_between
 from introspect_cli.records import Kind, Layout, Phase, Status
-from introspect_cli.store.batch import StepBatch, scale_between
-from introspect_cli.store.reader import l2_norm
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.reader import RankReader
     from introspect_cli.store.run import Run
 

@@ -22,7 +22,7 @@ from introspect_cli.health.aligned import AlignedStep, Difference, Gathered, Led
 from introspect_cli.health.findings import Hit, Level, require, rule
 from introspect_cli.health.progress import Progress
 from introspect_cli.records import SCALER, Kind, Part, Phase, Status
-from introspect_cli.store.whole import Covering, covering, same_parts, share
+from introspect_cli.store.whole import misfit
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -573,11 +573,10 @@ class Parts(Gathered):
                 parts.setdefault(part, rank)
         if not parts:
             return ""
-        covered, whole = covering(list(parts)), now.layout(*_held(now, number)[0]).numel
-        if len(holders) == self.ranks.run.world_size and covered is not None and covered != Covering(whole, 0):
-            twice = f", and several parts have {share(covered.doubled, whole)}" if covered.doubled else ""
-            same = same_parts(holders) if covered.covered < whole else ""
-            return f"its parts cover {share(covered.covered, whole)}{twice}{same}"
+        if len(holders) == self.ranks.run.world_size:
+            reduced = [(rank, part) for rank, part in holders if part is not None and not part.reduction]
+            if wrong := misfit(reduced, now.layout(*_held(now, number)[0]).numel):
+                return wrong
         seen: dict[object, int] = {}
         for part, rank in parts.items():
             moments = now.stats(rank, now.rows[number][rank], "var", "min", "max", "mean")

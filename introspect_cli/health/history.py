@@ -90,16 +90,10 @@ class _Window:
         """
         self.steps = steps
         # Of sites that keep some steps, and of those that keep all: where the kept steps lie in both.
-        self._places = [
-            (
-                table,
-                [
-                    np.intersect1d(steps - shift, held.steps, return_indices=True)[1:]
-                    for held in (table.many, table.few)
-                ],
-            )
-            for table, shift in zip(tables, shifts, strict=True)
-        ]
+        self._places = []
+        for table, shift in zip(tables, shifts, strict=True):
+            both = (np.intersect1d(steps - shift, of.steps, return_indices=True)[1:] for of in (table.many, table.few))
+            self._places.append((table, list(both)))
 
     def values_at(self, run: int, number: int, name: str) -> NDArray[Any]:
         """A site's statistic (checksums for any other `name`) at the kept steps of a run; NaN or 0 where absent."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from introspect_cli.derived import l2_norm
 from introspect_cli.health.findings import Hit
 from introspect_cli.records import Kind, Phase, Status
-from introspect_cli.store.reader import l2_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -135,15 +135,14 @@ def prune(graph: Graph, targets: tuple[str, ...] = (), *, repeating: bool = Fals
     Returns:
         the rest. What diverges in the forward or backward pass, and what holds NaN or infinities, always stays.
     """
-    gone: set[int] = set()
-    if targets:
-        gone |= {node.number for node in graph.nodes if not _targeted(node, targets)}
+    gone = {node.number for node in graph.nodes if targets and not _targeted(node, targets)}
+    passing = {node.number for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER and not repeating}
     if not repeating:
-        gone |= _middle(graph) | _unchanging(graph)
-    gone -= {node.number for node in graph.nodes if node.nonfinite or node.state not in ("", "equal")}
-    if not repeating:
-        passing = (node for node in graph.nodes if node.record.site.phase is Phase.OPTIMIZER)
-        gone |= {node.number for node in passing if not node.nonfinite and node.state != "origin"}
+        gone |= passing | _middle(graph) | _unchanging(graph)
+    for node in graph.nodes:
+        diverges = node.state not in ("", "equal") and node.number not in passing
+        if node.nonfinite or node.state == "origin" or diverges:
+            gone.discard(node.number)
     return without(graph, gone)
 
 
@@ -186,19 +185,12 @@ def _middle(graph: Graph) -> set[int]:
 
     Compared are numbers behind equal names; a name with several numbers counts if any of them is between.
     """
+    fqns = [(node.number, node.record.site.fqn) for node in graph.nodes]
+    layers = [(number, fqn[: match.start()], int(match[1])) for number, fqn in fqns for match in _LAYER.finditer(fqn)]
     numbers: dict[str, set[int]] = {}
-    places: dict[int, list[tuple[str, int]]] = {}
-    for node in graph.nodes:
-        fqn = node.record.site.fqn
-        for match in _LAYER.finditer(fqn):
-            head, number = fqn[: match.start()], int(match[1])
-            numbers.setdefault(head, set()).add(number)
-            places.setdefault(node.number, []).append((head, number))
-    return {
-        number
-        for number, layers in places.items()
-        if any(min(numbers[head]) < layer < max(numbers[head]) for head, layer in layers)
-    }
+    for _, head, layer in layers:
+        numbers.setdefault(head, set()).add(layer)
+    return {number for number, head, layer in layers if min(numbers[head]) < layer < max(numbers[head])}
 
 
 def without(graph: Graph, gone: Iterable[int]) -> Graph:
@@ -221,8 +213,5 @@ def without(graph: Graph, gone: Iterable[int]) -> Graph:
 
 def backward_of(graph: Graph) -> dict[int, Node]:
     """By site number of a forward operator, the node of its first operator of the backward pass."""
-    backward: dict[int, Node] = {}
-    for node in graph.nodes:
-        if node.forward is not None and node.record.site.phase is Phase.BACKWARD:
-            backward.setdefault(node.forward, node)
-    return backward
+    backward = (node for node in reversed(graph.nodes) if node.record.site.phase is Phase.BACKWARD)
+    return {node.forward: node for node in backward if node.forward is not None}

@@ -14,7 +14,7 @@ from introspect_cli.errors import UsageError, did_you_mean
 from introspect_cli.records import Kind, Record, Status
 from introspect_cli.selection import Selection, matches, near_module, selects
 from introspect_cli.statistics import DERIVED_STATS, STATISTICS
-from introspect_cli.store.documents import gpu_names
+from introspect_cli.texts import gpu_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,7 +129,7 @@ def overview(run: Any) -> Overview:
         modules=len(first.modules) if first is not None else 0,
         called=len(returned & modules),
         parameters=sum(parameter_sizes(first).values()) if first is not None else 0,
-        size=run.remote_size or size_on_disk(str(run.path)),
+        size=size_on_disk(str(run.path)) or run.log_size,
         directory=_text(run.settings.document("command").get("directory")),
         machine=", ".join([*parts, *([gpu_names(gpus)] if (gpus := hardware.get("gpus")) else ())]),
         endings=tuple(run.endings),
@@ -230,8 +230,7 @@ def histories(run: Any, fqn: str, stat: str, kinds: frozenset[Kind], *, rank: in
     chosen = [number for number in wanted_kind if matches(sites.fqn[number], fqn)]
     chosen = chosen or [number for number in wanted_kind if selects(sites.fqn[number], [fqn])]
     if not chosen:
-        hint = near_module(fqn, set(sites.fqn)) or ": `introspect show tree` lists the modules of a run"
-        raise UsageError(f"{run.path} has no record of {fqn}{hint}")
+        raise _no_record(run, fqn, sites)
     points: dict[int, list[tuple[int, float | None, str]]] = {number: [] for number in chosen}
     kept = False
     for row in range(len(reader)):
@@ -288,12 +287,13 @@ def stored_values(
             if matches(record.site.fqn, fqn) and selection.wants(record.site.kind, record.site.fqn)
         ]
         recorded = recorded or bool(records)
-        stored = [Stored(record, _values(run, record)) for record in records]
+        checksums = (record.summary.checksum for record in records)
+        tensors = (run.tensor(checksum) if checksum else None for checksum in checksums)
+        stored = list(map(Stored, records, tensors))
         if any(one.values is not None or one.record.summary.status is Status.VALUE for one in stored):
             return stored
     if not recorded:
-        hint = near_module(fqn, set(reader.sites.fqn)) or ": `introspect show tree` lists the modules of a run"
-        raise UsageError(f"{run.path} has no record of {fqn}{hint}")
+        raise _no_record(run, fqn, reader.sites)
     place = f"at step {step}" if step is not None else "at any step"
     raise UsageError(
         f"{run.path} holds no values of {fqn} {place}, only checksums and statistics: "
@@ -301,7 +301,7 @@ def stored_values(
     )
 
 
-def _values(run: Any, record: Record) -> NDArray[Any] | None:
-    """The tensor of a record; None where it was not stored, or is a plain value."""
-    checksum = record.summary.checksum
-    return run.tensor(checksum) if checksum and record.summary.status is not Status.VALUE else None
+def _no_record(run: Any, fqn: str, sites: Any) -> UsageError:
+    """The error that a run has no record of a name."""
+    hint = near_module(fqn, set(sites.fqn)) or ": `introspect show tree` lists the modules of a run"
+    return UsageError(f"{run.path} has no record of {fqn}{hint}")

@@ -2,8 +2,7 @@
 
 A person who captures often has dozens of runs and remembers the names of none. Each is told by its manifest and its
 indexes alone, so that a hundred large runs are listed in a moment; one that cannot be read is listed as damaged, never
-skipped. Somebody may name a whole disk: the search takes what is near first, ends after so many directories, and knows
-where it did not look.
+skipped. Somebody may name a whole disk: the search goes a few levels down, and knows where it did not look.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ from introspect_cli.records import perturbed_by
 from introspect_cli.store.files import MANIFEST, RUNS, DamageError
 from introspect_cli.store.pack import ENDING, is_pack
 from introspect_cli.store.remote import is_remote
-from introspect_cli.store.run import Run, open_run
+from introspect_cli.store.run import open_run
 from introspect_cli.texts import clean
 from introspect_cli.texts import count as run_count
 
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
 
 DEEPEST = 4
 """Levels of directories that a search goes down."""
-
-MOST = 20_000
-"""Directories that a search looks into."""
 
 
 @dataclass(frozen=True)
@@ -72,94 +67,71 @@ class RunList:
 
     Attributes:
         runs: the latest first.
-        not_searched: directories that may not be read, lie too deep, or that the search ended before.
+        not_searched: directories that may not be read or lie too deep.
     """
 
     runs: list[RunRow]
     not_searched: list[Path]
 
 
-def find_runs(roots: Iterable[Path], most: int = MOST) -> RunList:
-    """All runs at or below the given directories, the latest first, and what was not searched.
+def find_runs(roots: Iterable[Path]) -> RunList:
+    """All runs at or below the given directories, packed ones too, the latest first, and what was not searched.
 
     Runs without a start time come last. Neither links nor directories whose names begin with a dot are followed. Goes
-    `DEEPEST` levels down, the nearest first, and looks into no more than `most` directories.
+    `DEEPEST` levels down, and not into runs.
 
     Raises:
         UsageError: one of the given directories does not exist.
     """
-    waiting: deque[tuple[Path, int]] = deque()
+    paths: list[Path] = []
+    left: list[Path] = []
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # else it has gone since
+            left.append(Path(error.filename))
+
     for root in roots:
         if not root.is_dir():
             raise UsageError(f"there is no directory {root}; name one that holds runs.")
-        waiting.append((root, 0))
-    paths: list[Path] = []
-    left: list[Path] = []
-    looked = 0
-    while waiting:
-        folder, depth = waiting.popleft()
-        looked += 1
-        try:
-            runs, inside = _look_into(folder) if looked <= most and depth <= DEEPEST else ([], None)
-        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-            continue  # it has gone since
-        except OSError:
-            runs, inside = [], None
-        paths += runs
-        waiting.extend((path, depth + 1) for path in inside or ())
-        left += [folder] if inside is None else []
+        for name, inside, files in os.walk(root, onerror=note):
+            folder = Path(name)
+            kept = [] if MANIFEST in files else [folder / each for each in sorted(inside) if not each.startswith(".")]
+            is_last = len(folder.parts) - len(root.parts) == DEEPEST
+            inside[:] = [] if is_last else [path.name for path in kept]
+            left.extend(path for path in kept if is_last and not path.is_symlink())
+            packs = (folder / each for each in sorted(files) if each.endswith(ENDING))
+            paths.extend([folder] if MANIFEST in files else filter(is_pack, packs))
     oldest = dt.datetime.min.replace(tzinfo=dt.timezone.utc)
     rows = sorted(map(_row, paths), key=lambda row: (row.started or oldest, str(row.path)), reverse=True)
-    return RunList(rows, left)
-
-
-def _look_into(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(runs, subdirectories to search) of a directory: itself alone where it is a run, else the packs in it.
-
-    Links and names that begin with a dot are no subdirectories. OSError where it may not be read.
-    """
-    if (folder / MANIFEST).is_file():
-        return [folder], []
-    with os.scandir(folder) as scanned:
-        entries = sorted(scanned, key=lambda entry: entry.name)
-    packs = [folder / entry.name for entry in entries if entry.name.endswith(ENDING) and is_pack(entry.path)]
-    kept = (entry for entry in entries if not entry.name.startswith("."))
-    return packs, [folder / entry.name for entry in kept if entry.is_dir(follow_symlinks=False)]
+    return RunList(rows, sorted(left, key=lambda path: len(path.parts)))
 
 
 def _row(path: Path) -> RunRow:
-    """The row of the run at `path`, which is opened and closed; also where it is damaged or unreadable."""
-    size = size_on_disk(str(path))
-    try:
-        with open_run(path) as run:
-            return _row_of_open(path, run, size)
-    except DamageError as error:
-        return RunRow(path, "", None, 0, size, "damaged", str(error))
-    except StoreError as error:
-        return RunRow(path, "", None, 0, size, "unreadable", str(error))
-
-
-def _row_of_open(path: Path, run: Run, size: int) -> RunRow:
-    """The row of an open run.
+    """The row of the run at `path`, which is opened and closed; also where it is damaged or unreadable.
 
     One that is complete with another exit code than 0 is `failed`, unless `--stop` ended it.
     """
-    manifest = run.manifest
-    ended, detail = run.state.value, ""
-    code = manifest.get("exit_code")
-    if manifest.get("stopped") is True:
-        detail = "at its first divergence (--stop)"
-    elif ended == "complete" and code not in (None, 0):
-        ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
-    seed = perturbed_by(manifest)
-    return RunRow(path, _command(manifest), run.time("started"), run.steps, size, ended, detail, run.label, seed)
+    size = size_on_disk(str(path))
+    try:
+        with open_run(path) as run:
+            manifest, ended, detail = run.manifest, run.state.value, ""
+            code = manifest.get("exit_code")
+            if manifest.get("stopped") is True:
+                detail = "at its first divergence (--stop)"
+            elif ended == "complete" and code not in (None, 0):
+                ended, detail = "failed", str(manifest.get("exception") or f"exit code {code}")
+            script, *arguments = command_words(manifest)
+            ran, seed = " ".join([Path(script).name, *arguments]), perturbed_by(manifest)
+            return RunRow(path, ran, run.time("started"), run.steps, size, ended, detail, run.label, seed)
+    except StoreError as error:
+        ended = "damaged" if isinstance(error, DamageError) else "unreadable"
+        return RunRow(path, "", None, 0, size, ended, str(error))
 
 
-def _command(manifest: dict[str, Any]) -> str:
-    """The script's file name, without its directory, and arguments; "" where neither is on record."""
+def command_words(manifest: dict[str, Any]) -> list[str]:
+    """The script, as it was named, and its arguments; [""] where neither is on record."""
     argv = manifest.get("argv")
-    words = argv if isinstance(argv, list) else [manifest.get("script") or ""]
-    return " ".join([Path(str(words[0])).name, *map(str, words[1:])]) if words else ""
+    return list(map(str, argv)) if argv and isinstance(argv, (list, tuple)) else [str(manifest.get("script") or "")]
 
 
 def prunable(rows: Sequence[RunRow], *, keep: int) -> list[RunRow]:

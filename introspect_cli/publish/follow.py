@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.derived import l2_norm
 from introspect_cli.records import Kind, Status
-from introspect_cli.store.reader import l2_norm
 from introspect_cli.store.run import open_run, poll
 
 if TYPE_CHECKING:

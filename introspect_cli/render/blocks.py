@@ -7,9 +7,10 @@ console knows about colours and widths of real ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from introspect_cli.errors import UsageError
 from introspect_cli.texts import clean
 
 if TYPE_CHECKING:
@@ -76,14 +77,14 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text as UTF-8 over what is at the path; where that fails, remove the file there, old or cut short.
 
     Raises:
-        OSError: it cannot be written.
+        UsageError: it cannot be written.
     """
     try:
         path.write_text(text, encoding="utf-8")
-    except OSError:
+    except OSError as error:
         if path.is_file():
             path.unlink(missing_ok=True)
-        raise
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose another name with -o") from None
 
 
 Item = TypeVar("Item")
@@ -219,34 +220,6 @@ def table_of(
     return Table(tuple(column for column, _ in kept), tuple(rows), tuple(map(style, items)), caption)
 
 
-def fit(table: Table, width: int) -> tuple[Table, list[int]]:
-    """The table fitted to a width, and the width of each column, with gaps of 2 from 100 columns on, else of 1.
-
-    First, columns are dropped, the one with the lowest `drop_at` first, while their least widths together are too wide.
-    Then the widest column that is above its least width loses a character, again and again. It may still be too wide
-    where no column can be dropped or cut. Texts are cut at their beginning.
-    """
-    gap = 2 if width >= 100 else 1
-    cells = [[column.title, *(row[place] for row in table.rows)] for place, column in enumerate(table.columns)]
-    wide = [max(map(len, texts)) for texts in cells]
-    least = [
-        max(min(column.least or room, room), len(column.title))
-        for column, room in zip(table.columns, wide, strict=True)
-    ]
-    kept = list(range(len(wide)))
-    for place in sorted(kept, key=lambda place: table.columns[place].drop_at):
-        if table.columns[place].drop_at and sum(least[p] for p in kept) + gap * (len(kept) - 1) > width:
-            kept.remove(place)
-    while sum(wide[p] for p in kept) + gap * (len(kept) - 1) > width:
-        widest = max(kept, key=lambda place: (wide[place] > least[place], wide[place]))
-        if wide[widest] <= least[widest]:
-            break
-        wide[widest] -= 1
-    columns = tuple(table.columns[place] for place in kept)
-    rows = tuple(tuple(cut(row[place], wide[place], front=True) for place in kept) for row in table.rows)
-    return replace(table, columns=columns, rows=rows), [wide[place] for place in kept]
-
-
 def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
     """All blocks as lines of text, tables laid out for `width` and folds opened; figures are left out."""
     for block in blocks:
@@ -259,21 +232,30 @@ def lines_of(blocks: Iterable[Block], width: int) -> Iterator[Line]:
 
 
 def table_lines(table: Table, width: int) -> list[Line]:
-    """The table as lines of text: its caption if it has one, headings, rows, fitted to `width`."""
-    fitted, widths = fit(table, width)
-    gap = " " * (2 if width >= 100 else 1)
-    lines = [line(table.caption, "heading")] if table.caption else []
-    lines.append(_row([column.title for column in fitted.columns], fitted.columns, widths, gap, "heading"))
-    for place, row in enumerate(fitted.rows):
-        style = fitted.styles[place] if place < len(fitted.styles) else ""
-        lines.append(_row(row, fitted.columns, widths, gap, style))
-    return lines
+    """The table as lines of text: its caption if it has one, headings, rows; gaps of 2 from 100 columns on, else of 1.
 
+    First, columns are dropped, the one with the lowest `drop_at` first, while their least widths together are too wide.
+    Then the widest column that is above its least width loses a character, again and again. It may still be too wide
+    where no column can be dropped or cut. Texts are cut at their beginning.
+    """
+    columns, gap = table.columns, " " * (2 if width >= 100 else 1)
+    wide = [max(map(len, (column.title, *(row[at] for row in table.rows)))) for at, column in enumerate(columns)]
+    least = [max(min(each.least or room, room), len(each.title)) for each, room in zip(columns, wide, strict=True)]
+    kept = list(range(len(columns)))
 
-def _row(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], gap: str, style: str) -> Line:
-    """One row of a table as a line, each cell padded to its column's width."""
-    cells = [
-        text.rjust(width) if column.right else text.ljust(width)
-        for text, column, width in zip(texts, columns, widths, strict=True)
-    ]
-    return Line(((gap.join(cells).rstrip(), style),), wrap=False)
+    def is_too_wide(sizes: Sequence[int]) -> bool:
+        return sum(sizes[at] for at in kept) + len(gap) * (len(kept) - 1) > width
+
+    def row(texts: Sequence[str], style: str) -> Line:
+        cells = ((cut(texts[at], wide[at], front=True), wide[at], columns[at].right) for at in kept)
+        padded = (text.rjust(size) if right else text.ljust(size) for text, size, right in cells)
+        return Line(((gap.join(padded).rstrip(), style),), wrap=False)
+
+    for at in sorted(kept, key=lambda at: columns[at].drop_at):
+        if columns[at].drop_at and is_too_wide(least):
+            kept.remove(at)
+    while is_too_wide(wide) and (cuttable := [at for at in kept if wide[at] > least[at]]):
+        wide[max(cuttable, key=wide.__getitem__)] -= 1
+    caption = [line(table.caption, "heading")] if table.caption else []
+    styles = (*table.styles, *[""] * (len(table.rows) - len(table.styles)))
+    return [*caption, row([column.title for column in columns], "heading"), *map(row, table.rows, styles)]

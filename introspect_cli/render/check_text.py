@@ -10,7 +10,7 @@ from introspect_cli.compare.say import some
 from introspect_cli.health.findings import LEVELS, CheckResult, Finding, Level, Rule
 from introspect_cli.labels import step_words
 from introspect_cli.render.blocks import Block, Line, line, number, rest_of
-from introspect_cli.render.diff_text import map_blocks
+from introspect_cli.render.diff_text import VERDICT_STYLE, map_blocks
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -60,14 +60,8 @@ def _finding(finding: Finding, since: str) -> list[Block]:
     `since` is put after the rule: " from step 3", or "".
     """
     rank = f", rank {finding.rank}" if finding.rank else ""
-    head = Line(
-        (
-            (f"{finding.level.value}: ", _STYLE[finding.level]),
-            (f"{finding.rule}", "heading"),
-            (f"{since}{rank}: ", ""),
-            (clean(finding.site), "name"),
-        )
-    )
+    level, rule = (f"{finding.level.value}: ", _STYLE[finding.level]), (finding.rule, "heading")
+    head = Line((level, rule, (f"{since}{rank}: ", ""), (clean(finding.site), "name")))
     blocks: list[Block] = [head, line(clean(finding.evidence), indent=2)]
     if finding.also:
         blocks.append(line(f"also {some([*map(clean, finding.also)], _SHOWN)}", indent=2))
@@ -121,14 +115,11 @@ def watch_line(look: Look) -> str:
 
 
 def _curve(curve: Curve) -> Line:
-    """A line: a curve's last value and the range of its finite values, or that all values are equal."""
+    """A line: a curve's last value and the range of its finite values."""
     values = curve.values.tolist()
     finite = [value for value in values if math.isfinite(value)]
     said = f"{number(values[-1]) if math.isfinite(values[-1]) else 'not finite'} at step {curve.steps[-1]}"
-    if len(values) > 1 and len(finite) == len(values) and min(finite) == max(finite):
-        said = f"{number(values[-1])} at each of {len(values):,} steps"
-    elif finite:
-        said += f", {number(min(finite))} to {number(max(finite))}"
+    said += f", {number(min(finite))} to {number(max(finite))}" if finite else ""
     return Line(((clean(curve.name), "heading"), (f"  {said}", "")))
 
 
@@ -144,13 +135,9 @@ def _distance(look: Look, name: str, result: DiffResult | None) -> list[Block]:
     """
     if result is None:
         return [line(f"against {clean(name)}: nothing to compare yet", "dim"), line()]
-    if result.verdict is Verdict.DIVERGED:
-        said, style = result.sentence, "bad"
-    elif look.over:
-        said, style = result.sentence, "good" if result.verdict is Verdict.SAME else "unsure"
-    else:
-        counts = result.counts
+    counts, said = result.counts, result.sentence
+    if result.verdict is not Verdict.DIVERGED and not look.over:
         within = f", {counts.within:,} of them within the tolerance" if counts.within else ""
         agree = f"{count(counts.equal, 'record')} of {count(counts.steps_compared, 'step')} agree{within}"
-        said, style = f"no divergence so far: {agree}", "good" if counts.equal else "unsure"
-    return [line(f"against {clean(name)}: {clean(said)}", style), line()]
+        said = f"no divergence so far: {agree}"
+    return [line(f"against {clean(name)}: {clean(said)}", VERDICT_STYLE[result.verdict]), line()]

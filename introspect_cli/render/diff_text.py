@@ -45,12 +45,12 @@ from introspect_cli.texts import clean, count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from introspect_cli.compare.changes.statements import CodeChanges, Ranked, Side
+    from introspect_cli.compare.changes.statements import CodeChanges, Ranked
     from introspect_cli.compare.elements import Elements
     from introspect_cli.compare.groups import Groups
     from introspect_cli.records import Site
 
-_VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
+VERDICT_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _SHOWN_TENSORS = 8
 _SHOWN_RANKS = 64
 
@@ -74,7 +74,7 @@ def diff_blocks(
         more: how more divergences are listed, for the last line; "" where nothing lists them.
     """
     short = bool(result.head)
-    blocks: list[Block] = [line(clean(result.head if short else result.sentence), _VERDICT_STYLE[result.verdict])]
+    blocks: list[Block] = [line(clean(result.head if short else result.sentence), VERDICT_STYLE[result.verdict])]
     blocks += why_lines(result) if short else [line(f"- {clean(text)}", indent=2) for text in result.evidence]
     by_rank = result.candidates if len(result.candidates) > 1 else ()
     if by_rank:
@@ -83,19 +83,20 @@ def diff_blocks(
         title = "First on each rank, by step and phase (no other order is known):"
         blocks += section(title, [divergence_table(shown, ranks=True), *rest])
     blocks += findings_blocks(result, everything=everything, settings=everything or not short)
-    if result.subject == "checkpoints":
-        blocks += _tensors(result, everything=everything, verbose=verbose)
-    elif result.divergences and short and grouped:
+    moments = result.subject == "checkpoints"
+    if result.divergences and short and grouped and not moments:
         blocks += [] if by_rank else [line(), *_followers(result)]
     elif result.divergences:
         several = len({divergence.rank for divergence in result.divergences}) > 1
         already = {_key_of(divergence) for divergence in by_rank}
         listed = [one for one in result.divergences if _key_of(one) not in already]
+        listed = listed[:_SHOWN_TENSORS] if moments and not everything else listed
         if listed:
-            blocks += [line(), divergence_table(listed, ranks=several)]
+            blocks += [line(), divergence_table(listed, ranks=several, moments=moments)]
         if verbose:
             blocks += detail_blocks(result)
-        blocks += _rest(result, len(by_rank) + len(listed), more)
+        rest = rest_of(len(result.divergences), len(listed), "--all lists them")
+        blocks += rest if moments else _rest(result, len(by_rank) + len(listed), more)
     style = "" if result.verdict is Verdict.SAME else "unsure"
     return [
         *blocks,
@@ -130,14 +131,10 @@ def why_lines(result: DiffResult) -> list[Block]:
         (text, f"({sources})" if sources else "") for text, sources in likely_words(result.explains, result.causes)
     ]
     rows += [("likely" * (not place), *shown) for place, shown in enumerate(likely)]
-    blocks: list[Block] = [
-        Line(
-            ((f"{label:{_LABEL}}", "dim"), (clean(text, 400), ""), (f"  {tail}" if tail else "", "dim")),
-            2,
-            hang=_LABEL + 2,
-        )
-        for label, text, tail in rows
-    ]
+    blocks: list[Block] = []
+    for label, text, tail in rows:
+        told = (f"{label:{_LABEL}}", "dim"), (clean(text, 400), ""), (f"  {tail}" if tail else "", "dim")
+        blocks.append(Line(told, 2, hang=_LABEL + 2))
     statements = sum(cause.kind == "statement" for cause in result.causes)
     if not statements and result.code is not None and result.code.ranked:
         every = len(result.code.ranked)
@@ -176,20 +173,6 @@ def first_blocks(result: DiffResult) -> list[Block]:
     return diff_blocks(replace(result, divergences=result.divergences[:1]), more="")
 
 
-def _tensors(result: DiffResult, *, everything: bool, verbose: bool) -> list[Block]:
-    """A table of differing tensors of two checkpoints: all listed with `everything`, else the first `_SHOWN_TENSORS`.
-
-    With `verbose`, details of all listed ones follow; [] where none differs.
-    """
-    shown = result.divergences if everything else result.divergences[:_SHOWN_TENSORS]
-    if not shown:
-        return []
-    blocks: list[Block] = [line(), divergence_table(shown, moments=True)]
-    if verbose:
-        blocks += detail_blocks(result)
-    return [*blocks, *rest_of(len(result.divergences), len(shown), "--all lists them")]
-
-
 def _key_of(divergence: Divergence) -> tuple[int, int, Site]:
     """Rank, step and site of a divergence, which no other one has."""
     return divergence.rank, divergence.step, divergence.site
@@ -220,7 +203,7 @@ def groups_blocks(groups: Groups) -> list[Block]:
 
     Every group but the first has how it differs from the largest, which is the first.
     """
-    blocks: list[Block] = [line(clean(groups.sentence), _VERDICT_STYLE[groups.verdict])]
+    blocks: list[Block] = [line(clean(groups.sentence), VERDICT_STYLE[groups.verdict])]
     for place, group in enumerate(groups.groups):
         blocks += [line(), line(f"Group {place + 1}, {count(len(group), 'run')}:", "heading")]
         blocks += [line(clean(path), indent=2) for path in group]
@@ -350,13 +333,10 @@ def detail_blocks(result: DiffResult) -> list[Block]:
         if a is None or b is None:
             blocks.append(line(f"only in {'a' if b is None else 'b'}: {_one_record(a or b)}", indent=2))
             continue
-        statistics = statistics_words(divergence)
-        if divergence.elements is not None:
-            blocks.append(line(elements_words(divergence.elements), indent=2))
-        if statistics:
-            blocks.append(line(statistics, indent=2))
-        elif divergence.elements is None:
-            blocks.append(line(f"checksum {a.checksum:016x} -> {b.checksum:016x}", indent=2))
+        said = [elements_words(divergence.elements)] if divergence.elements is not None else []
+        said += [text] if (text := statistics_words(divergence)) else []
+        said = said or [f"checksum {a.checksum:016x} -> {b.checksum:016x}"]
+        blocks += [line(text, indent=2) for text in said]
     return blocks
 
 
@@ -433,7 +413,10 @@ def changes_blocks(code: CodeChanges | None) -> list[Block]:
 
 
 def change_lines(one: Ranked) -> Iterator[Line]:
-    """The place of a change, then its lines in a and in b; of a whole file, a line that says why no lines are shown."""
+    """The place of a change, then its lines in a and in b; of a whole file, a line that says why no lines are shown.
+
+    Of each side they are the first `_LONGEST`, cut at 160 characters, and how many more there are.
+    """
     change = one.change
     scope = f"  in {clean(change.scope)}" if change.scope else ""
     sides = change.a is not None and change.b is not None and change.a.first != change.b.first
@@ -447,21 +430,10 @@ def change_lines(one: Ranked) -> Iterator[Line]:
         yield line(f"only in {only}" if only else whole, "dim", 4)
         return
     for side, sign, style in ((change.a, "-", "bad"), (change.b, "+", "good")):
-        yield from _side_lines(side, sign, style)
-
-
-def _side_lines(side: Side | None, sign: str, style: str) -> Iterator[Line]:
-    """The first `_LONGEST` lines of one side, each after `sign` and cut at 160 characters, and how many more there are.
-
-    Nothing for None.
-    """
-    if side is None:
-        return
-    lines = side.text.splitlines()
-    for text in lines[:_LONGEST]:
-        yield line(f"{sign} {clean(text, 160)}", style, 4, wrap=False)
-    if len(lines) > _LONGEST:
-        yield line(f"{sign} ... {count(len(lines) - _LONGEST, 'more line')}", "dim", 4)
+        lines = side.text.splitlines() if side is not None else []
+        yield from (line(f"{sign} {clean(text, 160)}", style, 4, wrap=False) for text in lines[:_LONGEST])
+        if len(lines) > _LONGEST:
+            yield line(f"{sign} ... {count(len(lines) - _LONGEST, 'more line')}", "dim", 4)
 
 
 # --- where two runs differ over all steps
@@ -611,12 +583,10 @@ def _settings_blocks(result: DiffResult, everything: bool) -> list[Block]:
 
 def settings_blocks(result: DiffResult) -> list[Block]:
     """All differing settings, those that can explain the divergence first; a line where none differs."""
-    if not result.settings:
-        return [line("No setting that both runs kept differs.")]
     blocks: list[Block] = []
     for title, chosen in (("These can explain the divergence:", True), ("Other settings that differ:", False)):
         blocks += section(title, [_setting(change) for change in result.settings if change.explains is chosen])
-    return blocks[1:]
+    return blocks[1:] or [line("No setting that both runs kept differs.")]
 
 
 def _setting(change: SettingChange) -> Line:

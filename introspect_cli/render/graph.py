@@ -83,7 +83,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
     columns: list[tuple[Column, Callable[[Node], str]]] = [
         (Column("phase", drop_at=1), lambda node: node.record.site.phase.value),
         (Column("module", least=14), lambda node: clean(node.record.site.fqn)),
-        (Column("operator", least=16), lambda node: _operator_words(node.record.site)),
+        (Column("operator", least=16), lambda node: _operator(node.record.site)),
         (Column("shape", drop_at=6), lambda node: shape(node.record.summary.layout.shape)),
         *(scale(title, name, 3 if place > 1 else 0) for place, (title, name) in enumerate(_STATS)),
         (Column("gradient mean|x|", right=True, drop_at=5), gradient_scale),
@@ -97,7 +97,7 @@ def graph_blocks(graph: Graph) -> list[Block]:
     return [line(head), table]
 
 
-def _operator_words(site: Site) -> str:
+def _operator(site: Site) -> str:
     """The operator and output of a site, with the number of the call in brackets where it is not 0."""
     return f"{clean(site.path)}{f' ({site.call})' if site.call else ''}"
 
@@ -106,9 +106,9 @@ def graph_svg(graph: Graph) -> str:
     """The graph as one SVG document, without scripts or anything from elsewhere."""
     places, width, height = _layout(graph)
     size = f'width="{width}" height="{height + _TOP}"'
-    by_number = {node.number: node for node in graph.nodes}
     # What the forward pass saved for the backward pass is drawn first, and faintly: there is much of it.
-    across = {edge for edge in graph.edges if _is_across(by_number[edge[0]], by_number[edge[1]])}
+    backward = {node.number for node in graph.nodes if node.record.site.phase is Phase.BACKWARD}
+    across = {edge for edge in graph.edges if len(backward & {*edge}) == 1}
     parts = []
     for edge in sorted(graph.edges, key=lambda edge: edge not in across):
         (x0, y0), (x1, y1) = (places[end] for end in edge)
@@ -125,11 +125,6 @@ def graph_svg(graph: Graph) -> str:
     )
 
 
-def _is_across(start: Node, end: Node) -> bool:
-    """Whether one of two nodes ran in the backward pass and the other did not."""
-    return (start.record.site.phase is Phase.BACKWARD) != (end.record.site.phase is Phase.BACKWARD)
-
-
 def draw(graph: Graph, path: str) -> None:
     """Write the picture to a file, which any browser shows.
 
@@ -138,10 +133,7 @@ def draw(graph: Graph, path: str) -> None:
     """
     if not path.endswith(".svg"):
         raise UsageError(f"{path} is no .svg: name the file so that its kind is known.")
-    try:
-        write_whole(Path(path), graph_svg(graph))
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}.") from None
+    write_whole(Path(path), graph_svg(graph))
 
 
 def _box(node: Node, x: float, y: float) -> str:
@@ -150,7 +142,7 @@ def _box(node: Node, x: float, y: float) -> str:
     colour, ink, faint = _colour(node)
     name, bracket, output = site.path.removeprefix("aten.").partition("[")
     facts = [
-        f"{site.phase.value} {site.fqn}: {site.path}" + (f" (call {site.call})" if site.call else ""),
+        f"{site.phase.value} {site.fqn}: {_operator(site)}",
         f"{shape(summary.layout.shape)} {summary.layout.dtype}",
         ", ".join(f"{title} {number(summary.stats[key], 4)}" for title, key in _STATS if key in summary.stats),
         node.record.info.source,

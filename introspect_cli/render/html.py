@@ -49,11 +49,10 @@ def page_html(page: Page) -> str:
     )
     result = page.result
     first = result.first if result is not None else None
-    has_map = result is not None and result.map is not None and bool(result.map.modules)
     hidden = {
         "two_hidden": result is None,
         "first_hidden": first is None,
-        "map_hidden": not has_map,
+        "map_hidden": result is None or result.map is None or not result.map.modules,
         "loss_hidden": not any(curve.kind == "loss" for hide in page.curves for curve in hide),
         "depth_hidden": not page.depths,
         "ops_hidden": not page.ops,

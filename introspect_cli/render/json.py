@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import is_dataclass
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,10 @@ from introspect_cli.compare.result import RESOLUTION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from introspect_cli.compare.changes.statements import CodeChanges, Ranked
+    from introspect_cli.compare.changes.statements import CodeChanges
     from introspect_cli.compare.result import DiffResult, Divergence
-    from introspect_cli.health.findings import CheckResult, Rule
-    from introspect_cli.inspect.module_tree import ModuleRow
-    from introspect_cli.records import Record, Site, Summary
+    from introspect_cli.health.findings import CheckResult
+    from introspect_cli.records import Record, Summary
 
 FORMAT = 1
 """Version of every document; a key may be added under the same version, none removed or changed."""
@@ -68,7 +68,7 @@ def plain(value: Any) -> Any:
     """
     form = _FORMS.get(type(value).__name__)
     if form is not None:
-        return form(value)
+        return _fields(value, form) if isinstance(form, str) else form(value)
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, dict):
@@ -86,16 +86,13 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else finite(value)
 
 
-def _site(site: Site, module_class: str) -> dict[str, Any]:
-    """A site and its module's class as plain values."""
-    return {
-        "phase": site.phase.value,
-        "kind": site.kind.value,
-        "fqn": site.fqn,
-        "module_class": module_class,
-        "call": site.call,
-        "path": site.path,
-    }
+def _fields(value: Any, names: str) -> dict[str, Any]:
+    """Attributes of a value as plain values: by words such as `step`, or `dtype=layout.dtype` for another key."""
+    words = (word.partition("=") for word in names.split())
+    return {key: plain(attrgetter(path or key)(value)) for key, _, path in words}
+
+
+_SITE = "phase=site.phase kind=site.kind fqn=site.fqn module_class={}module_class call=site.call path=site.path "
 
 
 def _divergence(divergence: Divergence) -> dict[str, Any]:
@@ -103,57 +100,31 @@ def _divergence(divergence: Divergence) -> dict[str, Any]:
 
     `rel_l2` is None, with `rel_l2_below`, where sketches cannot tell the values apart.
     """
-    unresolved = divergence.rel_l2 == 0 and not divergence.exact  # sketches cannot tell values this close apart
-    usual = {
-        "step": divergence.step,
-        "rank": divergence.rank,
-        **_site(divergence.site, divergence.module_class),
-        "role": divergence.role,
-        "reason": divergence.reason,
-        "a": divergence.a,
-        "b": divergence.b,
-        "rel_l2": None if unresolved else divergence.rel_l2,
-    }
-    extra: dict[str, Any] = {
-        "step_b": divergence.step_b if divergence.step_b != divergence.step else None,
-        "exact": divergence.exact or None,
-        "rel_l2_below": RESOLUTION if unresolved else None,
-        "scale": divergence.scale,
-        "residual": divergence.residual,
-        "source": divergence.source or None,
-        "noise": divergence.floor,
-        "size": divergence.size,
-        "labels": divergence.labels or None,
-        "labels_b": divergence.labels_b or None,
-    }
-    made: dict[str, Any] = plain(usual | {name: value for name, value in extra.items() if value is not None})
-    return made
+    usual = _fields(divergence, f"step rank {_SITE.format('')} role reason a b rel_l2")
+    extra = _fields(divergence, "exact scale residual source noise=floor size labels labels_b")
+    extra["step_b"] = divergence.step_b if divergence.step_b != divergence.step else None
+    if divergence.rel_l2 == 0 and not divergence.exact:  # sketches cannot tell values this close apart
+        usual["rel_l2"], extra["rel_l2_below"] = None, RESOLUTION
+    return usual | {name: value for name, value in extra.items() if value is not False and value not in (None, "", {})}
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
     """A summary, its statistics by name beside the rest."""
-    return {
-        "status": summary.status.name.lower(),
-        "shape": list(summary.layout.shape),
-        "dtype": summary.layout.dtype,
-        "device": summary.layout.device,
-        "checksum": f"{summary.checksum:016x}",
-        **{name: finite(value) for name, value in summary.stats.items()},
-        "text": summary.text,
-    }
+    named = {"status": summary.status.name.lower(), **_fields(summary, "shape=layout.shape dtype=layout.dtype")}
+    checked = {"device": summary.layout.device, "checksum": f"{summary.checksum:016x}"}
+    return {**named, **checked, **plain(summary.stats), "text": summary.text}
 
 
 def _record(record: Record) -> dict[str, Any]:
     """A record: rank and sequence, site and summary beside one another."""
-    where = {"rank": record.rank, "sequence": record.sequence}
-    return where | _site(record.site, record.info.module_class) | _summary(record.summary)
+    return _fields(record, f"rank sequence {_SITE.format('info.')}") | _summary(record.summary)
 
 
 # --- comparisons
 
 _DIFF = (
-    *("a", "b", "verdict", "sentence", "first", "divergences", "settings", "counts", "evidence", "candidates"),
-    *("notes", "rests_on"),
+    "a b verdict sentence first divergences settings counts evidence candidates notes rests_on findings=explains "
+    "causes training evaluation structure code"
 )
 
 
@@ -164,77 +135,39 @@ def diff_document(result: DiffResult) -> dict[str, Any]:
     """
     others = any(one.part or one.divergence != result.first for one in result.origins)
     found = {"origins": result.origins if others else None, "resumed": result.resumed, "map": result.map}
-    return document(
-        **{name: getattr(result, name) for name in _DIFF},
-        findings=result.explains,
-        causes=result.causes,
-        training=result.training,
-        evaluation=result.evaluation,
-        structure=result.structure,
-        code=result.code,
-        **{name: value for name, value in found.items() if value is not None},
-    )
+    more = {name: plain(value) for name, value in found.items() if value is not None}
+    return {"format": FORMAT, **_fields(result, _DIFF), **more}
 
 
 def _code(code: CodeChanges) -> dict[str, Any]:
     """Changed statements, the most likely cause first, and files of which none are told."""
-    return {
-        "changes": plain(code.ranked),
-        "in_comments": list(code.in_comments),
-        "in_names": list(code.in_names),
-        "unread": [{"file": name, "why": why} for name, why in code.unread],
-    }
-
-
-def _with_place(change: Any) -> dict[str, Any]:
-    """A change, or a setting that differs, with its place."""
-    return {"place": change.place, **plain(vars(change))}
-
-
-def _ranked(one: Ranked) -> dict[str, Any]:
-    """A changed statement and how near to the divergence it is."""
-    change = {name: getattr(one.change, name) for name in ("place", "file", "scope", "unit", "a", "b")}
-    made: dict[str, Any] = plain(change | {"nearness": one.nearness, "likely": one.likely})
-    return made
-
-
-# --- one run
-
-
-def _module(row: ModuleRow) -> dict[str, Any]:
-    """A row of the module tree."""
-    info = row.info
-    named = {"fqn": info.fqn, "class": info.module_class, "variable": info.variable or None, "source": info.source}
-    own = {"own_parameters": info.parameters, "own_buffers": info.buffers, "aliases": info.aliases}
-    output = {"output_shape": row.shape, "output_dtype": row.dtype or None, "output_std": row.scale}
-    made: dict[str, Any] = plain(
-        named | own | {"parameters": row.parameters} | output | {"calls": row.calls, "folded": row.folded}
-    )
-    return made
+    unread = [{"file": name, "why": why} for name, why in code.unread]
+    return {**_fields(code, "changes=ranked in_comments in_names"), "unread": unread}
 
 
 def check_document(result: CheckResult) -> dict[str, Any]:
     """A check's result; `not_observed` are the rules that could not be decided, and what each needs."""
-    named = {name: getattr(result, name) for name in ("run", "steps", "findings", "checked", "notes")}
-    return document(**named, not_observed=[{"rule": rule, "needs": needs} for rule, needs in result.unseen])
+    unseen = [{"rule": rule, "needs": needs} for rule, needs in result.unseen]
+    return {"format": FORMAT, **_fields(result, "run steps findings checked notes"), "not_observed": unseen}
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
-    """A rule of a check."""
-    return {"rule": rule.id, "level": rule.level.value, "about": rule.about, "when": rule.when, "cause": rule.cause}
-
-
-_FORMS: dict[str, Callable[[Any], dict[str, Any]]] = {
+_CHANGE = "place=change.place file=change.file scope=change.scope unit=change.unit a=change.a b=change.b "
+_MODULE = (
+    "fqn=info.fqn class=info.module_class variable=info.variable source=info.source own_parameters=info.parameters "
+    "own_buffers=info.buffers aliases=info.aliases parameters output_shape=shape output_dtype=dtype output_std=scale "
+    "calls folded"
+)
+_FORMS: dict[str, str | Callable[[Any], dict[str, Any]]] = {
     "Divergence": _divergence,
     "Summary": _summary,
     "Record": _record,
     "DiffResult": diff_document,
     "CodeChanges": _code,
-    "Ranked": _ranked,
-    "Change": _with_place,
-    "Difference": _with_place,
+    "Ranked": f"{_CHANGE} nearness likely",
+    "Change": "place file scope a b unit line file_a pieces",
+    "Difference": "place axis name a b",
     "Side": lambda side: {**vars(side), "text": side.text[:_LONGEST_CODE]},
-    "ModuleRow": _module,
-    "Rule": _rule,
+    "ModuleRow": _MODULE,
+    "Rule": "rule=id level about when cause",
 }
-"""The form of a type, by its name: most verbs import few of them."""
+"""The form of a type (words as `_fields` takes them, or a function), by its name: most verbs import few of them."""

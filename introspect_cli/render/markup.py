@@ -30,7 +30,7 @@ from introspect_cli.render.blocks import (
     shape,
     statistic,
 )
-from introspect_cli.render.diff_text import glance, page_blocks, why_lines
+from introspect_cli.render.diff_text import VERDICT_STYLE, glance, page_blocks, why_lines
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
@@ -63,9 +63,8 @@ def _block(block: Block) -> str:
     """One block as markup; an unwrapped line is left as text for a `<pre>`, an empty line is ""."""
     if isinstance(block, Line):
         said = "".join(map(_span, block.spans))
-        return (
-            f"{' ' * block.indent}{said}" if not block.wrap else f'<p class="in{block.indent}">{said}</p>' * bool(said)
-        )
+        paragraph = f'<p class="in{block.indent}">{said}</p>' * bool(said)
+        return paragraph if block.wrap else f"{' ' * block.indent}{said}"
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Fold):
@@ -117,7 +116,6 @@ def card(title: str, big: str, rows: Iterable[tuple[str, str]], more: str = "") 
     return f'<article class="card"><h3>{title}</h3><div class="big">{big}</div>{more}<dl>{listed}</dl></article>'
 
 
-_STYLE = {Verdict.SAME: "good", Verdict.DIVERGED: "bad", Verdict.UNDECIDED: "unsure"}
 _WORD = {Verdict.SAME: "same", Verdict.DIVERGED: "diverged", Verdict.UNDECIDED: "could not tell"}
 _MOST_CELLS = 400
 _ROWS = {"forward": "forward pass", "backward": "backward pass", "update": "after the update"}
@@ -129,7 +127,7 @@ def first_screen(result: DiffResult) -> str:
 
     Without a first divergence, and for checkpoints, the verdict with the whole sentence, findings and counts.
     """
-    badge = f'<span class="badge {_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
+    badge = f'<span class="badge {VERDICT_STYLE[result.verdict]}">{_WORD[result.verdict]}</span>'
     first, found = result.first, html_of(page_blocks(result))
     if first is None or result.subject == "checkpoints":
         return f'<p class="verdict sentence">{badge} {text(result.sentence)}</p>{found}{html_of([_count_line(result)])}'

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from introspect_cli.inspect.overview import Overview
     from introspect_cli.records import Record
 
-MOST_CELLS = 1_000_000
-"""Cells of the map; neighbouring rows share one where there are more."""
-
 LOWEST = 3
 """The level of the least distance; 253 is the largest.
 
@@ -194,22 +191,19 @@ def _cells(found: DivergenceMap) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, 
 def _map(divergence_map: DivergenceMap, noise: Sequence[DivergenceMap | None], result: DiffResult) -> dict[str, Any]:
     """The map with its levels, the cell of the first divergence, and the noise at each step.
 
-    Where there are more than `MOST_CELLS` cells, neighbouring rows are joined, with the higher of their levels. The
-    cell is [row, column], in the last step of the map up to that of the divergence; None where its module has no row.
+    The cell is [row, column], in the last step of the map up to that of the divergence; None where its module has no
+    row.
     """
     levels, low, high = levels_of(divergence_map)
-    fold = max(1, -(-levels.size // MOST_CELLS))
-    names = [list(divergence_map.modules[row : row + fold]) for row in range(0, len(divergence_map.modules), fold)]
-    levels = np.maximum.reduceat(levels, np.arange(0, len(levels), fold), axis=0)
-    steps, origin = list(divergence_map.steps), None
+    names, steps, origin = divergence_map.modules, list(divergence_map.steps), None
     if result.first is not None:
         fqn = result.first.site.fqn
         owners = (fqn, fqn.rpartition(".")[0], f"random state: {fqn}")
-        row = next((at for owner in owners for at, shared in enumerate(names) if owner in shared), None)
+        row = next((names.index(owner) for owner in owners if owner in names), None)
         later = next((at for at, step in enumerate(steps) if step > result.first.step), len(steps))
         origin = None if row is None else [row, later - 1]
     return {
-        "names": [[_text(name) for name in row] for row in names],
+        "names": list(map(_text, names)),
         "steps": steps,
         "levels": packed(levels),
         "low": low,
@@ -236,15 +230,10 @@ def _noise_band(noise: Sequence[DivergenceMap | None], steps: Sequence[int]) -> 
 def _divergence(divergence: Divergence) -> dict[str, Any]:
     """A divergence with checksum, text, mean and standard deviation of both records."""
     site = divergence.site
-    sides = {}
+    made: dict[str, Any] = {"step": divergence.step, "role": divergence.role.value, "rel": finite(divergence.rel_l2)}
+    made["site"] = [site.phase.value, site.kind.value, _text(site.fqn), site.call, _text(site.path)]
     for name, summary in (("a", divergence.a), ("b", divergence.b)):
         if summary is not None:
             kept = {key: finite(float(summary.stats[key])) for key in ("mean", "std") if key in summary.stats}
-            sides[name] = {"checksum": f"{summary.checksum:016x}", "text": _text(summary.text), "stats": kept}
-    return {
-        "step": divergence.step,
-        "site": [site.phase.value, site.kind.value, _text(site.fqn), site.call, _text(site.path)],
-        "role": divergence.role.value,
-        "rel": finite(divergence.rel_l2) if divergence.rel_l2 is not None else None,
-        **sides,
-    }
+            made[name] = {"checksum": f"{summary.checksum:016x}", "text": _text(summary.text), "stats": kept}
+    return made

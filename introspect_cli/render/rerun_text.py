@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import DiffResult
     from introspect_cli.rerun.bisect import Culprit
     from introspect_cli.rerun.changes.search import Proof
-    from introspect_cli.rerun.changes.sides import Element
     from introspect_cli.rerun.zoom import Zoomed
 
 _SHOWN = 6
@@ -70,19 +69,15 @@ def _proof_summary(proof: Proof) -> list[Block]:
     """The sentence of a proof, the first `_SHOWN` of its changes, and what was not tried."""
     blocks: list[Block] = [line(f"{proof.sentence[:1].upper()}{proof.sentence[1:]}.", "bold")]
     for element in proof.elements[:_SHOWN]:
-        blocks += _element_blocks(element)
+        if isinstance(element, Change):
+            blocks += change_lines(Ranked(element, Nearness.ELSEWHERE))
+        else:
+            blocks.append(line(f"{clean(element.name)}: {_value(element.a)} -> {_value(element.b)}"))
     if len(proof.elements) > _SHOWN:
         blocks += [line(), line(f"and {len(proof.elements) - _SHOWN} more")]
     if proof.unknown:
         blocks += [line(), line(f"Not tried: {clean('; '.join(proof.unknown), 1200)}", "unsure")]
     return blocks
-
-
-def _element_blocks(element: Element) -> list[Block]:
-    """One change: of a statement its place and both versions, of a setting one line with both values."""
-    if not isinstance(element, Change):
-        return [line(f"{clean(element.name)}: {_value(element.a)} -> {_value(element.b)}")]
-    return list(change_lines(Ranked(element, Nearness.ELSEWHERE)))
 
 
 def zoom_blocks(zoomed: Zoomed) -> list[Block]:

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from introspect_cli.compare.say import some
-from introspect_cli.inspect.runs import DEEPEST, MOST, RunList, RunRow
-from introspect_cli.labels import Labels, label_text, step_words
+from introspect_cli.inspect.runs import DEEPEST, RunList, RunRow, command_words
+from introspect_cli.labels import Labels, label_words, step_words
 from introspect_cli.records import Kind, Record, Status, Summary, perturbed_by
 from introspect_cli.render.blocks import (
     Block,
@@ -42,18 +42,9 @@ def overview_blocks(run: Overview) -> list[Block]:
     """(name, value) lines and notes about a run or checkpoint."""
     facts = facts_of(run)
     wide = max(len(name) for name, _ in facts)
-    blocks: list[Block] = [
-        Line(
-            (
-                (f"{name.rjust(wide)}  ", "dim"),
-                (clean(text), _STATE_STYLE.get(run.state, "") if name == "ended" else ""),
-            ),
-            hang=wide + 2,
-        )
-        for name, text in facts
-        if text
-    ]
-    return [*blocks, *notes_of(run)]
+    styles = {"ended": _STATE_STYLE.get(run.state, "")}
+    told = [((f"{name.rjust(wide)}  ", "dim"), (clean(text), styles.get(name, ""))) for name, text in facts if text]
+    return [*(Line(spans, hang=wide + 2) for spans in told), *notes_of(run)]
 
 
 def notes_of(run: Overview) -> list[Block]:
@@ -72,14 +63,17 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
     if isinstance(manifest.get("checkpoint"), dict):
         return _facts_of_checkpoint(run)
     kinds, seed = sorted(run.kinds.items(), key=lambda item: (-item[1], item[0])), perturbed_by(manifest)
+    named = [str(labels["framework"]) for labels in run.labels[:1] if "framework" in labels]
+    ends = [words for words in (label_words(-1, labels) for labels in run.labels) if words]
     facts = [
         ("run", run.path),
-        ("ran", _command(manifest)),
+        ("ran", " ".join(command_words(manifest))),
         ("in", run.directory),
         ("on", run.machine),
         ("started", _time(manifest, "started")),
         ("imported", f"from {source}" if (source := manifest.get("imported_from")) else ""),
         ("ended", "" if source else _ending(run)),
+        ("named", ", ".join(named + ([" to ".join(ends)] if ends else []))),
         ("steps", _steps(run)),
         ("records", f"{run.records:,} at {count(run.sites, 'site')}, {human_size(run.size)} {_where(run)}"),
         ("model", f"{count(run.modules, 'module')}, {run.parameters:,} parameters" if run.modules else ""),
@@ -87,8 +81,6 @@ def facts_of(run: Overview) -> list[tuple[str, str]]:
         ("perturbed", "" if seed is None else f"the initial parameters were moved by one rounding (--perturb {seed})"),
         ("first step", ", ".join(f"{amount} {kind}" for kind, amount in kinds)),
     ]
-    if run.labels:
-        facts.insert(7, ("named", ", ".join(_named(*run.labels))))
     if len(run.ranks) > 1:
         facts.append(("ranks", f"{len(run.ranks)} ({run.ranks[0]} to {run.ranks[-1]})"))
     return facts
@@ -117,12 +109,6 @@ def _facts_of_checkpoint(run: Overview) -> list[tuple[str, str]]:
 def _where(run: Overview) -> str:
     """`in storage` for a URL that is no pack, else `on disk`."""
     return "in storage" if "://" in run.path and not run.path.endswith(".zip") else "on disk"
-
-
-def _command(manifest: dict[str, Any]) -> str:
-    """The command line of a run; the script alone where that was not recorded, "" for neither."""
-    argv = manifest.get("argv")
-    return " ".join(map(str, argv if isinstance(argv, (list, tuple)) else ())) or str(manifest.get("script", ""))
 
 
 def _time(manifest: dict[str, Any], name: str) -> str:
@@ -161,22 +147,6 @@ def _steps(run: Overview) -> str:
     after = f"; the last {'has what came after training' if whole else 'did not end'}"
     after = after if run.manifest.get("remainder") else ""
     return f"{run.steps} ({run.first_step} to {run.last_step}{after})"
-
-
-def _named(first: Labels, last: Labels) -> list[str]:
-    """Clauses on the framework's names of the first and the last step: framework, steps, epochs, batches a step.
-
-    Steps and epochs only if both have them.
-    """
-    words = [str(last["framework"])] if "framework" in last else []
-    words += [
-        f"{name} {label_text(first[name])} to {label_text(last[name])}"
-        for name in ("global_step", "epoch")
-        if name in first and name in last
-    ]
-    if "accumulation" in last:
-        words.append(f"{label_text(last['accumulation'])} batches a step")
-    return words
 
 
 def tree_blocks(rows: Sequence[ModuleRow]) -> list[Block]:
@@ -303,5 +273,5 @@ def unseen_sentences(search: RunList) -> list[str]:
     """A sentence on where a search did not look; [] where it looked everywhere."""
     left = search.not_searched
     named = some([clean(str(path), 200) for path in left], _NAMED)
-    why = f"not readable, more than {DEEPEST} levels down or beyond {MOST:,} directories: name one further down"
+    why = f"not readable, or more than {DEEPEST} levels down: name one further down"
     return [f"Not searched: {named} ({why})."] if left else []

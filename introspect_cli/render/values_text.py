@@ -12,14 +12,24 @@ import numpy as np
 
 from introspect_cli.compare.elements import SIGN, Picture, ulp_words
 from introspect_cli.compare.say import what
-from introspect_cli.render.blocks import Block, Column, Figure, Line, Table, line, number, shape, site_text, two_numbers
+from introspect_cli.render.blocks import (
+    Block,
+    Column,
+    Figure,
+    Line,
+    Table,
+    line,
+    number,
+    rest_of,
+    shape,
+    site_text,
+    two_numbers,
+)
 from introspect_cli.render.diff_text import elements_words, statistics_words
 from introspect_cli.texts import clean, count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from introspect_cli.compare.closeup import Closeup
     from introspect_cli.compare.elements import TensorDifference
@@ -39,31 +49,10 @@ def values_blocks(records: Sequence[Stored]) -> list[Block]:
         if stored.values is None:
             blocks.append(line(clean(record.summary.text, 400) or "not stored whole", "", 2))
         else:
-            blocks += _array(stored.values)
+            options: Any = {"max_line_width": 78, "threshold": 200, "edgeitems": 3, "precision": 6}
+            text = np.array2string(stored.values, separator=" ", **options)
+            blocks += [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
     return blocks
-
-
-def _array(values: NDArray[Any]) -> list[Block]:
-    """A tensor as lines of text of at most 78 characters; of more than 200 elements the middle is left out."""
-    text = np.array2string(values, max_line_width=78, threshold=200, edgeitems=3, precision=6, separator=" ")
-    return [line(clean(row), "", 2, wrap=False) for row in text.splitlines()]
-
-
-def _element_table(elements: Sequence[tuple[Sequence[int], Any, Any]], differing: int) -> list[Block]:
-    """A table of differing elements, as given (the largest differences first), and how many more differ.
-
-    Args:
-        elements: (index, value in a, value in b) of each row.
-        differing: how many elements differ in all.
-    """
-    heads = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
-    rows = []
-    for index, one, two in elements:
-        far = abs(one - two)
-        both = (f"{one:.6g}", f"{two:.6g}") if isinstance(one, complex) else two_numbers(one, two, 6, 17)
-        rows.append((str(list(index)), *both, number(far, 3) if math.isfinite(far) else "-"))
-    more = [line(f"{differing - len(rows):,} more differ, by no more.", "dim")] if differing > len(rows) else []
-    return [line(), Table(heads, tuple(rows)), *more]
 
 
 # One divergence looked at closely.
@@ -90,9 +79,7 @@ def closeup_blocks(closeup: Closeup) -> list[Block]:
         blocks += [Line(((f"{label}: ", "dim"), (f"{'; '.join(clauses)}.", "")), 2)] if clauses else []
     if not difference.elements.differing:
         return blocks
-    picture = difference.picture
-    drawn = Figure(partial(_picture_svg, picture))
-    return [*blocks, drawn, *_tables(difference)]
+    return [*blocks, Figure(partial(_picture_svg, difference.picture)), *_tables(difference)]
 
 
 def _inputs_of(closeup: Closeup) -> list[Block]:
@@ -107,7 +94,14 @@ def _inputs_of(closeup: Closeup) -> list[Block]:
 
 def _tables(difference: TensorDifference) -> list[Block]:
     """A table of the largest differences, and one of how many elements differ by how many ULPs, where that is known."""
-    blocks = _element_table(difference.largest, difference.elements.differing)
+    heads: tuple[Column, ...] = (Column("element"), *(Column(name, right=True) for name in ("a", "b", "|a-b|")))
+    rows = []
+    for index, one, two in difference.largest:
+        far = abs(one - two)
+        both = (f"{one:.6g}", f"{two:.6g}") if isinstance(one, complex) else two_numbers(one, two, 6, 17)
+        rows.append((str(list(index)), *both, number(far, 3) if math.isfinite(far) else "-"))
+    blocks: list[Block] = [line(), Table(heads, tuple(rows))]
+    blocks += rest_of(difference.elements.differing, len(rows), what="more differ, by no more")
     if difference.ulps:
         most = max(times for _, times in difference.ulps)
         bars = [

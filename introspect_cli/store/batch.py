@@ -7,73 +7,93 @@ that follow from others need no bytes of their own.
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from introspect_cli.derived import derived_stats
 from introspect_cli.records import Given
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.columns import (
-    GIVEN_COLUMNS,
-    LIMIT_TEXT,
-    SKETCH,
-    Lists,
-    Texts,
-    absent_column,
-    column_of,
-    concatenated,
-    nonempty_rows,
-    sparse_texts,
-    texts,
-)
+from introspect_cli.store.columns import LIMIT_NAMES, SKETCH, absent_column
+from introspect_cli.store.files import DamageError
+from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from introspect_cli.store.columns import ColumnData, Schema
+    from introspect_cli.records import Layout
+    from introspect_cli.store.columns import Schema
 
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False)
-class GivenColumns:
-    """Inputs of the operators of a step: columns of n records; see `records.Given`.
+LIMIT_TEXT = 4096
+"""Characters of a record's text."""
 
-    Attributes:
-        inputs: n lists of site numbers, -1 where no recorded operator wrote an input. Empty where nothing is known.
-        forward: int32 (n,), -1 where there is none.
-        node: n texts.
+
+class Texts(dict[int, str]):
+    """Texts of the rows of a step, by row; "" for any other row."""
+
+    def __missing__(self, row: int) -> str:
+        return ""
+
+
+# --- what only some rows have
+
+
+def text_line(text: Mapping[int, str]) -> bytes:
+    """The line of texts, each cut to LIMIT_TEXT characters; empty where no row has one."""
+    texts = {row: each[:LIMIT_TEXT] for row, each in text.items() if each}
+    return _line({"row": [*texts], "text": [*texts.values()]})
+
+
+def given_line(given: Mapping[int, Given]) -> bytes:
+    """The line of what operators were given, by row; empty where there are none."""
+    columns = {word: [getattr(each, word) for each in given.values()] for word in Given._fields}
+    return _line({"row": [*given], **columns})
+
+
+def _line(table: dict[str, list[Any]]) -> bytes:
+    """A table, each column a list, as a line of JSON; empty without rows."""
+    return json.dumps(table, separators=(",", ":")).encode() + b"\n" if table["row"] else b""
+
+
+def decode_lines(data: bytes, rows: int, sites: int, path: str) -> tuple[Texts, dict[int, Given]]:
+    """Texts, bounded and cleaned, and inputs of operators, of a step of so many rows in a rank of so many sites.
+
+    Raises:
+        DamageError: no writer writes such lines.
     """
+    text, given = Texts(), dict[int, Given]()
+    if len(data) > LIMIT_NAMES:
+        raise DamageError(path, "what follows its columns is too long")
+    try:
+        for line in filter(None, map(bytes.strip, data.split(b"\n"))):
+            table = json.loads(line)
+            every = table.pop("row")
+            if not all(type(row) is int and 0 <= row < rows for row in every):
+                raise ValueError("a row that is not there")  # noqa: TRY301 - told as all damage is
+            if "text" in table:
+                text.update(zip(every, (bounded(each, LIMIT_TEXT) for each in table["text"]), strict=True))
+            else:
+                columns = (table[word] for word in Given._fields)
+                given.update(zip(every, (_given(each, sites) for each in zip(*columns, strict=True)), strict=True))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise DamageError(path, "what follows its columns cannot be read") from None
+    return text, given
 
-    inputs: Lists
-    forward: NDArray[np.int32]
-    node: Sequence[str]
 
-    def within(self, sites: int) -> bool:
-        """Whether every number in `inputs` and `forward` is -1 or a site number below `sites`."""
-        every = (np.asarray(self.inputs.values), self.forward)
-        return all(not len(numbers) or (int(numbers.min()) >= -1 and int(numbers.max()) < sites) for numbers in every)
-
-    def row(self, row: int) -> Given | None:
-        """What the operator of the record in `row` was given; None where no input, forward or node is known."""
-        start, end = self.inputs.offsets[row : row + 2]
-        given = Given(tuple(np.asarray(self.inputs.values)[start:end].tolist()), int(self.forward[row]), self.node[row])
-        return None if given == _NOTHING else given
-
-
-_NOTHING = Given()
-
-
-def given_columns(given: Mapping[int, Given], rows: int) -> GivenColumns:
-    """Columns of `rows` records from `given`, which maps a row to its inputs; rows without an entry are empty."""
-    if not given:
-        return GivenColumns(*(absent_column(column, rows) for column in GIVEN_COLUMNS))
-    every = zip(*(given.get(row, _NOTHING) for row in range(rows)), strict=True)
-    columns: list[Any] = [column_of(column, values) for column, values in zip(GIVEN_COLUMNS, every, strict=True)]
-    return GivenColumns(*columns)
+def _given(fields: tuple[Any, ...], sites: int) -> Given:
+    """What an operator was given; ValueError or TypeError where a number is not that of a site, nor -1."""
+    inputs, forward, node = fields
+    if not all(type(number) is int and -1 <= number < sites for number in (*inputs, forward)):
+        raise ValueError("a site that is not there")
+    return Given(tuple(inputs), forward, bounded(node, LIMIT_TEXT))
 
 
 _PLAIN = ("site", "sequence", "layout", "status", "checksum", "sketch", "how", "ranks", "calls", "elements")
@@ -93,8 +113,8 @@ class StepBatch:
         counts: int64 (n,) by name; -1 where absent. Empty where no statistics are kept.
         floats: float64 or float32 (n,) by name; NaN where absent.
         sketch: float32 (n, 16), or None where no sketches are kept.
-        text: n texts, "" where there is none.
-        given: what operators were given, or None where that is not kept.
+        text: texts of the rows that have one.
+        given: what operators were given, by row.
         how: uint8 (n,), how the ranks' records were put together, `records.Joined`; None for the records of one rank.
         ranks: uint32 (n,), how many ranks have the one value that stands for theirs; 0 where that is not so.
         calls: int64 (n,), how many calls of one rank were put together, at most; None for the records of one rank.
@@ -109,8 +129,8 @@ class StepBatch:
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     floats: dict[str, Array] = field(default_factory=dict)
     sketch: NDArray[np.float32] | None = None
-    text: Sequence[str] = ()
-    given: GivenColumns | None = None
+    text: Texts = field(default_factory=Texts)
+    given: Mapping[int, Given] = field(default_factory=dict)
     how: NDArray[np.uint8] | None = None
     ranks: NDArray[np.uint32] | None = None
     calls: NDArray[np.int64] | None = None
@@ -122,71 +142,38 @@ class StepBatch:
         return len(self.site)
 
     @classmethod
-    def from_columns(cls, columns: Mapping[str, Any], schema: Schema) -> StepBatch:
+    def from_columns(
+        cls, columns: Mapping[str, Any], schema: Schema, text: Texts, given: Mapping[int, Given]
+    ) -> StepBatch:
         """Make the batch of a step that was read.
 
-        Impossible statistics and infinite numbers of sketches become NaN; texts are bounded to LIMIT_TEXT characters
-        and cleaned when read.
+        Impossible statistics and infinite numbers of sketches become NaN.
         """
         kept = [column for column in schema if column.name in STATISTICS]
         counts = {column.name: columns[column.name] for column in kept if column.type == "<i8"}
         floats = {column.name: columns[column.name] for column in kept if column.type != "<i8"}
         if not _are_possible(floats):
             floats = {name: _possible(name, each) for name, each in floats.items()}
-        sketch, given, joined = columns.get(SKETCH.name), None, columns.get("joined")
+        sketch = columns.get(SKETCH.name)
         if sketch is not None and np.isinf(sketch).any():
             sketch = np.where(np.isinf(sketch), np.float32(np.nan), sketch)
-        if "given" in columns:
-            given = GivenColumns(columns["given"], columns["forward"], columns["node"].sanitized(LIMIT_TEXT))
         same: dict[str, Any] = {name: columns.get(name) for name in _PLAIN if name not in ("sketch", "how")}
-        text = columns["text"].sanitized(LIMIT_TEXT)
-        return cls(**same, counts=counts, floats=floats, sketch=sketch, how=joined, text=text, given=given)
+        how = columns.get("joined")
+        return cls(**same, counts=counts, floats=floats, sketch=sketch, how=how, text=text, given=given)
 
-    def columns(self, schema: Schema) -> dict[str, ColumnData]:
-        """The columns to write, by name, for those of `schema`; texts are cut to LIMIT_TEXT characters.
+    def columns(self, schema: Schema) -> dict[str, Array]:
+        """The columns to write, by name, for those of `schema`.
 
         Where the batch has none of that name, `calls` is 1 in each row and any other an `absent_column`. Columns of the
         batch that `schema` does not have are not written.
         """
         rows = len(self)
         columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN} | self.counts | self.floats
-        columns |= {"joined": self.how, "text": short_texts(self.text, rows)}
+        columns["joined"] = self.how
         if self.calls is None:
             columns["calls"] = np.ones(rows, np.int64)
-        if self.given is not None:
-            node = short_texts(self.given.node, rows)
-            columns |= {"given": self.given.inputs, "forward": self.given.forward, "node": node}
         every = {column.name: (column, columns.get(column.name)) for column in schema}
         return {name: absent_column(column, rows) if data is None else data for name, (column, data) in every.items()}
-
-
-def short_texts(values: Sequence[str], rows: int) -> Texts:
-    """A column of texts, each cut to LIMIT_TEXT characters; an empty `values` stands for `rows` empty texts.
-
-    A `Texts` without a limit that needs no cut is returned itself.
-    """
-    if (
-        isinstance(values, Texts)
-        and not values.limit
-        and (not values.data or int(np.diff(values.offsets).max()) <= LIMIT_TEXT)
-    ):
-        return values  # no text has more characters than bytes
-    if not values or not any(values):
-        return sparse_texts(rows, {})
-    return texts([value and value[:LIMIT_TEXT] for value in values])
-
-
-def scale_between(a: NDArray[Any], b: NDArray[Any]) -> tuple[float, float]:
-    """The least-squares factor c of c * a to b, and |b - c a| / |b|; both NaN where one is zero or not finite.
-
-    Sketches are linear: a residual near 0 means that one tensor is c times the other.
-    """
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    size_a, size_b = float(a @ a), float(b @ b)
-    if not (np.isfinite(size_a) and np.isfinite(size_b)) or size_a == 0 or size_b == 0:
-        return np.nan, np.nan
-    factor = float(a @ b) / size_a
-    return factor, float(np.linalg.norm(b - factor * a)) / size_b**0.5
 
 
 def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array | None = None) -> StepBatch:
@@ -208,22 +195,22 @@ def rows_of(batches: Sequence[StepBatch], which: Sequence[Array], order: Array |
         kept = [column[rows] for column, rows in zip(values, which, strict=True) if column is not None]
         if len(kept) < len(values):
             return None
-        return concatenated(kept) if order is None else concatenated(kept)[order]
+        joined = kept[0] if len(kept) == 1 else np.concatenate(kept)
+        return joined if order is None else joined[order]
 
     def by_name(columns: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
         shared = [name for name in columns[0] if all(name in each for each in columns)]
         return {name: column([each[name] for each in columns]) for name in shared}
 
-    texts: dict[int, str] = {}
+    texts = Texts()
     for batch, rows, start in zip(batches, which, ends.tolist(), strict=False):
-        with_text = nonempty_rows(batch.text)
-        for at in np.flatnonzero(np.isin(rows, with_text)).tolist() if len(with_text) else ():
+        for at in np.flatnonzero(np.isin(rows, [*batch.text])).tolist() if batch.text else ():
             texts[int(place[start + at])] = batch.text[int(rows[at])]
     return StepBatch(
         **{name: column([getattr(batch, name) for batch in batches]) for name in _PLAIN},
         counts=by_name([batch.counts for batch in batches]),
         floats=by_name([batch.floats for batch in batches]),
-        text=sparse_texts(len(place), texts),
+        text=texts,
     )
 
 
@@ -239,16 +226,11 @@ def prepend_rows(batch: StepBatch, other: StepBatch, rows: NDArray[np.int64], si
         rows: int64 (k,), the rows of `other` to put first.
         sites: int64 (k,), the site numbers they get.
     """
-    given = batch.given
-    if given is not None:
-        none = given_columns({}, len(rows))
-        inputs, node = concatenated([none.inputs, given.inputs]), [*[""] * len(rows), *given.node]
-        given = GivenColumns(inputs, np.concatenate([none.forward, given.forward]), node)
     return replace(
         rows_of([other, batch], [rows, np.arange(len(batch))]),
         site=np.concatenate([sites.astype(np.uint32), np.asarray(batch.site)]),
         sequence=np.concatenate([np.arange(len(rows), dtype=np.uint32), np.asarray(batch.sequence) + len(rows)]),
-        given=given,
+        given={row + len(rows): given for row, given in batch.given.items()},
     )
 
 
@@ -271,3 +253,24 @@ def _possible(name: str, column: Array) -> Array:
     if name in _NOT_NEGATIVE:
         wrong |= column < 0
     return np.where(wrong, column.dtype.type(np.nan), column)
+
+
+_MOST_ELEMENTS = (1 << 63) - 1
+
+
+def record_stats(batch: StepBatch, row: int, layouts: Sequence[Layout]) -> dict[str, float]:
+    """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
+
+    Args:
+        batch: the step's; what is derived for all its rows is kept in `derived`.
+        row: which row.
+        layouts: of the rank, by number.
+    """
+    if not batch.derived:
+        numel = np.array([min(layouts[number].numel, _MOST_ELEMENTS) for number in batch.layout.tolist()], np.int64)
+        batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
+    out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
+    for name, column in (*batch.floats.items(), *batch.derived.items()):
+        if not math.isnan(value := float(column[row])):
+            out[name] = int(value) if name == "infs" else value
+    return out

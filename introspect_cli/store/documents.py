@@ -11,8 +11,7 @@ import math
 import numbers
 import re
 import zlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -98,15 +97,6 @@ def _sanitized(value: Any, depth: int = 0) -> Any:
     return [_sanitized(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
-def gpu_names(gpus: Sequence[Mapping[str, Any]]) -> str:
-    """The GPUs that a run's settings list, as words: `2 x NVIDIA H100 80GB HBM3`.
-
-    Names are in the order in which they first occur, with `GPU` for one without a name; "" without GPUs.
-    """
-    counts = Counter(str(gpu.get("name", "GPU")) for gpu in gpus)
-    return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counts.items())
-
-
 # --- labels of steps
 
 
@@ -144,10 +134,9 @@ def _label(name: str, value: Any) -> Label | None:
     """
     if name not in NUMBERED:
         return value if isinstance(value, str) and _WORD.fullmatch(value) else None
-    if isinstance(value, list):
-        if len(value) != 2 or not all(type(end) is int and abs(end) < _MOST for end in value):
-            return None
-        return value[0], value[1]
-    if type(value) is int:
-        return value if abs(value) < _MOST else None
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    ends = value if isinstance(value, list) and len(value) == 2 else [value]
+    if not all(type(end) is int and abs(end) < _MOST for end in ends):
+        return None
+    return (ends[0], ends[1]) if len(ends) == 2 else int(ends[0])

@@ -378,11 +378,6 @@ class Directory(Closing, ABC):
             except OSError as error:
                 raise unreadable(handle.path, error) from None
 
-    @property
-    def remote_size(self) -> int:
-        """Bytes of the directory's files in object storage; 0 on disk."""
-        return 0
-
     def prefetch(self, names: Iterable[str]) -> None:
         """Prefetch the directories `names`, which are read next; on disk nothing is done."""
 
@@ -539,18 +534,12 @@ def reason(error: OSError | StoreError) -> str:
 
 def any_lock_held(run: Directory) -> bool:
     """Whether a writer holds the lock of a log in `run`, or in any `rank*` or `attempt*` directory of it."""
-    if is_locked(run):
-        return True
+    with suppress(FileNotFoundError), run.file(LOG) as handle:
+        if handle.is_locked():
+            return True
     for name in run.names():
         if name.startswith(("rank", "attempt")):
             with run.folder(name) as folder:
                 if any_lock_held(folder):
                     return True
-    return False
-
-
-def is_locked(rank: Directory) -> bool:
-    """Whether the log in a rank's directory is locked by a writer."""
-    with suppress(FileNotFoundError), rank.file(LOG) as handle:
-        return handle.is_locked()
     return False

@@ -18,12 +18,12 @@ import os
 import struct
 import threading
 import zlib
+from contextlib import suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.files import FORMAT, LOG, Appended, Folder
-from introspect_cli.sums import content_digest
+from introspect_cli.store.files import FORMAT, LOG, Appended, Descriptor, Folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,6 +48,8 @@ LIMIT_FRAMES = 4 << 20
 """Frames of a log: as many steps, or half as many where each has labels."""
 
 _NO_DIGEST = bytes(16)
+_ROOM = 64 << 10
+"""Bytes for the documents that say how a run ended."""
 _PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux
 
 
@@ -143,6 +145,7 @@ class LogWriter:
         self._lock = threading.RLock()
         start = begin_log(rank, run_id)
         self._file = Appended(folder, LOG)
+        self._room = _reserved(folder)
         self.written = Written(len(start), zlib.crc32(start[:-4]))
         try:
             self._file.append(start)
@@ -167,16 +170,16 @@ class LogWriter:
             if written.frames >= LIMIT_FRAMES:
                 raise StoreError(f"more steps than a store holds ({LIMIT_FRAMES:,} frames)")
             self._torn = True
-            self._file.append(*pieces)
+            try:
+                self._file.append(*pieces)
+            except OSError:  # where the disk is full, how it ended shall find room
+                self._room.close()
+                raise
             if self._durable:
                 os.fsync(self._file.fd)
             self.written = written
             self._torn = False
             return written.length
-
-    def names(self, kind: bytes, data: bytes, rows: int) -> Frame:
-        """The frame of so many rows of a table of names (`kind`), with the digest of the encoded rows."""
-        return Frame(kind, [data], rows, 0, bytes.fromhex(content_digest(data)))
 
     def document(self, name: str, data: bytes) -> None:
         """Append a document, which replaces an earlier one of the same name.
@@ -232,4 +235,15 @@ class LogWriter:
     def close(self) -> None:
         """Close the descriptors; a second call does nothing."""
         self._file.close()
+        self._room.close()
         self.folder.close()
+
+
+def _reserved(folder: Folder) -> Descriptor:
+    """A file without a name that takes `_ROOM` bytes of the disk until it is closed; fewer where they are not there."""
+    name = f".{LOG}.{os.getpid()}"
+    room = Descriptor(folder.create(name), f"{folder.path}/{name}")
+    os.unlink(name, dir_fd=folder.fd)
+    with suppress(OSError):
+        os.posix_fallocate(room.fd, 0, _ROOM)
+    return room

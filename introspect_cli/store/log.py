@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from introspect_cli.errors import StoreError
-from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, TEXT, Schema, parse_columns
+from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_COLUMNS, RECORD_COLUMNS, Schema, parse_columns
 from introspect_cli.store.files import FORMAT, DamageError, unreadable
 from introspect_cli.store.frames import (
     BACK,
@@ -159,7 +159,7 @@ class Frames:
         if zlib.crc32(start[:-4]) != crc:
             raise DamageError(self.path, "its beginning was altered")
         if number > FORMAT:
-            raise newer_format(number, None, self.path)
+            raise newer_format(number, self.path)
         if rank_of_file != rank or number < FORMAT:
             raise DamageError(self.path, f"it is the log of rank {rank_of_file}, format {number}")
         return int(crc)
@@ -299,19 +299,10 @@ class Frames:
         """
         described = self.numbers_of(COLUMNS, counting=False)
         if not described:
-            return *RECORD_COLUMNS, TEXT
+            return RECORD_COLUMNS
         if self.heads["length"][described[0]] > LIMIT_COLUMNS:
             raise DamageError(self.path, "what it says of columns is too long")
         return parse_columns(self.body(described[0]), self.path)
-
-    @cached_property
-    def dropped(self) -> NDArray[np.int64]:
-        """Numbers of the steps that DROP frames after the last BACK frame name.
-
-        Raises:
-            DamageError: a frame was altered.
-        """
-        return np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8")
 
     def entries(self) -> tuple[Entries, tuple[str, ...]]:
         """Steps after the last BACK frame that were not dropped, and in words which were; () for none.
@@ -320,13 +311,13 @@ class Frames:
         steps that are there.
 
         Raises:
-            DamageError: step numbers do not rise, or one is negative.
+            DamageError: step numbers do not rise, one is negative, or a frame was altered.
         """
         rows = np.array(self.numbers_of(STEP), np.int64)
         steps = self.heads["step"][rows]
         if len(rows) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
             raise DamageError(self.path, "its steps do not rise")
-        gone = np.isin(steps, self.dropped)
+        gone = np.isin(steps, np.frombuffer(b"".join(map(self.body, self.numbers_of(DROP))), "<i8"))
         lost, rows = steps[gone], rows[~gone]
         heads = self.heads[rows]
         out = np.zeros(len(rows), ENTRY)
@@ -376,20 +367,11 @@ def _frame_offsets(heads: NDArray[np.void]) -> NDArray[np.int64]:
     return START.size + np.concatenate([np.zeros(1, np.int64), np.cumsum(HEAD.size + heads["length"].astype(np.int64))])
 
 
-def newer_format(number: int, version: str | None, path: str) -> StoreError:
-    """The error for a store of a format that this version cannot read.
-
-    Args:
-        number: the format.
-        version: of the tool that wrote it; None where unknown.
-        path: the store or log.
-    """
-    by = f"introspect {version}" if version else "a newer introspect"
-    named = version and version != __version__
-    remedy = f"install introspect-cli>={version}" if named else "install the newest introspect-cli"
+def newer_format(number: int, path: str) -> StoreError:
+    """The error for a store or log at `path` of a format that this version cannot read."""
     return StoreError(
-        f"{path} was written by {by}, format {number}; "
-        f"this is {__version__}, which reads up to format {FORMAT}: {remedy}"
+        f"{path} was written by a newer introspect, format {number}; "
+        f"this is {__version__}, which reads up to format {FORMAT}: install the newest introspect-cli"
     )
 
 

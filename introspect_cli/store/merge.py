@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.errors import StoreError
-from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.files import reason
 from introspect_cli.store.pack import from_anywhere
 from introspect_cli.store.run import RunState, open_run
@@ -126,16 +125,15 @@ def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, tex
     steps = reader.common_steps.tolist()
     done = combined_elsewhere(reader, place, work)
     some = next(done, None)
-    on_request = tuple(name for name, statistic in STATISTICS.items() if statistic.on_request)
     writer = store.rank(
         0,
         stats=some is not None and bool(some.counts),
         sketch=some is not None and some.sketch is not None,
-        sorted_stats=tuple(name for name in on_request if some is not None and name in some.floats),
+        sorted_stats=() if some is None else tuple(some.floats),
         whole=True,
     )
-    for number in range(len(reader.sites)):
-        writer.site(*reader.sites[number])
+    for site, info in reader.sites:
+        writer.site(site, info)
     writer.modules(reader.module_rows)
     for step, batch in zip(steps, chain([] if some is None else [some], done), strict=True):
         numbers = np.array([writer.layout(layout) for layout in reader.layouts] or [0], np.uint32)
@@ -143,8 +141,7 @@ def _write_combined(run: Run, place: str, store: StoreWriter, work: Work, *, tex
     for name, value in run.settings.items():
         store.write_settings(name, value)
     for digest in run.kept_sources if texts else ():
-        data = run.source(digest)
-        if data is not None:
+        if (data := run.source(digest)) is not None:
             store.save_source(digest, data)
     store.write_manifest({**_manifest(run, reader), "steps": len(steps)})
     return len(steps)

@@ -20,6 +20,7 @@ import numpy as np
 
 from introspect_cli.errors import StoreError
 from introspect_cli.records import KIND_CODES, Kind, Layout, ModuleInfo, Site, SiteInfo
+from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.store.columns import LIMIT_BATCH, LIMIT_NAMES, Message, described
 from introspect_cli.store.documents import encode_labels
 from introspect_cli.store.files import reason
@@ -37,6 +38,7 @@ from introspect_cli.store.frames import (
 from introspect_cli.store.log import step_digest
 from introspect_cli.store.names import LAYOUT, MODULE, columns_of, encode, site_columns
 from introspect_cli.store.totals import SETTINGS, StepTotals
+from introspect_cli.sums import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.columns import Schema
     from introspect_cli.store.files import Pieces
-    from introspect_cli.store.frames import LogWriter
+    from introspect_cli.store.frames import LogWriter, Written
     from introspect_cli.store.names import Names
 
 
@@ -63,29 +65,27 @@ class Interner(Generic[Row]):
     A row gets the next number when it is first seen, and waits here until a step that was written holds it. An
     interrupt may come at any line: whoever writes keeps what counts as written, and no statement here leaves a number
     without its row.
+
+    Attributes:
+        numbers: of all rows, written or not, by their keys.
     """
 
     def __init__(self, columns: Callable[[Sequence[Row]], Names]) -> None:
         """Start without rows; `columns` makes the columns of a table of them."""
         self._columns = columns
-        self._numbers: dict[Hashable, int] = {}
+        self.numbers: dict[Hashable, int] = {}
         self._waiting: dict[int, Row] = {}
         self._lock = threading.Lock()
         self._bytes: dict[int, int] = {0: 0}  # by the number of rows, bytes of all of them
 
-    def keys(self) -> list[Hashable]:
-        """Keys of all rows, written or not, in order of their numbers."""
-        with self._lock:
-            return list(self._numbers)
-
     def intern(self, key: Hashable, row: Row) -> int:
         """The number of `key`: the next for a new key, whose `row` is kept; later calls change neither."""
         with self._lock:
-            number = self._numbers.get(key)
+            number = self.numbers.get(key)
             if number is None:
-                number = len(self._numbers)
+                number = len(self.numbers)
                 self._waiting[number] = row  # before its number: one without the other is never read
-                self._numbers[key] = number
+                self.numbers[key] = number
             return number
 
     @property
@@ -106,7 +106,7 @@ class Interner(Generic[Row]):
         with self._lock:
             for number in [number for number in self._waiting if number < written]:
                 del self._waiting[number]
-            rows = [self._waiting[number] for number in range(written, len(self._numbers))]
+            rows = [self._waiting[number] for number in range(written, len(self.numbers))]
         data = encode(self._columns(rows)) if rows else b""
         self._bytes = {written: self._bytes[written], written + len(rows): self._bytes[written] + len(data)}
         if self._bytes[written + len(rows)] > LIMIT_NAMES:
@@ -161,7 +161,7 @@ class RankWriter:
 
     def kinds(self) -> frozenset[Kind]:
         """Kinds of all sites numbered so far."""
-        return frozenset(site.kind for site in self._sites.keys() if isinstance(site, Site))  # noqa: SIM118 - no dict
+        return frozenset(site.kind for site in list(self._sites.numbers) if isinstance(site, Site))
 
     @property
     def last_step(self) -> int | None:
@@ -169,14 +169,9 @@ class RankWriter:
         return self._log.written.step if self._log.written.step >= 0 else None
 
     @property
-    def rows_written(self) -> int:
-        """Number of records in all steps written."""
-        return self._log.written.rows
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of this rank's log that count as written."""
-        return self._log.written.length
+    def written(self) -> Written:
+        """State of the log up to what counts as written: its `length` in bytes, `rows`, ..."""
+        return self._log.written
 
     def site(self, site: Site, info: SiteInfo) -> int:
         """The number of a site: the next for a new one, whose `info` is kept; later calls change neither."""
@@ -239,7 +234,7 @@ class RankWriter:
             raise ValueError("a record names a site or a layout that was never given a number")
         data = message.pieces()
         size = sum(map(len, data))
-        if size > LIMIT_BATCH:
+        if size > LIMIT_BATCH or sum(map(len, message.lines)) > LIMIT_NAMES:
             raise StoreError(f"one step has more records than a store holds ({LIMIT_BATCH >> 20} MB of them)")
         digest = _digest(self.compiled, columns, self._keys, self._setting)
         if labels:
@@ -284,19 +279,21 @@ class RankWriter:
                 del self._expiring[step]
 
     def _take_names(self) -> list[Frame]:
-        """Frames of the sites, layouts and modules that were not written yet.
+        """Frames of the sites, layouts and modules that were not written yet, with digests of the encoded rows.
 
         They count as written once the frames do.
         """
         written = dict(zip(NAMED, self._log.written.names, strict=True))
-        taken = {kind: each.rest(written[kind]) for kind, each in self._interners.items() if each.has_unwritten}
-        return [self._log.names(kind, data, rows) for kind, (data, rows) in taken.items() if rows]
+        unwritten = {kind: each for kind, each in self._interners.items() if each.has_unwritten}
+        taken = ((kind, *each.rest(written[kind])) for kind, each in unwritten.items())
+        return [Frame(kind, [data], rows, 0, content_digest(data)) for kind, data, rows in taken if rows]
 
     def _filled(self, batch: StepBatch) -> Message:
         """A body with the columns of a batch."""
         message = self.message(len(batch))
         for name, column in batch.columns(self._schema).items():
             message.put(name, column)
+        message.lines = [text_line(batch.text), given_line(batch.given)]
         return message
 
     def _fail(self, why: str) -> None:

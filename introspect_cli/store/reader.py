@@ -14,7 +14,6 @@ is one read of the bytes that its head names, its CRC is taken over those very b
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from abc import ABC, abstractmethod
 from collections import deque
@@ -32,8 +31,7 @@ from introspect_cli.records import (
     Status,
     Summary,
 )
-from introspect_cli.statistics import DERIVED_STATS
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.batch import StepBatch, decode_lines, record_stats
 from introspect_cli.store.columns import LIMIT_NAMES, decode_rows
 from introspect_cli.store.documents import decode_labels
 from introspect_cli.store.files import HEADS, LOG, DamageError, Directory, unreadable
@@ -45,17 +43,15 @@ from introspect_cli.store.totals import Totals
 from introspect_cli.store.totals import decode as decode_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from introspect_cli.labels import Labels
-    from introspect_cli.store.batch import Array
     from introspect_cli.store.files import Source
     from introspect_cli.store.log import Entries
     from introspect_cli.store.remote import Range
 
 
 _MEASURED = (Status.OBSERVED, Status.PARTIAL)
-_MOST_ELEMENTS = (1 << 63) - 1
 
 
 class Reader(ABC):
@@ -83,11 +79,6 @@ class Reader(ABC):
 
     @property
     @abstractmethod
-    def is_whole(self) -> bool:
-        """Whether each record may be put together from the records of several ranks."""
-
-    @property
-    @abstractmethod
     def sites(self) -> SiteTable:
         """All sites, by number."""
 
@@ -105,6 +96,11 @@ class Reader(ABC):
     @abstractmethod
     def labels(self) -> Mapping[int, Labels]:
         """The framework's labels of each step, by step; steps without any are left out."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its records may be combined from several ranks (`merge`)."""
+        return self.rank_count > 1
 
     @abstractmethod
     def read_row(self, row: int) -> StepBatch:
@@ -170,7 +166,7 @@ class Reader(ABC):
         """One row as a record, with derived statistics filled in; the sketch is () where nothing was measured."""
         site, info = self.sites[int(batch.site[row])]
         layout = self.layouts[int(batch.layout[row])]
-        stats = record_stats(batch, row, self._numels)
+        stats = record_stats(batch, row, self.layouts)
         status = Status(int(batch.status[row]))
         sketch: tuple[float, ...] = ()
         if batch.sketch is not None and status in _MEASURED:
@@ -178,72 +174,12 @@ class Reader(ABC):
         joined = Joined.AS_RECORDED if batch.how is None else Joined(int(batch.how[row]))
         ranks = 0 if batch.ranks is None else int(batch.ranks[row])
         summary = Summary(status, layout, int(batch.checksum[row]), stats, sketch, batch.text[row], joined, ranks)
-        given = batch.given.row(row) if batch.given is not None else None
-        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, given)
-
-    def _numels(self, layouts: Array) -> list[int]:
-        return [min(self.layouts[layout].numel, _MOST_ELEMENTS) for layout in layouts.tolist()]
+        return Record(step, self.rank, int(batch.sequence[row]), site, info, summary, batch.given.get(row))
 
     def records(self, step: int) -> Iterator[Record]:
         """All records of a step, in the order they were made."""
         batch = self.read(step)
         return (self.record(batch, int(row), step) for row in np.argsort(batch.sequence, kind="stable"))
-
-
-def _infs(c: Mapping[str, Array]) -> Array:
-    return np.where(c["posinfs"] >= 0, c["posinfs"] + c["neginfs"], np.nan)
-
-
-def l2_norm(mean: Array, var: Array, finite: Array) -> Array:
-    """The L2 norm from mean, variance and the number of finite elements; non-finite elements are ignored."""
-    return np.asarray(np.sqrt((var + mean * mean) * np.maximum(finite, 0)))
-
-
-FORMULAS: dict[str, Callable[[Mapping[str, Array]], Array]] = {
-    "infs": _infs,
-    "absmax": lambda c: np.maximum(np.abs(c["min"]), np.abs(c["max"])),
-    "absmean": lambda c: np.abs(c["mean"]),
-    "uvar": lambda c: np.where(c["n"] > 1, c["var"] * c["n"] / np.maximum(c["n"] - 1, 1), np.nan),
-    "std": lambda c: np.sqrt(c["var"]),
-    "l2": lambda c: l2_norm(c["mean"], c["var"], c["n"]),
-}
-"""How each of `DERIVED_STATS` follows from stored columns and `n`, the number of finite elements (moments are stored
-without the others); `uvar` by Bessel's correction."""
-
-
-def derived_stats(counts: Mapping[str, Array], floats: Mapping[str, Array], numel: Array) -> dict[str, Array]:
-    """Derived statistics of n records, float64 (n,) by name, NaN where absent or infinite; {} without counts.
-
-    Args:
-        counts: int64 (n,) by name, -1 where absent.
-        floats: float (n,) by name, NaN where absent.
-        numel: int64 (n,), elements of each record's tensor.
-    """
-    if not counts:
-        return {}
-    left_out = sum(np.maximum(counts[name], 0) for name in ("nans", "posinfs", "neginfs"))
-    columns = {**counts, **floats, "n": (numel - left_out).astype(np.float64)}
-    with np.errstate(all="ignore"):
-        derived = {name: FORMULAS[name](columns) for name in DERIVED_STATS}
-        return {name: np.where(np.isfinite(column), column, np.nan) for name, column in derived.items()}
-
-
-def record_stats(batch: StepBatch, row: int, numels: Callable[[Array], list[int]]) -> dict[str, float]:
-    """All statistics of one row, stored and derived; counts are ints, absent ones are left out.
-
-    Args:
-        batch: the step's; what is derived for all its rows is kept in `derived`.
-        row: which row.
-        numels: gives the number of elements of each of some layouts, by their numbers.
-    """
-    if not batch.derived:
-        numel = np.array(numels(batch.layout), np.int64)
-        batch.derived.update(derived_stats(batch.counts, batch.floats, numel))
-    out: dict[str, float] = {name: int(column[row]) for name, column in batch.counts.items() if column[row] >= 0}
-    for name, column in (*batch.floats.items(), *batch.derived.items()):
-        if not math.isnan(value := float(column[row])):
-            out[name] = int(value) if name == "infs" else value
-    return out
 
 
 # --- name tables
@@ -369,11 +305,6 @@ class RankReader(Reader):
         """The reader itself in a list, for the same interface as `WholeReader`."""
         return [self]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether its records were combined from several ranks (`merge`)."""
-        return self.rank_count > 1
-
     def read_file(self, name: str, limit: int) -> bytes:
         """The bytes of another file of the rank.
 
@@ -476,9 +407,7 @@ class RankReader(Reader):
 
     def digests(self) -> dict[int, bytes]:
         """The 16-byte digest of each step, by step."""
-        data = self.entries["digest"].tobytes()
-        pieces = (data[at : at + 16] for at in range(0, len(data), 16))
-        return dict(zip(self.entries["step"].tolist(), pieces, strict=True))
+        return {int(entry["step"]): entry["digest"].tobytes() for entry in self.entries}
 
     def read_row(self, row: int) -> StepBatch:
         """All records of the `row`-th step, as views of the bytes just read and checked.
@@ -498,14 +427,14 @@ class RankReader(Reader):
         if len(data) != length or zlib.crc32(data) != entry["body_crc"]:
             raise DamageError(log.path, f"the records of step {step} are not those that were written")
         path = f"{log.path} (step {step})"
-        columns = decode_rows(self._schema, memoryview(data), int(entry["rows"]), path)
-        out = StepBatch.from_columns(columns, self._schema)
+        rows, sites = int(entry["rows"]), int(entry["n_sites"])
+        columns, lines = decode_rows(self._schema, memoryview(data), rows, path)
+        out = StepBatch.from_columns(columns, self._schema, *decode_lines(lines, rows, sites, path))
         if len(out) and (
-            out.site.max() >= entry["n_sites"]
+            out.site.max() >= sites
             or out.layout.max() >= entry["n_layouts"]
             or out.status.max() >= len(Status)
             or (out.how is not None and out.how.max() >= len(Joined))
-            or (out.given is not None and not out.given.within(int(entry["n_sites"])))
         ):
             raise DamageError(path, "a record names a site, layout or status that is not there")
         return out

@@ -491,12 +491,6 @@ class RemoteFolder(Directory):
         self._files = {name for name in inside if "/" not in name}
         self._names = {name.partition("/")[0] for name in inside} | self._others.keys()
 
-    @property
-    def remote_size(self) -> int:
-        """Bytes of all files whose catalogues were read."""
-        others = sum(each.remote_size for each in self._others.values() if each is not None)
-        return others + sum(map(self.catalogue.size, self.catalogue.names))
-
     def names(self) -> list[str]:
         """Names of all entries of the directory, sorted."""
         return sorted(self._names)

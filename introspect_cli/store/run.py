@@ -24,7 +24,7 @@ import datetime as dt
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
 
 _MANIFEST = MANIFEST.removesuffix(".json")
-_VERSION = re.compile(r"[0-9A-Za-z.+!-]{1,32}")
 _TYPES = {
     **dict.fromkeys(("argv", "children", "failures", "not_observed", "notes", "observed"), list),
     **dict.fromkeys(("alone", "narrowing", "options", "tool"), dict),
@@ -167,10 +166,7 @@ def checked_manifest(data: bytes, path: str) -> dict[str, Any]:
     if type(number) is not int or number < FORMAT:
         raise DamageError(path, "it does not say which format the run has")
     if number > FORMAT:
-        tool = manifest.get("tool")
-        version = tool.get("version") if isinstance(tool, dict) else None
-        is_version = isinstance(version, str) and _VERSION.fullmatch(version)
-        raise newer_format(number, version if is_version else None, path)
+        raise newer_format(number, path)
     return {key: value for key, value in manifest.items() if isinstance(value, _TYPES.get(key, object))}
 
 
@@ -192,15 +188,11 @@ class Stages:
 
     last: int
     of: int
-    roots: tuple[tuple[str, int], ...] = ()
-
-    @cached_property
-    def _by_root(self) -> dict[str, int]:
-        return dict(self.roots)
+    roots: Mapping[str, int] = field(default_factory=dict)
 
     def stage(self, root: str) -> int:
         """The stage number of a root module; `last` for an unknown one."""
-        return self._by_root.get(root, self.last)
+        return self.roots.get(root, self.last)
 
     def name(self, fqn: str, distinct: frozenset[str] = frozenset()) -> str:
         """The name in the whole model of a rank's module, parameter or buffer: `GPT#2.h.0` is `GPT.h.0`.
@@ -212,10 +204,10 @@ class Stages:
             distinct: roots whose stages have different things under equal names; they keep theirs: `GPT[stage 1].h.0`.
         """
         root, dot, rest = fqn.partition(".")
-        base, roots = root.partition("#")[0], self._by_root
-        if root not in roots or (base != root and base not in roots):
+        base = root.partition("#")[0]
+        if root not in self.roots or (base != root and base not in self.roots):
             return fqn
-        stage = f"[stage {roots[root]}]" if base in distinct and roots[root] else ""
+        stage = f"[stage {self.roots[root]}]" if base in distinct and self.roots[root] else ""
         return f"{base}{stage}{dot}{rest}"
 
 
@@ -234,13 +226,13 @@ def stages_of(manifest: Mapping[str, Any]) -> Stages | None:
         return None
     if not all(isinstance(root, str) and type(number) is int and 0 <= number < of for root, number in roots.items()):
         return None
-    return Stages(stage, of, tuple(sorted(roots.items())))
+    return Stages(stage, of, roots)
 
 
 # --- what the ranks say together
 
 _LISTS = ("not_observed", "notes", "failures", "children")
-_MAX_WORLD = 65536
+_MAX_RANKS = 65536
 
 
 def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -250,10 +242,10 @@ def launch_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def world_size(manifest: Mapping[str, Any]) -> int:
-    """How many ranks were started; 0 where the manifest does not say, or says over `_MAX_WORLD`."""
+    """How many ranks were started; 0 where the manifest does not say, or says over `_MAX_RANKS`."""
     launch = launch_of(manifest)
     size = launch.get("world_size") if launch is not None else None
-    return size if type(size) is int and 0 < size <= _MAX_WORLD else 0
+    return size if type(size) is int and 0 < size <= _MAX_RANKS else 0
 
 
 def merge_manifests(launch_manifest: Mapping[str, Any], ranks: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -341,9 +333,6 @@ def endings(
 
 
 # --- run
-
-
-_MAX_RANKS = 65536
 
 
 class RunState(str, Enum):
@@ -559,9 +548,9 @@ class Run(Closing):
                 yield place
 
     @property
-    def remote_size(self) -> int:
-        """Bytes of its files in object storage; 0 where it is on disk."""
-        return self._folder.remote_size
+    def log_size(self) -> int:
+        """Bytes of the logs of all ranks."""
+        return sum(int(reader.frames.begins[-1]) for reader in self._ranks.values())
 
     def on_close(self, then: Callable[[], None]) -> None:
         """Call `then` when the run is closed; the last added is called first."""

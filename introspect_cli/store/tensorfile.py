@@ -160,6 +160,13 @@ def _fp8(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray[Any, A
     return np.where(codes & 0x80, -values, values).astype(np.float32)
 
 
+def of_file(folder: Directory, name: str) -> NDArray[Any]:
+    """The tensor in a file of a directory of tensors, as `decode` gives it; the name has its checksum."""
+    with folder.file(name) as handle:
+        tensor: NDArray[Any] = decode(handle, int(name[:16], 16))
+    return tensor
+
+
 def read(place: Directory, checksum: int) -> NDArray[Any] | None:
     """The tensor with `checksum` in `place`'s directory of tensors, as `decode` gives it; None where it is not stored.
 
@@ -167,11 +174,9 @@ def read(place: Directory, checksum: int) -> NDArray[Any] | None:
         StoreError: it is damaged or cannot be read.
     """
     try:
-        name = f"{checksum:016x}.safetensors"
-        with place.folder(TENSORS) as folder, folder.file(name) as handle:
-            tensor: NDArray[Any] = decode(handle, checksum)
+        with place.folder(TENSORS) as folder:
+            return of_file(folder, f"{checksum:016x}.safetensors")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(f"{place.path}/{TENSORS}", error) from None
-    return tensor

@@ -140,7 +140,7 @@ class _Check:
                 f"{self._folder.path}: the manifest says that the run is complete, but its end is cut off"
             )
         for place in filter(None, (self._try(self._folder.rank, number) for number in numbers)):
-            self._check_files("tensors", place, TENSORS, _TENSOR_NAME, _check_tensor)
+            self._check_files("tensors", place, TENSORS, _TENSOR_NAME, tensorfile.of_file)
             self._check_files("sources", place, SOURCES, SOURCE_NAME, decode)
         if not self._is_child:  # they have none themselves
             self._check_files("children", self._folder, CHILDREN, re.compile(".*"), self._check_child)
@@ -265,8 +265,3 @@ def _check_heads(run: Directory, reader: RankReader) -> None:
     count = CACHE.unpack_from(data)[2] if len(data) >= CACHE.size else 0
     if data != reader.frames.encoded(count):
         raise DamageError(f"{reader.path}/{HEADS}", "it is not what the log has: remove it")
-
-
-def _check_tensor(folder: Directory, name: str) -> None:
-    with folder.file(name) as handle:
-        tensorfile.decode(handle, int(name[:16], 16))

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from hashlib import blake2b
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from introspect_cli.records import GRADIENT_OF, KIND_CODES, UNPLACED, Joined, Kind, Layout, ModuleInfo, Phase, Status
-from introspect_cli.store.batch import StepBatch, rows_of
+from introspect_cli.store.batch import StepBatch, Texts, rows_of
 from introspect_cli.store.log import ENTRY
 from introspect_cli.store.names import SiteTable, site_columns
 from introspect_cli.store.reader import RankReader, Reader, read_rows
@@ -51,7 +51,7 @@ from introspect_cli.sums import header, mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -119,7 +119,7 @@ class LayoutTables:
         self.header = np.array([header(layout.dtype, layout.shape) for layout in self.layouts], np.uint64)
 
 
-class Rows:
+class Rows(NamedTuple):
     """Site, rank, layout and status of each row of a step of all ranks; shared by steps with the same rows.
 
     Attributes:
@@ -129,32 +129,10 @@ class Rows:
         status: uint8 (n,).
     """
 
-    def __init__(self, batches: Sequence[StepBatch], sites: Sequence[Array], layouts: Sequence[Array]) -> None:
-        """Stack a batch of each rank.
-
-        Args:
-            batches: of each rank.
-            sites: for each rank, the common number of each of its sites.
-            layouts: for each rank, the common number of each of its layouts.
-        """
-        self._columns = [[np.array(column) for column in _identity(batch)] for batch in batches]
-        self.rank = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
-        own = list(zip(*self._columns, strict=True))
-        self.site = np.concatenate([common[each] for common, each in zip(sites, own[0], strict=True)])
-        self.layout = np.concatenate([common[each] for common, each in zip(layouts, own[1], strict=True)])
-        self.status = np.concatenate(own[2])
-
-    def are_of(self, batches: Sequence[StepBatch]) -> bool:
-        """Whether each rank's batch has the same sites, layouts and statuses, in the same order."""
-        return len(batches) == len(self._columns) and all(
-            all(map(np.array_equal, columns, _identity(batch)))
-            for columns, batch in zip(self._columns, batches, strict=True)
-        )
-
-
-def _identity(batch: StepBatch) -> tuple[Array, Array, Array]:
-    """The columns by which the rows of two steps are the same: site, layout, status."""
-    return batch.site, batch.layout, batch.status
+    site: Array
+    rank: Array
+    layout: Array
+    status: Array
 
 
 class StackedStep:
@@ -311,7 +289,7 @@ def group_of(starts: Array, size: int) -> Array:
 def _misfits(
     step: StackedStep, tables: LayoutTables, rows: Array, starts: Array, parts: Array
 ) -> dict[int, str | None]:
-    """Groups of `parts` whose parts are not exactly their whole, with the reason by `_misfit` (None: unknown).
+    """Groups of `parts` whose parts are not exactly their whole, with the reason by `misfit` (None: unknown).
 
     Groups with equal lists of layouts have the reason of the first, with its ranks.
 
@@ -331,30 +309,11 @@ def _misfits(
         key = numbers.tobytes()
         if key not in by_layouts:
             layouts = [tables.layouts[number] for number in numbers.tolist()]
-            by_layouts[key] = _misfit(layouts, step.ranks_of(members))
+            held = zip(step.ranks_of(members), (layout.part for layout in layouts), strict=True)
+            by_layouts[key] = misfit([*held], layouts[0].numel)
         if by_layouts[key] != "":
             out[group] = by_layouts[key]
     return out
-
-
-def _misfit(layouts: Sequence[Layout], ranks: Sequence[int]) -> str | None:
-    """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are, None if unknown.
-
-    Equal parts count once. Of several faults, the first overlap is named, with the first rank that holds either part; a
-    gap only without one. The first layout says how large the whole is.
-    """
-    held = [(rank, layout.part) for rank, layout in zip(ranks, layouts, strict=True)]
-    holders = {part: rank for rank, part in reversed(held) if part is not None}
-    parts = [part for part in dict.fromkeys(part for _, part in held) if part is not None]
-    covered = covering(parts)
-    if covered is None:
-        return None
-    if covered.first is not None:
-        return f"parts of it overlap: those of {rank_list(sorted(holders[parts[place]] for place in covered.first))}"
-    whole = layouts[0].numel
-    if covered.covered == whole:
-        return ""
-    return f"the parts of it on record cover {share(covered.covered, whole)}{same_parts(held)}"
 
 
 # --- how much of a whole its parts cover
@@ -363,75 +322,51 @@ _MOST_CELLS = 1 << 24
 _SIMPLE = 64
 
 
-class Covering(NamedTuple):
-    """How many elements of a whole its parts cover.
+def misfit(held: Sequence[tuple[int, Part | None]], whole: int) -> str | None:
+    """Why the parts that ranks hold of one tensor are not exactly its whole; "" where they are.
 
-    Attributes:
-        covered: elements in at least one part.
-        doubled: elements in more than one part.
-        first: positions of two parts that overlap; None where none do.
-    """
-
-    covered: int
-    doubled: int
-    first: tuple[int, int] | None = None
-
-
-def covering(parts: Sequence[Part]) -> Covering | None:
-    """How many elements of a tensor its distinct parts cover, and whether they overlap; empty parts are ignored.
-
-    None where the parts differ in their number of dimensions, or cut the tensor into more than `_MOST_CELLS` cells.
-    """
-    filled = [number for number, part in enumerate(parts) if part.numel]
-    if not filled:
-        return Covering(0, 0)
-    dims = {len(parts[number].ranges) for number in filled}
-    if len(dims) != 1:
-        return None
-    lines = []
-    for dim in range(dims.pop()):
-        ends = {end for n in filled for start, size in parts[n].ranges[dim] for end in (start, start + size)}
-        lines.append(np.array(sorted(ends), np.int64))
-    cells = tuple(len(ends_of_cells) - 1 for ends_of_cells in lines)
-    if float(np.prod(cells, dtype=np.float64)) > _MOST_CELLS:
-        return None
-    painted = np.zeros(cells, np.int32)
-    holder = np.full(cells, -1, np.int32)
-    first = None
-    for number in filled:
-        inside = np.ix_(*starmap(_cells, zip(lines, parts[number].ranges, strict=True)))
-        if first is None and (painted[inside] > 0).any():
-            first = int(holder[inside].max()), number
-        painted[inside] += 1
-        holder[inside] = number
-    sizes = np.ones((), np.float64)
-    for ends_of_cells in lines:
-        sizes = np.multiply.outer(sizes, np.diff(ends_of_cells))
-    return Covering(int(sizes[painted > 0].sum()), int(sizes[painted > 1].sum()), first)
-
-
-def _cells(lines: np.ndarray[tuple[int, ...], np.dtype[np.int64]], ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Numbers of the cells that `ranges` cover; cell i goes from lines[i] to lines[i + 1].
+    None where that is unknown: the parts differ in their number of dimensions, or cut the tensor into more than
+    `_MOST_CELLS` cells. Equal parts count once, empty ones not. Of several faults, overlaps are named.
 
     Args:
-        lines: ascending; both ends of every range are among them.
-        ranges: (start, size) of each; cells of ranges that overlap are given twice.
+        held: (rank, part) of each.
+        whole: elements of the tensor.
     """
+    holders: dict[Part, list[int]] = {}
+    for rank, part in held:
+        if part is not None and part.numel:
+            holders.setdefault(part, []).append(rank)
+    dims = {len(part.ranges) for part in holders}
+    if len(dims) > 1:
+        return None
+    lines = [
+        np.unique([end for part in holders for start, size in part.ranges[dim] for end in (start, start + size)])
+        for dim in range(max(dims, default=0))
+    ]
+    if math.prod(map(len, lines)) > _MOST_CELLS:
+        return None
+    painted, inside = np.zeros([len(ends) - 1 for ends in lines], np.int32), {}
+    for part in holders:
+        inside[part] = np.ix_(*starmap(_cells, zip(lines, part.ranges, strict=True)))
+        painted[inside[part]] += 1
+    shared = sorted({rank for part in holders if (painted[inside[part]] > 1).any() for rank in holders[part]})
+    if shared:
+        return f"parts of it overlap: those of {rank_list(shared)}"
+    sizes = reduce(np.multiply.outer, map(np.diff, lines), np.ones((), np.int64))
+    covered = int(sizes[painted > 0].sum())
+    if covered == whole:
+        return ""
+    same = " and ".join(f"{rank_list(ranks)} hold the same part" for ranks in holders.values() if len(ranks) > 1)
+    return f"the parts of it on record cover {share(covered, whole)}{f': {same}' if same else ''}"
+
+
+def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Numbers of the cells that `ranges`, (start, size) of each, cover; cell i goes from lines[i] to lines[i + 1]."""
     return [
         cell
         for start, size in ranges
         for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
     ]
-
-
-def same_parts(holders: Iterable[tuple[int, Part | None]]) -> str:
-    """`: ranks 0, 1 hold the same part` for (rank, part) pairs; "" where no two ranks hold the same non-empty part."""
-    holders_of: dict[Part, list[int]] = {}
-    for rank, part in holders:
-        if part is not None and part.numel:
-            holders_of.setdefault(part, []).append(rank)
-    sentences = [f"{rank_list(ranks)} hold the same part" for ranks in holders_of.values() if len(ranks) > 1]
-    return f": {' and '.join(sentences)}" if sentences else ""
 
 
 def share(of: int, whole: int) -> str:
@@ -484,7 +419,7 @@ class CombinedStep:
         size, firsts = len(self.row), rows_of([self.block], [self.row])
         floats = {name: column.astype(np.float64) for name, column in firsts.floats.items()}
         self.out = replace(firsts, site=plan.site, layout=layout, floats=floats, calls=plan.calls)
-        self.text = [*firsts.text]
+        self.text = Texts(firsts.text)
         self.how, self.ranks = np.full(size, Joined.AS_RECORDED, np.uint8), np.zeros(size, np.uint32)
         self.elements = np.full(size, -1, np.int64)
 
@@ -1132,7 +1067,7 @@ class WholeReader(Reader):
                     roots.add(name.partition(".")[0])
         return frozenset(roots)
 
-    @property
+    @cached_property
     def sites(self) -> SiteTable:
         """All sites of all ranks, by common number: the first rank's, then further ones of the others."""
         return self._numbered[0]
@@ -1307,9 +1242,18 @@ class WholeReader(Reader):
         for batch, numbers in zip(read, self.site_numbers, strict=True):
             rows_of_slice = np.flatnonzero(wanted[numbers[batch.site]])
             batches.append(batch if of == 1 else rows_of([batch], [rows_of_slice]))
-        last = self._last_plan[1].basis if self._last_plan is not None and self._last_plan[0] == (which, of) else None
-        alike = last is not None and last.are_of(batches)
-        rows = last if last and alike else Rows(batches, self.site_numbers, self.tables.common_numbers)
+        sites, layouts = (
+            np.concatenate([common[number] for common, number in zip(numbers, own, strict=True)])
+            for numbers, own in (
+                (self.site_numbers, [batch.site for batch in batches]),
+                (self.tables.common_numbers, [batch.layout for batch in batches]),
+            )
+        )
+        rank = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+        rows = Rows(sites, rank, layouts, np.concatenate([batch.status for batch in batches]))
+        last = self._last_plan
+        if last is not None and last[0] == (which, of) and all(map(np.array_equal, last[1].basis, rows)):
+            rows = last[1].basis
         return StackedStep(batches, [reader.rank for reader in self.readers], rows)
 
     def _planned(self, step: StackedStep, of: tuple[int, int]) -> tuple[Plan, Array]:

@@ -34,26 +34,6 @@ if TYPE_CHECKING:
 PIECE: Final = 1 << 20
 """Elements of a piece of an array that is read piece by piece: a whole number of the kernels' chunks."""
 
-CODES: Final = {
-    "float32": k.F32,
-    "float16": k.F16,
-    "bfloat16": k.BF16,
-    "uint8": k.U8,
-    "bool": k.U8,
-    "int8": k.I8,
-    "int16": k.I16,
-    "float64": k.F64,
-    "int32": k.I32,
-    "int64": k.I64,
-    "uint16": k.U16,
-    "uint32": k.U32,
-    "uint64": k.U64,
-    "complex32": k.C32,
-    "complex64": k.C64,
-    "complex128": k.C128,
-}
-"""Type code of the kernels by torch's name of the element type; those of one byte beside have a table of values."""
-
 _SEEN: Final = np.zeros(1, np.uint8)
 """All of a row counts."""
 _KEPT: Final = tuple(name for name, own in STATISTICS.items() if not own.on_request)
@@ -114,7 +94,7 @@ def _row_of_piece(
         first: index of the first one in the whole tensor.
         widen: as for `summary_of`.
     """
-    code, table = CODES.get(dtype), np.zeros(0, np.float32)
+    code, table = k.CODES.get(dtype), np.zeros(0, np.float32)
     if code is None and bits.dtype.itemsize == 1:
         code, table = k.TABLE, np.ascontiguousarray(widen(np.arange(256, dtype=np.uint8), dtype), np.float32)
     row, bits = r.empty(1), np.ascontiguousarray(bits)

@@ -1,10 +1,7 @@
 // Functions for Python, in the limited API, that take integers only, addresses among them.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 namespace {
 

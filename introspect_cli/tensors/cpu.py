@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from introspect_cli.tensors import arrays, fallback, parallel
+from introspect_cli.tensors import fallback, parallel
 from introspect_cli.tensors import kernels as k
 from introspect_cli.tensors import rows as r
 from introspect_cli.tensors.views import address_of, pieces
@@ -31,7 +31,7 @@ PIECE_BYTES: Final = 4 << 20
 
 _OPAQUE: Final = {"float4_e2m1fn_x2": k.OPAQUE8, "bits8": k.OPAQUE8, "bits16": k.OPAQUE16}
 CODES: Final[dict[torch.dtype, int]] = {
-    getattr(torch, name): code for name, code in {**arrays.CODES, **_OPAQUE}.items() if hasattr(torch, name)
+    getattr(torch, name): code for name, code in {**k.CODES, **_OPAQUE}.items() if hasattr(torch, name)
 }
 """Type code of the kernels by dtype."""
 

@@ -1,9 +1,5 @@
 // Whether a Mersenne twister has moved since it was last looked at, read where it lies. Asking a generator for its
 // state copies five kilobytes; this runs twice for every call of a module.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "generators.h"
 
 namespace {

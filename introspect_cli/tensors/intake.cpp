@@ -5,19 +5,15 @@
 // own C functions answer without Python (`tensor.cpp`). Large tensors go through `large.cpp`. Whatever is not plain,
 // contiguous and in CPU memory, or has a shape that was not met before, is left to the long way in summarizer.py, which
 // answers for all sorts of tensors.
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "intake.h"
 #include "large.h"
 #include "lock.h"
 #include "memory.h"
 #include "numbers.h"
 #include "objects.h"
+#include "step.h"
 #include "team.h"
 #include "tensor.h"
-#include "times.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -25,12 +21,8 @@
 
 namespace {
 
-enum Held {
-    TENSOR, PARAMETER, MODES, IS_NEG, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT,
-    LOCK, HELD
-};
-// Of a recorder: its rows and slots, the times, its lock.
-enum Into { OWN_ROWS, OWN_SLOTS, OWN_TIMES, OWN_LOCK, INTO };
+enum Held { TENSOR, PARAMETER, MODES, LAYOUTS, ADDRESSES, FUNCTIONS, TEAM, MEMORY, THREADS, SCRIPT, LOCK, HELD };
+enum Into { STEP, STEP_LOCK, INTO };  // of a recorder
 
 struct Intake {
     PyObject_HEAD
@@ -43,15 +35,6 @@ struct Intake {
     Large large;
 };
 
-// An integer that a callable returns for an object, -1 and an exception if it does not.
-i64 asked(PyObject *callable, PyObject *of) {
-    PyObject *answer = PyObject_CallFunctionObjArgs(callable, of, nullptr);
-    if (!answer) return -1;
-    i64 value = PyLong_AsLongLong(answer);
-    Py_DecRef(answer);
-    return value;
-}
-
 bool is_plain(const Intake *self, PyObject *tensor) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     return type == self->held[TENSOR] || type == self->held[PARAMETER];
@@ -62,9 +45,8 @@ bool look(Intake *self, PyObject *tensor, Look &found) {
     return is_plain(self, tensor) && look_by_handle(self->functions, tensor, found);
 }
 
-// Whether no mode of the script's would see our questions: none sees those that torch's C functions answer.
-bool unseen(Intake *self, bool asks_python = false) {
-    if (self->functions->keys >= 0 && !asks_python) return true;
+// Whether no mode of the script's would see what is asked by way of Python: none sees those that torch's C functions answer.
+bool unseen(Intake *self) {
     PyObject *answer = PyObject_CallNoArgs(self->held[MODES]);
     const bool none = answer && PyLong_AsLongLong(answer) == 0;
     if (answer) Py_DecRef(answer);
@@ -72,8 +54,7 @@ bool unseen(Intake *self, bool asks_python = false) {
 }
 
 // Whether the elements are there, as they are: no lazy negation, and a storage that nobody has freed under the tensor.
-bool is_there(Intake *self, PyObject *tensor, Look &found) {
-    if (found.negated < 0) found.negated = asked(self->held[IS_NEG], tensor) != 0, PyErr_Clear();
+bool is_there(const Look &found) {
     if (found.negated) return false;
     const i64 size = SIZES[found.code];
     bool nowhere = found.address == u64(found.offset * size);  // a storage without memory: functionalised tensors have one
@@ -98,7 +79,7 @@ u64 row_of(const Intake *self, Py_ssize_t slot) {
     return PyLong_AsUnsignedLongLongMask(PyList_GetItem(self->held[ADDRESSES], slot / BLOCK * BLOCK)) + u64(slot % BLOCK) * sizeof(Row);
 }
 
-// The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception. `unseen` has been asked.
+// The slot that a tensor's summary is in; -1 if it goes the long way, -2 with an exception.
 // With `later`, large tensors that have to be summarised are put there, for their slots. `seen` is what a look at the tensor told,
 // where it was looked at before.
 i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *seen = nullptr) {
@@ -108,7 +89,7 @@ i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return -1;
     const i64 number = find(self->shapes, found.shape)->layout;
-    if (number < 0 || !is_there(self, tensor, found)) return -1;
+    if (number < 0 || !is_there(found)) return -1;
     const u64 row = row_of(self, slot);
     if (found.count < self->limit) {
         Row own;  // of which nothing but the checksum is looked at where nothing else is wanted: three lines of memory less each
@@ -122,17 +103,14 @@ i64 add_one(Intake *self, PyObject *tensor, Later *later = nullptr, const Look *
 }
 
 PyObject *add(PyObject *object, PyObject *tensor) {
-    Intake *self = (Intake *)object;
-    i64 slot = unseen(self) ? add_one(self, tensor) : -1;
+    const i64 slot = add_one((Intake *)object, tensor);
     return slot == -2 ? nullptr : PyLong_FromLongLong(slot);
 }
 
 PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
     Intake *self = (Intake *)object;
     if (given != INTO && given) return PyErr_Format(PyExc_TypeError, "%d arguments or none wanted, %zd given", INTO, given);
-    if (given && !(is_numbers(arguments[OWN_ROWS]) && is_numbers(arguments[OWN_SLOTS]) &&
-                   is_times(arguments[OWN_TIMES]) && is_lock(arguments[OWN_LOCK])))
-        return PyErr_Format(PyExc_TypeError, "rows, slots, times and a lock wanted");
+    if (given && !(is_step(arguments[STEP]) && is_lock(arguments[STEP_LOCK]))) return PyErr_Format(PyExc_TypeError, "a step and a lock wanted");
     for (int i = 0; i < INTO; i++) {
         PyObject *before = self->into[i];
         self->into[i] = given ? Py_NewRef(arguments[i]) : nullptr;
@@ -145,28 +123,26 @@ PyObject *set_into(PyObject *object, PyObject *const *arguments, Py_ssize_t give
 // It needs the recorder's lock.
 template <class Find> i64 note_one(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
     constexpr Py_ssize_t FEW = 8;
-    PyObject *times = self->into[OWN_TIMES];
     i64 own[FEW];
     if (count > FEW) return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
         own[i] = PyLong_AsLongLong(sites[i]);
         if (own[i] < 0 && PyErr_Occurred()) return -2;
-        if (times_of(times, own[i])) return -1;  // it came before in this step
+        if (times_of(self->into[STEP], own[i])) return -1;  // it came before in this step
         for (Py_ssize_t j = 0; j < i; j++)
             if (own[i] == own[j]) return -1;
     }
     const i64 slot = find();
     for (Py_ssize_t i = 0; slot >= 0 && i < count; i++)
-        if (!add_times(times, own[i], 1) || !add_number(self->into[OWN_ROWS], own[i]) || !add_number(self->into[OWN_SLOTS], slot))
-            return -2;
+        if (!note(self->into[STEP], own[i], slot)) return -2;
     return slot;
 }
 
 // `note_one` with the lock; -1 where another thread has it.
 template <class Find> i64 note_locked(Intake *self, PyObject *const *sites, Py_ssize_t count, Find find) {
-    if (!self->into[OWN_ROWS]) return -1;
+    if (!self->into[STEP]) return -1;
     // Waiting for the lock, a thread may be interrupted by a handler of the script's: not here, where nothing guards.
-    PyObject *lock = self->into[OWN_LOCK];
+    PyObject *lock = self->into[STEP_LOCK];
     if (!try_take(lock)) return -1;
     Py_IncRef(lock);
     i64 slot = note_one(self, sites, count, find);
@@ -229,9 +205,8 @@ template <class One> bool with_each(Intake *self, const Objects &tensors, One on
 // The slot of each tensor, -1 for those that go the long way, into numbers; false with an exception. It needs the summarizer's lock.
 bool put_slots(Intake *self, const Objects &tensors, PyObject *slots) {
     Later later{threads_of(self->large)};
-    const bool may = unseen(self);
     const bool done = with_each(self, tensors, [&](PyObject *tensor, const Look *seen) {
-        const i64 slot = may ? add_one(self, tensor, &later, seen) : -1;
+        const i64 slot = add_one(self, tensor, &later, seen);
         return slot != -2 && add_number(slots, slot);
     });
     if (done) summarise_later(self->large, later, self->flags);
@@ -244,29 +219,27 @@ PyObject *add_all(PyObject *object, PyObject *list) {
     const Room slots(self->slots);
     Taken tensors(self->tensors);
     const bool done = slots.numbers && tensors.add_list(list) && put_slots(self, tensors, slots.numbers);
-    return done ? list_of_numbers(slots.numbers) : nullptr;
+    return done ? PySequence_List(slots.numbers) : nullptr;
 }
 
 // Takes sites, if there are numbers of that many and none of them has been recorded in this step; false, without an exception,
 // if not.
-bool take_new(PyObject *times, PyObject *sites, Py_ssize_t count, PyObject *numbers) {
+bool take_new(PyObject *step, PyObject *sites, Py_ssize_t count, PyObject *numbers) {
     const bool taken = is_numbers(sites) ? add_numbers(numbers, first_of_numbers(sites), size_of_numbers(sites))
                                          : PyList_Check(sites) && add_list(numbers, sites);
     bool done = taken && size_of_numbers(numbers) == count;
     const i64 *all = first_of_numbers(numbers);
-    for (Py_ssize_t i = 0; done && i < count; i++) done = all[i] >= 0 && !times_of(times, all[i]);
+    for (Py_ssize_t i = 0; done && i < count; i++) done = all[i] >= 0 && !times_of(step, all[i]);
     return PyErr_Clear(), done;
 }
 
 // Notes slots at new sites, as the recorder does: 1; 0, and nothing is done, where one of the sites or slots is not like the
 // others; -1 with an exception.
 int note_all(Intake *self, PyObject *sites, PyObject *slots) {
-    const i64 *every = first_of_numbers(slots), *own = first_of_numbers(sites);
-    const Py_ssize_t count = size_of_numbers(sites);
-    for (Py_ssize_t i = 0; i < count; i++)
+    const i64 *every = first_of_numbers(slots);
+    for (Py_ssize_t i = 0; i < size_of_numbers(sites); i++)
         if (every[i] < 0) return 0;
-    if (const int noted = note_once(self->into[OWN_TIMES], own, count); noted != 1) return noted;
-    return add_numbers(self->into[OWN_ROWS], own, count) && add_numbers(self->into[OWN_SLOTS], every, count) ? 1 : -1;
+    return note_once(self->into[STEP], first_of_numbers(sites), every, size_of_numbers(sites));
 }
 
 PyObject *record_all(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -293,23 +266,31 @@ u64 mark_of(Intake *self, PyObject *tensor, const Look *seen) {
     if (seen) found = *seen;
     else if (!look(self, tensor, found)) return 0;
     const i64 writes = writes_of(self, tensor);
-    if (writes < 0 || !is_there(self, tensor, found)) return 0;
+    if (writes < 0 || !is_there(found)) return 0;
     return mix(mix(found.address ^ G) + u64(writes)) ^ glance((const char *)found.address, found.count * SIZES[found.code]);
 }
 
-PyObject *marks_of_list(PyObject *object, PyObject *list) {
+// Puts the marks of tensors into a dictionary, by identity, or looks for them there: a list of the tensors that go the long way, and of
+// those with another mark.
+template <bool KEEPS> PyObject *mark(PyObject *object, PyObject *const *given, Py_ssize_t count) {
+    if (count != 2 || !PyList_Check(given[0]) || !PyDict_Check(given[1])) return PyErr_Format(PyExc_TypeError, "a list and a dictionary wanted");
     Intake *self = (Intake *)object;
-    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "a list wanted");
-    const Room marks(self->slots);
     Taken tensors(self->tensors);
-    if (!marks.numbers || !tensors.add_list(list) || !marks_of(object, tensors, marks.numbers)) return nullptr;
-    PyObject *all = PyList_New(tensors.count);
-    for (Py_ssize_t i = 0; all && i < tensors.count; i++) {
-        const u64 mark = u64(first_of_numbers(marks.numbers)[i]);
-        PyObject *made = mark ? PyLong_FromUnsignedLongLong(mark) : Py_NewRef(Py_None);
-        if (!made || PyList_SetItem(all, i, made)) Py_DecRef(all), all = nullptr;
-    }
-    return all;
+    PyObject *others = PyList_New(0), *marks = given[1];
+    const bool may = unseen(self);
+    const bool done = others && tensors.add_list(given[0]) && with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
+        const u64 own = may ? mark_of(self, tensor, seen) : 0;
+        if (!own) return !PyList_Append(others, tensor);
+        PyObject *key = PyLong_FromVoidPtr(tensor), *made = key && KEEPS ? PyLong_FromUnsignedLongLong(own) : nullptr;
+        PyObject *known = key && !KEEPS ? PyDict_GetItemWithError(marks, key) : nullptr;
+        const bool same = known && PyLong_Check(known) && PyLong_AsUnsignedLongLongMask(known) == own;
+        const bool taken = KEEPS ? made && !PyDict_SetItem(marks, key, made) : !PyErr_Occurred() && (same || !PyList_Append(others, tensor));
+        for (PyObject *one : {key, made})
+            if (one) Py_DecRef(one);
+        return taken;
+    });
+    if (!done && others) Py_DecRef(others), others = nullptr;
+    return others;
 }
 
 PyObject *learn(PyObject *object, PyObject *const *arguments, Py_ssize_t given) {
@@ -342,7 +323,8 @@ void forget(PyObject *object) {
 PyMethodDef METHODS[] = {
     {"add", add, METH_O, nullptr},
     {"add_all", add_all, METH_O, nullptr},
-    {"marks", marks_of_list, METH_O, nullptr},
+    {"keep_marks", (PyCFunction)(void (*)())mark<true>, METH_FASTCALL, nullptr},
+    {"unlike", (PyCFunction)(void (*)())mark<false>, METH_FASTCALL, nullptr},
     {"record_all", (PyCFunction)(void (*)())record_all, METH_FASTCALL, nullptr},
     {"into", (PyCFunction)(void (*)())set_into, METH_FASTCALL, nullptr},
     {"record", (PyCFunction)(void (*)())record, METH_FASTCALL, nullptr},
@@ -360,38 +342,28 @@ PyObject *TYPE = nullptr;
 
 i64 record_at(PyObject *object, PyObject *const *sites, Py_ssize_t count, PyObject *tensor) {
     Intake *self = (Intake *)object;
-    return note_locked(self, sites, count, [=] {
-        return unseen(self) ? add_one(self, tensor) : i64(-1);
-    });
+    return note_locked(self, sites, count, [=] { return add_one(self, tensor); });
 }
 
 PyObject *record_many(PyObject *object, PyObject *all_sites, const Objects &tensors) {
     Intake *self = (Intake *)object;
-    if (!self->into[OWN_ROWS]) return Py_NewRef(Py_False);
+    if (!self->into[STEP]) return Py_NewRef(Py_False);
     const Room sites(self->sites), slots(self->slots);
     if (!sites.numbers || !slots.numbers) return nullptr;
     if (size_of_numbers(self->held[LAYOUTS]) + tensors.count > PyList_Size(self->held[ADDRESSES]) ||
-        !take_new(self->into[OWN_TIMES], all_sites, tensors.count, sites.numbers))
+        !take_new(self->into[STEP], all_sites, tensors.count, sites.numbers))
         return Py_NewRef(Py_False);
     if (!try_take(self->large.lock)) return Py_NewRef(Py_False);
     const bool done = put_slots(self, tensors, slots.numbers);
     const int noted = done ? note_all(self, sites.numbers, slots.numbers) : -1;
     give_back(self->large.lock);
-    if (done && !noted) return list_of_numbers(slots.numbers);
+    if (done && !noted) return PySequence_List(slots.numbers);
     return noted < 0 ? nullptr : Py_NewRef(Py_True);
-}
-
-bool marks_of(PyObject *object, const Objects &tensors, PyObject *marks) {
-    Intake *self = (Intake *)object;
-    const bool may = unseen(self, true);
-    return with_each(self, tensors, [=](PyObject *tensor, const Look *seen) {
-        return add_number(marks, i64(may ? mark_of(self, tensor, seen) : 0));
-    });
 }
 
 bool is_seen_by_nobody(PyObject *object, PyObject *tensor) {
     Intake *self = (Intake *)object;
-    return is_plain(self, tensor) && unseen(self, true);
+    return is_plain(self, tensor) && unseen(self);
 }
 
 Objects &objects_of(PyObject *object) { return ((Intake *)object)->tensors; }

@@ -1,8 +1,7 @@
 // What the sources that talk to Python share.
 #pragma once
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 extern HIDDEN Run *RUN;  // for the best level of this processor, or the one that was chosen
 HIDDEN PyObject *new_intake(PyObject *, PyObject *const *arguments, Py_ssize_t given);
@@ -15,9 +14,6 @@ HIDDEN i64 record_at(PyObject *intake, PyObject *const *sites, Py_ssize_t count,
 // for those that go the long way: the rest, and the noting, are not. It needs the recorder's lock.
 struct Objects;
 HIDDEN PyObject *record_many(PyObject *intake, PyObject *sites, const Objects &tensors);
-// Adds to Numbers how each tensor stands: its count of writes, its address, a glance at its memory; 0 for those that go the long
-// way. False with an exception.
-HIDDEN bool marks_of(PyObject *intake, const Objects &tensors, PyObject *marks);
 HIDDEN Objects &objects_of(PyObject *intake);  // room for such
 HIDDEN bool is_intake(PyObject *object);
 HIDDEN bool is_seen_by_nobody(PyObject *intake, PyObject *tensor);  // plain, so that no class or mode of the script's sees what it is asked

@@ -65,7 +65,6 @@ def new_intake(
         torch.Tensor,
         torch.nn.Parameter,
         torch._C._len_torch_function_stack,  # noqa: SLF001  # no public one
-        torch.Tensor.is_neg,
         layouts,
         addresses,
         addresses_of_functions,
@@ -161,19 +160,23 @@ def _offset_of_keys(place: int, samples: list[torch.Tensor]) -> tuple[int, int]:
         samples: tensors to try it on.
 
     Returns:
-        The offset in bytes in a C++ tensor, and a mask; (-1, 0) where they are not found for certain.
+        The offset in bytes in a C++ tensor, and a mask.
+
+    Raises:
+        ValueError: they are not found for certain.
+        AttributeError: this torch does not say what they are.
     """
-    keys_of: Any = getattr(torch._C, "_dispatch_keys", None)  # noqa: SLF001  # no public one
-    if keys_of is None:
-        return -1, 0
+    keys_of: Any = torch._C._dispatch_keys  # noqa: SLF001  # no public one
     plain = torch.zeros(2, dtype=torch.complex64, device="cpu")
     negated = plain.conj().imag
     every = [(_read_word(id(tensor) + place) or 0, keys_of(tensor).raw_repr()) for tensor in [*samples, plain, negated]]
-    places = [
+    (found,) = (
         at for at in range(0, _TENSOR, _WORD) if all((_read_word(tensor + at) or 0) == keys for tensor, keys in every)
-    ]
+    )
     negation = keys_of(negated).raw_repr() & ~keys_of(plain.imag).raw_repr()
-    return (places[0], negation) if len(places) == 1 and negation else (-1, 0)
+    if not negation:
+        raise ValueError("nothing tells a tensor that is negated lazily from another")
+    return found, negation
 
 
 def _read_word(address: int) -> int | None:

@@ -39,11 +39,6 @@ except ImportError as error:
 """The extension; this module cannot be imported without it."""
 
 
-def new_lock() -> Any:
-    """A reentrant lock for `with`, which compiled code can also take without running Python."""
-    return KERNELS.lock()
-
-
 CHUNK: Final = 1 << 16
 """Elements in a chunk, whose row is merged with those of the tensor's other chunks."""
 WORTHWHILE: Final = 8192
@@ -60,57 +55,30 @@ STATS: Final = 1
 SKETCH: Final = 2
 
 
-def new_numbers() -> Any:
-    """An empty list of 64-bit integers that compiled code can append to; `clear` keeps its memory."""
-    return KERNELS.numbers()
-
-
 def numbers_of(numbers: Iterable[int]) -> Any:
-    """A list as of `new_numbers` that holds these numbers."""
-    made = new_numbers()
+    """A compiled list of 64-bit integers, which compiled code can append to; `clear` keeps its memory."""
+    made = KERNELS.numbers()
     made.extend(numbers)
     return made
 
 
-# Words of a team: what threads that share a call know of it. Those left out are the kernels' own.
-PARTS: Final = 7
-"""Address of room for the chunks' rows."""
-THREADS: Final = 8
-"""Threads that may take part if that pays; 1 for the caller alone."""
-PARALLEL: Final = 9
-"""Address of the runtime's function that runs another in several threads."""
-NUMBER: Final = 10
-"""Address of the runtime's function that returns a thread's number, 0 for the first; 0 if there is none."""
-ROOM: Final = 11
-"""Elements that there is room for."""
-TAKING: Final = 12
-"""Threads that took part in the last call."""
-PACES: Final = 13
-"""For each sum of flags, what is known of calls of that kind."""
+PARTS, THREADS, PARALLEL, NUMBER, ROOM, TAKING, PACES = range(7, 14)
+"""Words of a team, what threads that share a call know of it: the address of room for the chunks' rows; threads that
+may take part if that pays, 1 for the caller alone; the addresses of the runtime's functions that run another in several
+threads, and that return a thread's number, 0 for the first (0 where there is none); elements that there is room for;
+threads that took part in the last call; for each sum of flags, what is known of calls of that kind. Those left out are
+the kernels' own."""
 PACE_WORDS: Final = 6
 TEAM_WORDS: Final = PACES + 4 * PACE_WORDS
 
-# Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and
-# those that have bits and no values.
-F32: Final = 0
-F16: Final = 1
-BF16: Final = 2
-TABLE: Final = 3
-"""One byte, its float32 value in a table of 256."""
-U8: Final = 4
-I8: Final = 5
-U16: Final = 6
-I16: Final = 7
-F64: Final = 8
-U32: Final = 9
-I32: Final = 10
-U64: Final = 11
-I64: Final = 12
-C32: Final = 13
-C64: Final = 14
-C128: Final = 15
-OPAQUE8: Final = 16
-OPAQUE16: Final = 17
-
+F32, F16, BF16, TABLE, U8, I8, U16, I16, F64, U32, I32, U64, I64, C32, C64, C128, OPAQUE8, OPAQUE16 = range(18)
+"""Type codes. Up to I16 a block is summarised as float32, up to I64 as float64; then come complex elements, and those
+that have bits and no values. Of a TABLE, an element is one byte, and its float32 value in a table of 256."""
+_NAMES: Final = (
+    *("float32", "float16", "bfloat16", "", "uint8", "int8", "uint16", "int16", "float64", "uint32", "int32"),
+    *("uint64", "int64", "complex32", "complex64", "complex128"),
+)
+CODES: Final = {name: code for code, name in enumerate(_NAMES) if name} | {"bool": U8}
+"""Type code by torch's name of the element type; those of one byte beside have a table of values."""
 SIZES: Final = (4, 2, 2, 1, 1, 1, 2, 2, 8, 4, 4, 8, 8, 4, 8, 16, 1, 2)
 """Bytes in an element, by type code."""

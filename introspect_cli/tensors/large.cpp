@@ -13,10 +13,6 @@ namespace {
 
 const pid_t START = getpid();  // as in parallel.py: any other process is a fork of this one
 
-PyObject *THREADS = nullptr;  // a name
-
-PyObject *named(PyObject *&made, const char *text) { return made ? made : made = PyUnicode_InternFromString(text); }
-
 // An integer, a new reference; -1 without an exception where there is none.
 i64 integer(PyObject *number) {
     i64 value = number ? PyLong_AsLongLong(number) : -1;
@@ -71,7 +67,7 @@ bool summarise_known(const Large &own, const Look &found, i64 flags, Row *row, L
 i64 threads_of(const Large &own) {
     if (!own.team->parallel || getpid() != START) return 1;
     const i64 threads = integer(PyObject_CallNoArgs(own.threads));
-    return threads > 1 && integer(PyObject_GetAttr(own.script, named(THREADS, "threads"))) == threads ? threads : 1;
+    return threads > 1 && integer(PyObject_GetAttrString(own.script, "threads")) == threads ? threads : 1;
 }
 
 void summarise_later(const Large &own, const Later &later, i64 flags) {

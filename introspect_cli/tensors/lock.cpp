@@ -31,21 +31,10 @@ bool take(Lock *self) {
 
 PyObject *enter(PyObject *object, PyObject *) { return take((Lock *)object) ? Py_NewRef(Py_True) : nullptr; }
 
-PyObject *py_acquire(PyObject *object, PyObject *arguments, PyObject *names) {
-    static char blocking[] = "blocking";
-    static char *all[] = {blocking, nullptr};
-    int waits = 1;
-    if (!PyArg_ParseTupleAndKeywords(arguments, names, "|p", all, &waits)) return nullptr;
-    if (waits) return enter(object, nullptr);
-    return PyBool_FromLong(try_take(object));
-}
-
-PyObject *py_release(PyObject *object, PyObject *) {
+PyObject *leave(PyObject *object, PyObject *const *, Py_ssize_t) {
     if (!is_mine((Lock *)object)) return PyErr_Format(PyExc_RuntimeError, "this thread does not have the lock");
-    give_back(object);
-    return Py_NewRef(Py_None);
+    return give_back(object), Py_NewRef(Py_None);
 }
-PyObject *leave(PyObject *object, PyObject *const *, Py_ssize_t) { return py_release(object, nullptr); }
 
 void forget(PyObject *object) {
     Lock *self = (Lock *)object;
@@ -59,8 +48,6 @@ void forget(PyObject *object) {
 }
 
 PyMethodDef METHODS[] = {
-    {"acquire", (PyCFunction)(void (*)())py_acquire, METH_VARARGS | METH_KEYWORDS, nullptr},
-    {"release", py_release, METH_NOARGS, nullptr},
     {"__enter__", enter, METH_NOARGS, nullptr},
     {"__exit__", (PyCFunction)(void (*)())leave, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -1,10 +1,7 @@
 // A lock that its thread may take again, and that is taken and given back from here without a call of Python.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 HIDDEN PyObject *new_lock(PyObject *, PyObject *);
 HIDDEN bool is_lock(PyObject *object);

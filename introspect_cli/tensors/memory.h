@@ -1,10 +1,7 @@
 // Rows of this step and the last, by the address of the elements they are of; reuse.py says what for.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 struct Known {  // what was at an address
     u64 address;

@@ -8,9 +8,9 @@
 #include "memory.h"
 #include "numbers.h"
 #include "probes.h"
+#include "step.h"
 #include "strided.h"
 #include "team.h"
-#include "times.h"
 
 #include <cstring>
 #if defined(__x86_64__)
@@ -174,7 +174,7 @@ PyMethodDef METHODS[] = {
     FAST(columns),
     {"levels", py_levels, METH_NOARGS, nullptr}, {"use", py_use, METH_O, nullptr},
     {"intake", (PyCFunction)(void (*)())new_intake, METH_FASTCALL, nullptr},
-    {"memory", new_memory, METH_O, nullptr}, {"times", new_times, METH_NOARGS, nullptr},
+    {"memory", new_memory, METH_O, nullptr}, {"step", new_step, METH_NOARGS, nullptr},
     {"lock", new_lock, METH_NOARGS, nullptr}, {"numbers", new_numbers, METH_NOARGS, nullptr},
     {"gradients", (PyCFunction)(void (*)())new_gradients, METH_FASTCALL, nullptr},
     {"share_sections", (PyCFunction)(void (*)())share_sections, METH_FASTCALL, nullptr},

@@ -14,32 +14,8 @@ struct Numbers {
 };
 PyObject *TYPE = nullptr;
 
-// Room of lists that are gone, for the next ones: a step that ends has its lists copied, as the step before had.
-struct Spare {
-    i64 *items;
-    Py_ssize_t room;
-} SPARE[4];
-
-bool take_spare(Numbers *self, Py_ssize_t room) {
-    for (Spare &spare : SPARE)
-        if (!self->items && spare.items && room <= spare.room) {
-            self->items = spare.items, self->room = spare.room;
-            return spare = {}, true;
-        }
-    return false;
-}
-void give_room_back(Numbers *self) {
-    Spare *smallest = SPARE;
-    for (Spare &spare : SPARE)
-        if (spare.room < smallest->room) smallest = &spare;
-    const Spare own = {self->items, self->room};
-    if (own.room <= smallest->room) return std::free(own.items);
-    std::free(smallest->items);
-    *smallest = own;
-}
-
 bool has_room(Numbers *self, Py_ssize_t more) {
-    if (self->count + more <= self->room || take_spare(self, self->count + more)) return true;
+    if (self->count + more <= self->room) return true;
     const Py_ssize_t room = most<Py_ssize_t>(2 * self->room, most<Py_ssize_t>(self->count + more, 1024));
     i64 *items = (i64 *)std::realloc(self->items, size_t(room) * sizeof *items);
     if (!items) return PyErr_NoMemory(), false;
@@ -47,19 +23,12 @@ bool has_room(Numbers *self, Py_ssize_t more) {
     return true;
 }
 
-PyObject *list_of(const Numbers *self, Py_ssize_t begin, Py_ssize_t end) {
-    PyObject *list = PyList_New(most<Py_ssize_t>(end - begin, 0));
-    for (Py_ssize_t at = begin; list && at < end; at++) {
-        PyObject *number = PyLong_FromLongLong(self->items[at]);
-        if (!number || PyList_SetItem(list, at - begin, number)) Py_DecRef(list), list = nullptr;
-    }
-    return list;
-}
-
 bool is_number(PyObject *object, i64 &number) {
     number = PyLong_AsLongLong(object);
     return number != -1 || !PyErr_Occurred();
 }
+
+Py_ssize_t length(PyObject *object) { return ((Numbers *)object)->count; }
 
 PyObject *append(PyObject *object, PyObject *number) {
     i64 own;
@@ -72,6 +41,11 @@ PyObject *extend(PyObject *object, PyObject *numbers) {
     return done ? Py_NewRef(Py_None) : nullptr;
 }
 PyObject *clear(PyObject *object, PyObject *) { return clear_numbers(object), Py_NewRef(Py_None); }
+PyObject *cut(PyObject *object, PyObject *count) {  // all from so many on are taken out
+    i64 kept;
+    if (!is_number(count, kept)) return nullptr;
+    return ((Numbers *)object)->count = least<Py_ssize_t>(most<i64>(kept, 0), length(object)), Py_NewRef(Py_None);
+}
 PyObject *copy(PyObject *object, PyObject *) {
     const Numbers *self = (Numbers *)object;
     PyObject *made = new_numbers(nullptr, nullptr);
@@ -79,36 +53,10 @@ PyObject *copy(PyObject *object, PyObject *) {
     return made;
 }
 
-Py_ssize_t length(PyObject *object) { return ((Numbers *)object)->count; }
-
 PyObject *item(PyObject *object, Py_ssize_t at) {
     Numbers *self = (Numbers *)object;
     if (at < 0 || at >= self->count) return PyErr_Format(PyExc_IndexError, "no such number");
     return PyLong_FromLongLong(self->items[at]);
-}
-
-PyObject *subscript(PyObject *object, PyObject *key) {
-    Numbers *self = (Numbers *)object;
-    if (!PySlice_Check(key)) {
-        const Py_ssize_t at = PyNumber_AsSsize_t(key, PyExc_IndexError);
-        return at == -1 && PyErr_Occurred() ? nullptr : item(object, at < 0 ? at + self->count : at);
-    }
-    Py_ssize_t begin, end, step;
-    if (PySlice_Unpack(key, &begin, &end, &step) < 0) return nullptr;
-    PySlice_AdjustIndices(self->count, &begin, &end, step);
-    if (step != 1) return PyErr_Format(PyExc_ValueError, "one after the other, please");
-    return list_of(self, begin, end);
-}
-
-// Takes all from one on out.
-int assign(PyObject *object, PyObject *key, PyObject *value) {
-    Numbers *self = (Numbers *)object;
-    Py_ssize_t begin, end, step;
-    if (value || !PySlice_Check(key) || PySlice_Unpack(key, &begin, &end, &step) < 0)
-        return PyErr_Occurred() ? -1 : (PyErr_Format(PyExc_TypeError, "only an end can be taken out"), -1);
-    PySlice_AdjustIndices(self->count, &begin, &end, step);
-    if (step != 1 || end != self->count) return PyErr_Format(PyExc_ValueError, "only an end can be taken out"), -1;
-    return self->count = begin, 0;
 }
 
 PyObject *compare(PyObject *object, PyObject *other, int how) {
@@ -131,19 +79,18 @@ PyObject *compare(PyObject *object, PyObject *other, int how) {
 
 void forget(PyObject *object) {
     PyObject *type = (PyObject *)Py_TYPE(object);
-    give_room_back((Numbers *)object);
+    std::free(((Numbers *)object)->items);
     PyObject_Free(object);
     Py_DecRef(type);
 }
 
 PyMethodDef METHODS[] = {
     {"append", append, METH_O, nullptr}, {"extend", extend, METH_O, nullptr}, {"clear", clear, METH_NOARGS, nullptr},
-    {"copy", copy, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"copy", copy, METH_NOARGS, nullptr}, {"cut", cut, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot SLOTS[] = {
     {Py_tp_dealloc, (void *)forget}, {Py_tp_methods, METHODS}, {Py_tp_richcompare, (void *)compare},
-    {Py_sq_length, (void *)length}, {Py_sq_item, (void *)item}, {Py_mp_length, (void *)length},
-    {Py_mp_subscript, (void *)subscript}, {Py_mp_ass_subscript, (void *)assign}, {0, nullptr}};
+    {Py_sq_length, (void *)length}, {Py_sq_item, (void *)item}, {0, nullptr}};
 PyType_Spec SPEC = {
     "introspect_cli.tensors._kernels.Numbers", sizeof(Numbers), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS,
@@ -181,8 +128,6 @@ bool add_list(PyObject *object, PyObject *list) {
     for (Py_ssize_t at = 0; done && at < count; at++) done = is_number(PyList_GetItem(list, at), number) && add_number(object, number);
     return done;
 }
-
-PyObject *list_of_numbers(PyObject *object) { return list_of((Numbers *)object, 0, ((Numbers *)object)->count); }
 
 PyObject *new_numbers(PyObject *, PyObject *) {
     if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;

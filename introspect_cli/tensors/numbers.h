@@ -1,10 +1,7 @@
 // Lists of numbers that are filled anew in each step, and keep their room.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 HIDDEN PyObject *new_numbers(PyObject *, PyObject *);
 HIDDEN bool is_numbers(PyObject *object);
@@ -15,4 +12,3 @@ HIDDEN void clear_numbers(PyObject *numbers);
 HIDDEN bool add_number(PyObject *numbers, i64 number);  // false with an exception
 HIDDEN bool add_numbers(PyObject *numbers, const i64 *first, Py_ssize_t count);
 HIDDEN bool add_list(PyObject *numbers, PyObject *list);  // all of a list of Python's
-HIDDEN PyObject *list_of_numbers(PyObject *numbers);

@@ -1,10 +1,7 @@
 // Objects that are looked at together, in room that stays from one step to the next: see numbers.cpp for what a list costs.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 #include <cstdlib>
 

@@ -17,26 +17,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-RAW: Final = 0
-"""Position-keyed sum modulo 2**64, before the finaliser (uint64)."""
-FINITE: Final = 1
-"""Number of finite elements (int64)."""
-NANS: Final = 2
-POSINFS: Final = 3
-NEGINFS: Final = 4
-ZEROS: Final = 5
-MIN: Final = 6
-MAX: Final = 7
-ABSMIN: Final = 8
-MEAN: Final = 9
-M2: Final = 10
-"""Sum of squared deviations from the mean; M3 and M4 are the sums of cubes and fourth powers."""
-M3: Final = 11
-M4: Final = 12
-ABSSUM: Final = 13
-"""Sum of absolute values."""
-MEDIAN: Final = 14
-MODE: Final = 15
+RAW, FINITE, NANS, POSINFS, NEGINFS, ZEROS, MIN, MAX, ABSMIN, MEAN, M2, M3, M4, ABSSUM, MEDIAN, MODE = range(16)
+"""Words: the position-keyed sum modulo 2**64, before the finaliser (uint64); numbers of elements (int64); then float64.
+M2 is the sum of squared deviations from the mean, M3 and M4 of cubes and fourth powers, ABSSUM that of sizes."""
 SAMPLE: Final = MEDIAN
 """Eight bytes from the middle of a large tensor, by which the intake tells whether a second look is worth it. Whoever
 wants medians does not look a second time."""

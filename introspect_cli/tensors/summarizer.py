@@ -86,8 +86,8 @@ class Summarizer:
         self.layouts = self._layouts.layouts
         """All layouts so far, by number; new ones are appended."""
         self._memory = k.KERNELS.memory(LIMIT)
-        self._layout_of = k.new_numbers()  # of each row; the compiled intake appends to it, too
-        self._lock = k.new_lock()
+        self._layout_of = k.numbers_of(())  # of each row; the compiled intake appends to it, too
+        self._lock = k.KERNELS.lock()
         shared = (self._layout_of, self._arena.addresses, self._engine.team, self._memory, self._lock)
         self.intake = None if sorted_stats else new_intake(self._flags, *shared)
         """The compiled intake (`intake.py`); None without one."""
@@ -209,7 +209,7 @@ class Summarizer:
             return True
         token = None
         if not tensor.is_inference():
-            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_fingerprint`
+            token = (address, storage._cdata, tensor._version, prepared.interned)  # noqa: SLF001  # as in `_mark`
         if tensor.is_contiguous():
             engine.launch_one(slot, prepared, address, token=token)
             return True
@@ -325,17 +325,25 @@ class Summarizer:
                 self._launch_batch(engine, entries)
         return slots
 
-    def fingerprints(self, tensors: list[torch.Tensor]) -> list[Hashable]:
-        """Fingerprint of each tensor; one that differs from an earlier one says that it was written to or moved.
+    def keep_marks(self, tensors: list[torch.Tensor], marks: dict[int, Hashable]) -> None:
+        """Keep what shows whether each tensor is written to or moved from now on, by `id`.
 
-        A write past torch that changes none of the sampled bytes leaves it equal. None for a tensor without memory, and
-        where torch refuses to say.
+        It is another value where a tensor's count of writes, address or memory at some places is another; None where
+        torch does not say.
+
+        Args:
+            tensors: of any sort.
+            marks: where it is kept; None for a tensor of which nothing is known.
         """
         with self._lock:
-            found: list[Hashable] = [None] * len(tensors) if self.intake is None else self.intake.marks(tensors)
-        if all(found):
-            return found
-        return [_fingerprint(tensor) if known is None else known for known, tensor in zip(found, tensors, strict=True)]
+            others = tensors if self.intake is None else self.intake.keep_marks(tensors, marks)
+        marks.update(zip(map(id, others), map(_mark, others), strict=True))
+
+    def unlike(self, tensors: list[torch.Tensor], marks: dict[int, Hashable]) -> list[torch.Tensor]:
+        """Those tensors that were written to or moved since `keep_marks`, or that it was not given."""
+        with self._lock:
+            others = tensors if self.intake is None else self.intake.unlike(tensors, marks)
+        return [tensor for tensor in others if marks.get(id(tensor)) != _mark(tensor)]
 
     def _launch_batch(self, engine: DeviceEngine, entries: list[tuple[int, list[Item]]]) -> None:
         """Launch the kernels for tensors on one GPU; if that raises, all their rows become NOT_OBSERVED with the error.
@@ -356,7 +364,7 @@ class Summarizer:
         Raises:
             Exception: `error` itself, with no row added, where it is the script's own (`errors.belongs_to_script`).
         """
-        del self._layout_of[slot:]
+        self._layout_of.cut(slot)
         if belongs_to_script(error):
             raise error
         with unobserved():
@@ -424,7 +432,7 @@ class Summarizer:
 
     def abandon(self) -> None:
         """In a forked child: replace the lock, which the parent may hold, and stop using threads."""
-        self._lock = k.new_lock()
+        self._lock = k.KERNELS.lock()
         self._engine.abandon()
 
     def close(self) -> None:
@@ -437,7 +445,7 @@ class Summarizer:
         _LIVE.discard(self)
 
 
-def _fingerprint(tensor: torch.Tensor) -> tuple[int, int] | None:
+def _mark(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Version counter and address of a tensor; where either differs later, it was written to or moved.
 
     None where torch refuses to give one of them, as for inference tensors and subclasses without storage.

@@ -42,8 +42,8 @@ bool look_by_handle(const Functions *torch, PyObject *tensor, Look &found) {
     if (!measure(sizes, strides, dims, u32(type), found)) return false;
     if (torch->bytes(handle, &found.bytes) || torch->offset(handle, &found.offset)) return false;
     if (torch->address(handle, &address)) return false;
-    found.address = u64(address), found.negated = -1;
-    if (torch->keys >= 0) found.negated = (*(const u64 *)(*(const char **)handle + torch->keys) & torch->negation) != 0;
+    found.address = u64(address);
+    found.negated = (*(const u64 *)(*(const char **)handle + torch->keys) & torch->negation) != 0;
     return true;
 }
 

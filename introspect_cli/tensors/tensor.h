@@ -1,10 +1,7 @@
 // What a plain tensor is: type, sizes, where its elements lie and how much memory is theirs.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
 #include "kernels.h"
+#include "limited.h"
 
 constexpr int DIMS = 6;  // of a tensor that is looked at in one call
 
@@ -19,13 +16,14 @@ struct Look {
     Shape shape;
     u64 address;
     i64 count, offset, bytes;  // the last two, of its storage: elements before its own, and bytes
-    int code, negated;  // whether its elements are yet to be negated; -1 if not known yet
+    int code;
+    bool negated;  // whether its elements are yet to be negated
 };
 
 // Torch's own C functions, as `intake.py` found them. They answer in nanoseconds, make no object, and leave lazy copies lazy.
 struct Functions {
     i64 place;      // of the tensor in its Python object
-    i64 keys;       // of its dispatch keys in the tensor; -1 if not known
+    i64 keys;       // of its dispatch keys in the tensor
     u64 negation;   // the key of those whose elements are yet to be negated
     int (*layout)(void *, i32 *), (*device)(void *, i32 *), (*type)(void *, i32 *), (*dims)(void *, i64 *);
     int (*sizes)(void *, i64 **), (*strides)(void *, i64 **);

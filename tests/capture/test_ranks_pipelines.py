@@ -119,7 +119,7 @@ def runs(tmp_path_factory):
 
 def test_stages_of_one_rank_are_pieces_of_one_model(runs):
     with open_run(runs / "interleaved") as run, open_run(runs / "single") as one:
-        assert stages_of(run.manifests[1]) == Stages(3, 4, (("GPT", 1), ("GPT#2", 3)))
+        assert stages_of(run.manifests[1]) == Stages(3, 4, {"GPT": 1, "GPT#2": 3})
         names = {
             fqn
             for reader in (together(one), together(run))

@@ -220,9 +220,12 @@ PLAIN = {"other": "", "draws": 1, "scale": 1, "model": "Large", "warm": 1, "late
     ("change", "first"),
     [
         ({"other": OTHER, "draws": 2, "model": "Small"}, "net = Small(width=4)"),
-        ({"scale": 2}, "return query(rays * 2)"),
+        ({"draws": 2, "scale": 2}, "return query(rays * 2)"),
     ],
-    ids=["of a draw on record, not what draws later, and no class that never ran", "of an input, what a step calls"],
+    ids=[
+        "of a draw on record, not what draws later, and no class that never ran",
+        "of an input, what a step calls, and not what calls the model after the training",
+    ],
 )
 def test_the_line_that_is_named_first_is_one_that_ran(said, change, first):
     document, _ = said(train=CHOSEN.format(**PLAIN | change), base_train=CHOSEN.format(**PLAIN))

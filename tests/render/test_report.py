@@ -292,7 +292,6 @@ def wide_run(path, sites, steps, offset):
                     counts={name: np.zeros(count, np.int64) for name in COUNTS},
                     floats={name: np.abs(mean) if name == "var" else mean for name in NUMBERS},
                     sketch=rng.standard_normal((count, 16)).astype(np.float32) * np.float32(1 + 1e-3 * differs),
-                    text=[""] * count,
                 ),
             )
 

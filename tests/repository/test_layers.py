@@ -22,13 +22,17 @@ from introspect_cli.cli import VERBS
 PACKAGE = Path(introspect_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"version", "records", "statistics", "texts", "labels", "schedule", "errors", "exit_codes", "machine", "sums"}
+BASE = {
+    *("version", "records", "statistics", "derived", "texts", "labels", "schedule", "errors", "exit_codes"),
+    *("machine", "sums"),
+}
 EVERYTHING = {path.stem if path.parent == PACKAGE else path.parent.name for path in FILES}
 
 LAYERS = {
     "version": set(),
     "records": set(),
     "statistics": set(),
+    "derived": {"statistics"},
     "texts": set(),
     "labels": {"errors", "schedule"},
     "schedule": {"errors"},

@@ -35,7 +35,7 @@ def test_a_search_says_where_it_did_not_look(runs, monkeypatch):
     listed = json.loads(verb("runs", "--format", "json", runs).stdout)
     assert {Path(found["path"]).name for found in listed["runs"]} == {"first", "second", "broken", "run"}
     assert listed["not_searched"] == [str(runs / "a/b/c/d/e")]
-    said = f"Not searched: {runs / 'a/b/c/d/e'} (not readable, more than 4 levels"
+    said = f"Not searched: {runs / 'a/b/c/d/e'} (not readable, or more than 4 levels"
     assert said in verb("runs", runs).stdout
 
     scandir = os.scandir

@@ -71,8 +71,8 @@ def written(path, stops):
             if writer.last_step == step:
                 steps.append(step)
         assert writer.failure is None
-        assert writer.rows_written == sum(step + 1 for step in steps)
-    assert writer.bytes_written == sum(file.stat().st_size for file in Path(writer._log.folder.path).iterdir())
+        assert writer.written.rows == sum(step + 1 for step in steps)
+    assert writer.written.length == sum(file.stat().st_size for file in Path(writer._log.folder.path).iterdir())
     report = verify_run(path)
     assert report.sound, report
     with open_run(path) as run:
@@ -167,7 +167,7 @@ def thinned(path, stops):
                 writer.thin([3])
         assert writer.failure is None
     folder = Path(writer._log.folder.path)
-    assert writer.bytes_written == sum(file.stat().st_size for file in folder.iterdir()), list(folder.iterdir())
+    assert writer.written.length == sum(file.stat().st_size for file in folder.iterdir()), list(folder.iterdir())
     report = verify_run(path)
     assert report.sound, report
     with open_run(path) as run:

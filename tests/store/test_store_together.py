@@ -11,7 +11,7 @@ from laid_out import SHARED, SMALL, small_rows, write, write_step
 
 from introspect_cli.records import Joined, Kind, Part, Phase, Site
 from introspect_cli.store.run import open_run
-from introspect_cli.store.whole import WholeReader, covering, share
+from introspect_cli.store.whole import WholeReader, misfit, share
 from introspect_cli.sums import header, mix
 
 WHOLE, rows = SMALL, small_rows
@@ -137,18 +137,22 @@ def test_buffers_are_the_first_ranks_and_random_states_nobodys(put):
     )
     found, _ = put(*ranks)
     assert found.checksum.tolist() == [1, 0, 0]
-    assert list(found.text) == ["", "each rank has its own", "a plain value, another on each rank"]
+    assert [found.text[row] for row in range(3)] == ["", "each rank has its own", "a plain value, another on each rank"]
     assert found.status.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("starts", "covered", "doubled"),
-    [([0, 2], 12, 0), ([0, 1], 9, 3), ([0], 6, 0), ([2, 2], 6, 6)],
+    ("starts", "said"),
+    [
+        ([0, 2], ""),
+        ([0, 1], "parts of it overlap: those of ranks 0, 1"),
+        ([0], "the parts of it on record cover 1/2 of it"),
+        ([2, 2], "the parts of it on record cover 1/2 of it: ranks 0, 1 hold the same part"),
+        ([0, 1, 2], "parts of it overlap: those of ranks 0, 1, 2"),
+    ],
 )
-def test_what_parts_cover_is_reported_from_what_several_have(starts, covered, doubled):
-    found = covering([rows(start, 2).part for start in starts])
-    assert (found.covered, found.doubled) == (covered, doubled)
-    assert (found.first is None) == (doubled == 0)
+def test_what_parts_leave_out_or_have_twice_is_said_with_its_ranks(starts, said):
+    assert misfit([(rank, rows(start, 2).part) for rank, start in enumerate(starts)], 12) == said
 
 
 def test_a_share_is_reported_as_people_say_it():
@@ -162,9 +166,9 @@ def test_what_was_put_together_stays_when_the_next_step_is_read(tmp_path):
         whole = WholeReader("run", [run.rank(0), run.rank(1)], complete=True)
         first = whole.read(0)
         columns = (first.checksum, first.sketch, *first.floats.values(), *first.counts.values())
-        before, texts = [np.array(each) for each in columns], list(first.text)
+        before, texts = [np.array(each) for each in columns], dict(first.text)
         whole.read(1)
     for one, two in zip(before, columns, strict=True):
         assert np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
-    assert texts == list(first.text)
+    assert texts == dict(first.text)
     assert {Joined.PARTS, Joined.AS_RECORDED} <= set(first.how.tolist())

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -295,3 +296,34 @@ def test_a_rank_that_looked_too_early_does_not_remove_what_another_of_its_launch
     monkeypatch.setattr(run_writer, "refuse_or_remove", removed_later)
     write(1, "2")
     assert {"rank0", "rank1"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_a_full_disk_has_room_for_what_ended_the_run(tmp_path, monkeypatch):
+    real, is_full = os.pwritev, []
+
+    def taken():
+        """Bytes of files without a name that this process has open: room that was kept."""
+        total = 0
+        for file in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):  # the descriptor of this very listing
+                name = str(file.readlink())
+                total += file.stat().st_blocks * 512 if str(tmp_path) in name and name.endswith("(deleted)") else 0
+        return total
+
+    def write(*given):
+        if is_full and taken():
+            raise OSError(28, "No space left on device")
+        return real(*given)
+
+    monkeypatch.setattr(os, "pwritev", write)
+    with StoreWriter.create(tmp_path / "run") as store:
+        writer = store.rank(0)
+        writer.append(0, batch(writer, STEP))
+        assert taken() >= 1 << 15
+        is_full.append(True)
+        with pytest.raises(StoreError, match="no space left on device; the store ends at step 0"):
+            writer.append(1, batch(writer, STEP))
+        store.write_manifest({"status": "interrupted", "failures": [writer.failure]})
+    with open_run(tmp_path / "run") as run:
+        assert (run.state, run.last_step) == (RunState.INTERRUPTED, 0)
+        assert "no space left" in run.manifest["failures"][0]

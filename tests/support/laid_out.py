@@ -8,7 +8,7 @@ import numpy as np
 
 from introspect_cli.records import Kind, Layout, Part, Phase, Site, SiteInfo, Status
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.run_writer import Launch, StoreWriter
 from introspect_cli.store.whole import WholeReader
 from introspect_cli.sums import header, mix
@@ -106,7 +106,6 @@ def write(path, ranks, hows, *, steps=3, changed=None, lean=False):
                 if lean
                 else {n: numbers[:, 0].astype(float) for n, s in STATISTICS.items() if s.type[1] == "f"},
                 sketch=None if lean else numbers,
-                text=[""] * len(made),
             )
             writer.append(step, batch)
         ended = {"status": "complete", "rank": rank, "world_size": ranks, "steps": steps, "exit_code": 0}
@@ -223,7 +222,7 @@ def write_step(path, *ranks, world=None, left_out=(), settings=None, modules=())
                 counts=counts,
                 floats=floats | {"var": np.zeros(len(sites)), "skew": np.ones(len(sites))},
                 sketch=np.repeat(np.array(means, np.float32)[:, None], 16, axis=1),
-                text=list(texts),
+                text=Texts(enumerate(texts)),
             )
             writer.append(0, batch)
         store.close()

@@ -29,7 +29,7 @@ from introspect_cli.errors import IntrospectError
 from introspect_cli.exchange.formats import FORMATS
 from introspect_cli.records import Given, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo
 from introspect_cli.statistics import STATISTICS, Statistic
-from introspect_cli.store.batch import StepBatch, given_columns
+from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.run_writer import StoreWriter
 
 SLOW = 10.0  # seconds of CPU; an ordinary answer takes a hundredth
@@ -181,7 +181,7 @@ def build(path: Path, seed: int, *, other: bool = False) -> None:
 
 def _write_rank(store: StoreWriter, rank: int, source: Source, *, other: bool) -> None:
     rng = source.rng
-    kept = {name: rng.random() < 0.85 for name in ("stats", "sketch", "operators")}
+    kept = {name: rng.random() < 0.85 for name in ("stats", "sketch")}
     writer = store.rank(rank, **kept, sorted_stats=("med",) if rng.random() < 0.3 else ())
     writer.modules([source.module() for _ in range(rng.randrange(6))])
     rows = [source.site() for _ in range(rng.choice((0, 1, 5, 12, 30)))]
@@ -232,8 +232,8 @@ def _batch(writer, source, rows, infos, layouts, *, differs):
         counts=counts,
         floats=floats,
         sketch=sketch,
-        text=[source.text(_TEXTS) if rng.random() < 0.4 else "" for _ in rows],
-        given=given_columns(given, count),
+        text=Texts(enumerate([source.text(_TEXTS) if rng.random() < 0.4 else "" for _ in rows])),
+        given=given,
     )
 
 

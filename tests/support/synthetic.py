@@ -14,7 +14,7 @@ import numpy as np
 
 from introspect_cli.records import SKETCH_SIZE, Kind, Layout, ModuleInfo, Phase, Site, SiteInfo, Status, Summary
 from introspect_cli.statistics import STATISTICS
-from introspect_cli.store.batch import StepBatch
+from introspect_cli.store.batch import StepBatch, Texts
 from introspect_cli.store.rank_writer import RankWriter
 from introspect_cli.store.run_writer import StoreWriter
 from introspect_cli.sums import source_digest
@@ -118,7 +118,7 @@ def batch(writer: RankWriter, rows: Iterable[Row]) -> StepBatch:
         counts=counts,
         floats=floats,
         sketch=sketches,
-        text=[s.text for s in kept],
+        text=Texts(enumerate(s.text for s in kept)),
     )
 
 

@@ -49,8 +49,8 @@ class GuardedProbe:
         """
         if self.kind is None or self.kind in self._context.kinds:
             self._put(self.name)
-            for moment, listeners in vars(self._context.clock).items():
-                if moment.startswith("on_") and hasattr(self, moment):
+            for moment, listeners in self._context.clock.listeners.items():
+                if hasattr(self, moment):
                     listener = self._listener(getattr(self, moment), always=moment in {"on_tick", "on_restart"})
                     listeners.append(listener)
                     self._listening.append((listeners, listener))

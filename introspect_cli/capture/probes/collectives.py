@@ -17,6 +17,7 @@ import torch
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.events import RAISED, Event
 from introspect_cli.capture.frames import Places
+from introspect_cli.capture.ops import tensors as tensors_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.store.run_writer import IN_FLIGHT
@@ -24,7 +25,7 @@ from introspect_cli.tensors.views import unobserved
 from introspect_cli.texts import group_label
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from introspect_cli.capture.context import Context
@@ -278,7 +279,7 @@ class CollectiveProbe(GuardedProbe):
             group = torch_distributed.group_named(given["group"])
             reduction = str(given.get("reduceOp", given.get("reduce_op", ""))).lower()
             peer = f" from rank {given['src']}" if "src" in given else ""
-            tensors = list(_tensors((given[next(iter(signature.parameters))],), 0))
+            tensors = _tensors((given[next(iter(signature.parameters))],), 0)
             if group is not None:
                 self._record_collective(word, reduction, peer, group, (tensors, tensors, []), call.frame)
         return lambda _: None
@@ -294,8 +295,8 @@ class CollectiveProbe(GuardedProbe):
             args: the operator's.
             frame: of the caller.
         """
-        given = list(_tensors(args, facts.given))
-        results = list(_tensors(args, facts.gives))
+        given = _tensors(args, facts.given)
+        results = _tensors(args, facts.gives)
         group = torch_distributed.group_of(args[facts.group])
         peer = ""
         if facts.peer >= 0:
@@ -311,7 +312,7 @@ class CollectiveProbe(GuardedProbe):
                 results = []
         # What all ranks have: the root of a scatter alone has what goes in, that of a gather what comes out.
         place = facts.gives if facts.word in ("scatter", "recv") else facts.given
-        shown = list(_tensors(args, place))
+        shown = _tensors(args, place)
         reduction = torch_distributed.reduction_of(args[facts.reduces]) if facts.reduces >= 0 else ""
         return self._record_collective(facts.word, reduction, peer, group, (shown, given, results), frame), results
 
@@ -404,20 +405,12 @@ class CollectiveProbe(GuardedProbe):
         return waited
 
 
-def _tensors(args: tuple[Any, ...], position: int) -> Iterator[torch.Tensor]:
+def _tensors(args: tuple[Any, ...], position: int) -> list[torch.Tensor]:
     """Tensors of the argument at a position: itself, or those in nested lists and tuples, in order.
 
-    Yields nothing for a position below 0 or beyond the arguments.
+    [] for a position below 0 or beyond the arguments.
     """
-    if not 0 <= position < len(args):
-        return
-    stack = [args[position]]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            stack += reversed(value)
+    return [tensor for _, tensor in tensors_in("", args[position])] if 0 <= position < len(args) else []
 
 
 def _shapes(tensors: list[torch.Tensor]) -> str:

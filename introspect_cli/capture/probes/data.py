@@ -46,7 +46,6 @@ class DataProbe(GuardedProbe):
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()
-        self._noted: set[tuple[int, Phase]] = set()
         self._count = 0
         self._drawn: list[weakref.ref[_Source]] = []
         self._last: weakref.ref[_Source] | None = None
@@ -131,12 +130,11 @@ class DataProbe(GuardedProbe):
     def _next_call(self, source: _Source | None, phase: Phase) -> tuple[str, Phase, int]:
         """Name of a loader, the phase, and how many batches it gave before in this step and phase; counts one more.
 
-        At the first batch in a phase, the loader gets its name there and its settings are noted. Without a source the
+        At the first batch in a phase, the loader gets its name there, and its settings are noted. Without a source the
         name is `DataLoader`.
         """
         name = "DataLoader" if source is None else self._names[phase].name(source, source.class_name)
-        if source is not None and (source.number, phase) not in self._noted:
-            self._noted.add((source.number, phase))
+        if source is not None:
             self._built.add_loader(phase, name, source.settings)
         return name, phase, self._context.count(self, name, phase)
 
@@ -163,7 +161,6 @@ class DataProbe(GuardedProbe):
         rows, of_site = self._recorder, {old: {"fqn": new} for old, new in renamed.items()}
         rows.put(rows.take_back(0), lambda site: of_site.get(site.fqn, {}) if site.kind is Kind.BATCH else {})
         self._built.rename_loaders(renamed)
-        self._noted.clear()
 
     def on_evaluation(self, taken: list[Row]) -> None:
         """Record batches that were taken out of a step as those of an evaluation, if wanted.
@@ -182,7 +179,6 @@ class DataProbe(GuardedProbe):
             self._context.counts.pop((self, name, Phase.DATA), None)
             self._names[Phase.DATA].release(source)
             self._built.loaders.pop((Phase.DATA, name), None)
-            self._noted.discard((source.number, Phase.DATA))
         if self._context.clock.evaluation.wanted:
             name, phase, call = self._next_call(source, Phase.EVAL)
             batch, rows = {"phase": phase, "fqn": name, "call": call}, self._recorder

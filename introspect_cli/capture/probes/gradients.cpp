@@ -9,7 +9,10 @@
 namespace {
 
 enum Held { RECORD, GUARDED, RECORDER, INTAKE, WATCHED, WATCH_LEAF, ENABLED, BACKWARD, RECOMPUTE, HELD };
-using Gradients = Holder<HELD>;
+struct Gradients {  // known to the garbage collector
+    PyObject_HEAD
+    PyObject *held[HELD];
+};
 
 Name ON{"on"}, WANTED{"wanted"}, NODE{"grad_fn"}, HOOKS{"_backward_hooks"}, NUMBER{"_sequence_nr"}, REGISTER{"_register_hook_dict"},
     REQUIRES{"requires_grad"};
@@ -195,24 +198,53 @@ PyObject *take(PyObject *object, PyObject *const *given, Py_ssize_t count) {
     return PyLong_FromSsize_t(done);
 }
 
+int visit_all(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    for (PyObject *one : ((Gradients *)object)->held) Py_VISIT(one);
+    return 0;
+}
+int clear_all(PyObject *object) {
+    for (PyObject *&one : ((Gradients *)object)->held) {
+        PyObject *before = one;
+        one = nullptr;
+        if (before) Py_DecRef(before);
+    }
+    return 0;
+}
+void free_all(PyObject *object) {
+    PyObject *type = (PyObject *)Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear_all(object);
+    PyObject_GC_Del(object);
+    Py_DecRef(type);
+}
+
 PyMethodDef METHODS[] = {
     {"hook", hook, METH_O, nullptr},
     {"watch", (PyCFunction)(void (*)())watch, METH_FASTCALL, nullptr},
     {"take", (PyCFunction)(void (*)())take, METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
+PyType_Slot SLOTS[] = {{Py_tp_dealloc, (void *)free_all}, {Py_tp_traverse, (void *)visit_all}, {Py_tp_clear, (void *)clear_all},
+                       {Py_tp_methods, METHODS}, {0, nullptr}};
+PyType_Spec SPEC = {"introspect_cli.tensors._kernels.Gradients", sizeof(Gradients), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, SLOTS};
 
 }  // namespace
 
 PyObject *new_gradients(PyObject *, PyObject *const *arguments, Py_ssize_t given) {
-    if (!Gradients::define(TYPE, "introspect_cli.tensors._kernels.Gradients", METHODS)) return nullptr;
+    if (!TYPE && !(TYPE = PyType_FromSpec(&SPEC))) return nullptr;
     if (!HOOK) {
         PyObject *made = PyType_FromSpec(&HOOK_SPEC);
         // pickling a tensor warns of hooks that get lost, unless they are meant to be
         if (!made || PyObject_SetAttrString(made, "__torch_unserializable__", Py_True)) return nullptr;
         HOOK = made;
     }
-    if (given == HELD && ((arguments[INTAKE] != Py_None && !is_intake(arguments[INTAKE])) || !PyDict_Check(arguments[WATCHED])))
-        return PyErr_Format(PyExc_TypeError, "an intake and a dictionary wanted");
-    return Gradients::make(TYPE, arguments, given);
+    if (given != HELD || (arguments[INTAKE] != Py_None && !is_intake(arguments[INTAKE])) || !PyDict_Check(arguments[WATCHED]))
+        return PyErr_Format(PyExc_TypeError, "%d arguments wanted, an intake and a dictionary among them", HELD);
+    Gradients *self = PyObject_GC_New(Gradients, (PyTypeObject *)TYPE);
+    if (!self) return nullptr;
+    for (int i = 0; i < HELD; i++) self->held[i] = Py_NewRef(arguments[i]);
+    PyObject_GC_Track((PyObject *)self);
+    return (PyObject *)self;
 }

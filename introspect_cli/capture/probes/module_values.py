@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from introspect_cli.tensors.places import Placed
 
 
-_POSITIONS = tuple(f"[{number}]" for number in range(32))
-_WHOLE = ("",)
-_INPUT = Kind.INPUT  # an attribute of an enumeration takes as long as a call
+POSITIONS = tuple(f"[{number}]" for number in range(32))
+WHOLE = ("",)
+NONE: dict[str, Any] = {}
 
 
 class ModuleValues:
@@ -46,7 +46,7 @@ class ModuleValues:
         """Start empty; `gradients` records the gradients of inputs and outputs."""
         self._context = context
         self._recorder = context.recorder
-        self._gradients = gradients
+        self._gradients, self._take = gradients, gradients.take
         kinds = context.kinds
         self._gradient_of = {of: gradient for of, gradient in GRADIENT_OF.items() if gradient in kinds}
         self.kinds = frozenset(kind for kind in GRADIENT_OF if kind in kinds)
@@ -63,53 +63,44 @@ class ModuleValues:
         self.on_value = listener
         self.inputs = self.outputs = True
 
-    def record_arguments(
-        self, state: ModuleState, phase: Phase, call: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def record(
+        self,
+        state: ModuleState,
+        phase: Phase,
+        kind: Kind,
+        call: int,
+        values: tuple[Any, ...],
+        paths: tuple[str, ...] = POSITIONS,
+        named: dict[str, Any] = NONE,
     ) -> None:
-        """Record a call's arguments, positional ones at `[0]`, `[1]`, ..., those by name at `['name']`.
+        """Record inputs or outputs of a call, if their kind is recorded; have their gradients recorded, if theirs is.
 
-        Args:
-            state: of the module.
-            phase: of the call.
-            call: its number.
-            args: positional arguments.
-            kwargs: those by name.
-        """
-        done = self._take(state, phase, _INPUT, call, args, _POSITIONS)
-        if done < len(args):
-            for position in range(done, len(args)):
-                self.record_value(state, phase, _INPUT, call, f"[{position}]", args[position])
-        for name, value in kwargs.items():
-            self.record_value(state, phase, _INPUT, call, f"[{name!r}]", value)
-
-    def record_value(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        """Record one input or output, if its kind is recorded; have its tensors' gradients recorded, if theirs is.
-
-        A tensor or plain value is recorded at `prefix`, each leaf of a nested one at `prefix` and its path; leaves of
-        other types are left out. A gap where looking into the value fails.
+        A tensor or plain value is recorded at its path, each leaf of a nested one at that and its own; leaves of other
+        types are left out. A gap where looking into a value fails.
 
         Args:
             state: of the module.
             phase: of the call.
             kind: INPUT or OUTPUT.
             call: number of the call.
-            prefix: where among inputs or outputs the value is; "" for the output itself.
-            value: None is not recorded.
+            values: None is not recorded.
+            paths: where each is; positions for further ones.
+            named: further ones, at `['name']`.
         """
-        if value is not None and not (prefix == "" and self._take(state, phase, kind, call, (value,), _WHOLE)):
-            with private_api.no_torch_function():  # the script's modes and classes are to see its own calls only
-                self._record_other(state, phase, kind, call, prefix, value)
-
-    def _take(
-        self, state: ModuleState, phase: Phase, kind: Kind, call: int, values: tuple[Any, ...], paths: tuple[str, ...]
-    ) -> int:
-        """Record those first values that the compiled path takes (`GradientProbe.take`); how many these are."""
-        if state.tagged or self.on_value is not None:
-            return 0
-        return self._gradients.take(values, paths, state.sites, phase, self._kinds_of[kind], call)
+        done = 0
+        if not state.tagged and self.on_value is None:
+            done = self._take(values, paths, state.sites, phase, self._kinds_of[kind], call)
+        if done == len(values) and not named:
+            return
+        rest = [(paths[at] if at < len(paths) else f"[{at}]", values[at]) for at in range(done, len(values))]
+        rest += [(f"[{name!r}]", value) for name, value in named.items()]
+        with private_api.no_torch_function():  # the script's modes and classes are to see its own calls only
+            for path, value in rest:
+                if value is not None:
+                    self._record_other(state, phase, kind, call, path, value)
 
     def _record_other(self, state: ModuleState, phase: Phase, kind: Kind, call: int, prefix: str, value: Any) -> None:
-        """`record_value` of what may be more than a plain tensor, hidden from what the script watches calls with."""
+        """`record` of what may be more than a plain tensor, hidden from what the script watches calls with."""
         cls = type(value)
         if issubclass(cls, torch.Tensor):
             placed = torch_distributed.share(value, prefix, self._styles(state, kind, value)) if state.tagged else None

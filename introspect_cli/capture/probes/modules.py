@@ -27,7 +27,7 @@ from introspect_cli.capture.naming import (
     parameters_in,
     wrapped,
 )
-from introspect_cli.capture.probes.module_values import ModuleValues, may_be_shares
+from introspect_cli.capture.probes.module_values import WHOLE, ModuleValues, may_be_shares
 from introspect_cli.capture.probes.own_calls import OwnCalls, tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
 from introspect_cli.tensors.views import unobserved
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.probes.gradients import GradientProbe
 
-_OUTPUT = Kind.OUTPUT  # an attribute of an enumeration takes as long as a call
+_INPUT, _OUTPUT = Kind.INPUT, Kind.OUTPUT  # an attribute of an enumeration takes as long as a call
 
 
 class ModuleProbe(OwnCalls):
@@ -233,8 +233,9 @@ class ModuleProbe(OwnCalls):
         if private_api.tracing_state() is not None or is_traced(args, kwargs):
             return None, -1
         caller = stack.calls[-1] if stack.calls else None
-        state = self._names.states.get(id(module))
-        is_plain = state is not None and state.plain is type(module) and state.reference() is module
+        known = self._names.states.entries.get(id(module))  # as `find`, without its frame
+        state = known[1] if known is not None and known[0]() is module else None
+        is_plain = state is not None and state.plain is type(module)
         if not is_plain or caller is None or caller is state:
             with private_api.no_torch_function():  # the script may watch functions; it is to see its own calls only
                 state, is_recorded = self._enter_special(stack, module, caller, args, kwargs)
@@ -245,7 +246,7 @@ class ModuleProbe(OwnCalls):
         if self._draws.moved():
             self._note_draws(state, call, before=True)
         if self.values.inputs and state.watched:
-            self.values.record_arguments(state, stack.phase, call, args, kwargs)
+            self.values.record(state, stack.phase, _INPUT, call, args, named=kwargs)
         return state, call
 
     def _enter_special(
@@ -322,11 +323,11 @@ class ModuleProbe(OwnCalls):
         if self._draws.moved():
             self._note_draws(state, call, before=False)
         if self.values.outputs and state.watched:
-            self.values.record_value(state, stack.phase, _OUTPUT, call, "", result)
+            self.values.record(state, stack.phase, _OUTPUT, call, (result,), WHOLE)
         if not stack.calls and stack.phase is Phase.FORWARD:
             clock = self._context.clock
             with private_api.no_torch_function():
-                clock.tell(clock.on_root_left, module)
+                clock.tell("on_root_left", module)
         if state.plain is type(module) and module.__dict__.get(private_api.MODULE_WRAPPED_CALL) is None:
             return
         is_fused = False

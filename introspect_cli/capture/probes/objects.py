@@ -9,10 +9,10 @@ import weakref
 from argparse import Namespace
 from collections import OrderedDict, deque
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -277,6 +277,7 @@ _HOOKS = {
     "_backward_pre_hooks": "backward pre",
     "_backward_hooks": "backward",
 }
+_SIZED_ATTRIBUTES = (*_HOOKS, "_modules")
 _PACKAGE = "introspect_cli."
 _GONE: dict[str, object] = {}
 """Attributes of a module that is gone: none, and each has some."""
@@ -287,33 +288,37 @@ CHANGES_OFTEN = "(changes often)"
 """Recorded for an attribute that has changed 8 times, such as a counter, which is not followed further."""
 
 
-class AttributeSnapshot(NamedTuple):
-    """Snapshot of a module's attributes, quicker to compare than to read again.
+class AttributeSnapshot:
+    """What modules have, quicker to compare than to read again: plain objects, and how many hooks and children.
 
-    Attributes:
-        module: that it is of, referred to weakly.
-        length: how many attributes it has.
-        plain: those that are plain, by name.
-        sized: names of those that have hooks or children.
-        sizes: how many each of these has.
+    It is compared in each step, so no frame of python runs for a module.
     """
 
-    module: weakref.ref[nn.Module]
-    length: int
-    plain: dict[str, object]
-    sized: tuple[str, ...]
-    sizes: list[int]
+    def __init__(self, modules: list[nn.Module], plain: list[dict[str, object]]) -> None:
+        """Look at modules, to which it refers weakly; `plain` has the plain attributes of each, by name."""
+        held = list(map(vars, modules))
+        self._modules = list(map(weakref.ref, modules))
+        self._plain = [len(each) for each in plain], [*chain.from_iterable(plain)]
+        self._values = [*chain.from_iterable(each.values() for each in plain)]
+        sized = [[name for name in _SIZED_ATTRIBUTES if isinstance(own.get(name), dict)] for own in held]
+        self._sized = list(map(len, sized)), [*chain.from_iterable(sized)]
+        self._sizes = self._sizes_in(held)
+
+    def holds(self) -> bool:
+        """Whether each module is alive, has as many attributes, hooks and children, and the very same plain objects."""
+        held = [getattr(reference(), "__dict__", _GONE) for reference in self._modules]
+        values = map(dict.get, _repeated(held, self._plain[0]), self._plain[1])
+        return all(map(is_, values, self._values)) and self._sizes_in(held) == self._sizes
+
+    def _sizes_in(self, held: list[dict[str, object]]) -> list[int]:
+        """Numbers of attributes, hooks and children."""
+        sized: Any = map(dict.get, _repeated(held, self._sized[0]), self._sized[1], repeat(()))
+        return [*map(len, held), *map(len, sized)]
 
 
-def _hold(snapshots: list[AttributeSnapshot]) -> bool:
-    """Whether each module is alive, has as many attributes, hooks and children, and the very same plain objects."""
-    for reference, length, values, sized, sizes in snapshots:  # in one frame: it is asked of all modules in each step
-        held = getattr(reference(), "__dict__", _GONE)
-        if len(held) != length or not all(map(is_, map(held.get, values), values.values())):
-            return False
-        if [*map(len, map(held.get, sized, repeat(())))] != sizes:
-            return False
-    return True
+def _repeated(items: list[dict[str, object]], times: list[int]) -> Iterator[dict[str, object]]:
+    """Each item as often as `times` says."""
+    return chain.from_iterable(map(repeat, items, times))
 
 
 class AttributeProbe(GuardedProbe):
@@ -330,7 +335,7 @@ class AttributeProbe(GuardedProbe):
             rank: the writer of rows of modules.
             secret: globs over names whose values are redacted.
         """
-        self._watched: dict[str, list[AttributeSnapshot]] = {}
+        self._watched: dict[str, AttributeSnapshot] = {}
         super().__init__(context, then=self._watched.clear)
         self._rank = rank
         self._secret = secret
@@ -350,7 +355,7 @@ class AttributeProbe(GuardedProbe):
         state = None if self._context.stack.phase is Phase.EVAL else self._context.names.find(root)
         if state is not None:
             seen = self._watched.get(state.fqn)
-            if seen is None or not _hold(seen):
+            if seen is None or not seen.holds():
                 self._write_changed(root, state.fqn)
 
     def on_made(self, module: nn.Module) -> None:
@@ -360,7 +365,7 @@ class AttributeProbe(GuardedProbe):
             self._write_changed(module, state.fqn)
 
     def _write_changed(self, root: nn.Module, root_name: str) -> None:
-        """Write rows of all new modules, and of those in a root whose attributes changed; take the root's snapshots.
+        """Write rows of all new modules, and of those in a root whose attributes changed; take a snapshot of it.
 
         No row for a module made again under the same name with the same attributes.
 
@@ -369,11 +374,10 @@ class AttributeProbe(GuardedProbe):
             root_name: its FQN.
         """
         names, step = self._context.names, self._context.recorder.step
-        held: list[AttributeSnapshot] = []
+        modules = list(_below(root))
         new = {info.fqn: info for info in names.new_modules()}
         changed: list[ModuleInfo] = []
-        for module in _below(root):
-            held.append(self._snapshot(module))
+        for module in modules:
             state = names.find(module)
             if state is None:
                 continue
@@ -390,27 +394,21 @@ class AttributeProbe(GuardedProbe):
                 new[state.fqn] = updated
             else:
                 changed.append(updated)
-        self._watched[root_name] = held
+        self._watched[root_name] = AttributeSnapshot(modules, list(map(self._followed, modules)))
         rows = [*new.values(), *changed]
         if rows:
             self._rank.modules(rows)
 
-    def _snapshot(self, module: nn.Module) -> AttributeSnapshot:
-        """A snapshot of the module's plain attributes; those that have changed 8 times are left out."""
-        held = vars(module)
+    def _followed(self, module: nn.Module) -> dict[str, object]:
+        """The module's plain attributes; those that have changed 8 times are left out."""
         state = self._context.names.find(module)
         fqn = "" if state is None else state.fqn
         # What is not plain may become so; its identity alone would keep no memory alive, so it is not held.
-        plain = {
+        return {
             name: value
             for name, value in _attributes_of(module)
             if _text(value) and (not self._changes or self._changes.get((fqn, name), 0) < MAX_CHANGES)
         }
-        sized = [name for name in _HOOKS if type(held.get(name)).__name__ == "OrderedDict"]
-        if isinstance(held.get("_modules"), dict):
-            sized.append("_modules")
-        sizes = [len(held[name]) for name in sized]
-        return AttributeSnapshot(weakref.ref(module), len(held), plain, tuple(sized), sizes)
 
     def _pairs(self, fqn: str, module: nn.Module) -> Iterator[tuple[str, str]]:
         """Name and text, cut to 200 characters, of each plain attribute; then `hooks`, kinds and functions, if any.
@@ -621,7 +619,7 @@ class BuiltProbe(GuardedProbe):
     def add_loader(self, phase: Phase, name: str, settings: dict[str, Any]) -> None:
         """Add a loader's settings under name and phase, unless they are empty or equal ones are there.
 
-        Called at its first batch in a phase.
+        Called at each of its batches.
         """
         variants = self.loaders.setdefault((phase, name), [])
         if settings and settings not in variants:

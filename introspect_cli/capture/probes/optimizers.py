@@ -298,7 +298,7 @@ class OptimizerProbe(GuardedProbe):
             self._record_state(stepping, Phase.OPTIMIZER)
         if stepping.turn.is_last:
             clock = self._context.clock
-            clock.tell(clock.on_after_optimizer)
+            clock.tell("on_after_optimizer")
 
     def _record_gradients(self, stepping: Stepping, call: int = 0) -> None:
         """Record `.grad` of each parameter that has one; nothing where gradients are not recorded.

@@ -93,7 +93,7 @@ class ProductProbe(GuardedProbe):
                 self._context.saved_unseen[name] = None
             return
         clock = self._context.clock
-        clock.tell(clock.on_look)
+        clock.tell("on_look")
         with unobserved():
             call = self._context.count(self, name)
             saved = [pair for pair in tensors_of(held) if not _is_random(*pair)][:MAX_SAVED_TENSORS]
@@ -244,7 +244,7 @@ class CopiesProbe(GuardedProbe):
         """Look for nothing before the first step ends."""
         super().__init__(context)
         self._due = 1
-        self._seen: dict[ObjectPath, Hashable] = {}
+        self._seen: dict[ObjectPath, dict[int, Hashable]] = {}
         self._moving: dict[ObjectPath, str] = {}
         self._sites: dict[ObjectPath, tuple[list[str], list[int]]] = {}  # for the paths that a copy had last
         self._recorded = -1
@@ -313,7 +313,8 @@ class CopiesProbe(GuardedProbe):
                 memory_of(one) in held or names.name_of(one) is not None for one in tensors
             ):
                 continue
-            marks = tuple(zip(map(id, tensors), self._recorder.summarizer.fingerprints(tensors), strict=True))
+            marks: dict[int, Hashable] = {}
+            self._recorder.summarizer.keep_marks(tensors, marks)
             if before.get(path, marks) == marks:
                 self._seen[path] = marks
             else:

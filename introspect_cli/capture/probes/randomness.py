@@ -398,8 +398,8 @@ def _parameter_names(names: Names) -> dict[tuple[int, tuple[int, ...]], str]:
     Of several for one key, the first.
     """
     found: dict[tuple[int, tuple[int, ...]], str] = {}
-    for state in list(names.states.values()):
-        module = state.reference()
+    for reference, state in list(names.states.entries.values()):
+        module = reference()
         parameters = {} if module is None else module._parameters  # noqa: SLF001 - the public view builds strings
         for name, parameter in parameters.items():
             key = tensor_key(parameter)

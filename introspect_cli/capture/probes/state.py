@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from introspect_cli.capture import torch_distributed
-from introspect_cli.capture.naming import ById, Contents, holders_in, modules_in, parameters_of, tensors_in
+from introspect_cli.capture.naming import ById, Contents, holders_in, modules_in, parameters_of, place_of, tensors_in
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.products import tensors_in_module
 from introspect_cli.capture.ranks import flat
@@ -54,7 +54,7 @@ class StateProbe(GuardedProbe):
         self._holders: ById[list[weakref.ref[nn.Module]]] = ById()
         self._cutting: ById[list[weakref.ref[nn.Module]]] = ById()
         self._after: ById[tuple[object, Sequence[int]]] = ById()
-        self._fingerprints: dict[int, Hashable] = {}
+        self._marks: dict[int, Hashable] = {}
         """Fingerprints of tensors when they were recorded, by `id`."""
         self._writes: ById[bool] = ById()
         self._fresh: set[str] = set()
@@ -93,7 +93,7 @@ class StateProbe(GuardedProbe):
         if phase is not None:
             self._write_given(names_of, others, phase)
             return lambda _result: self._write_given(names_of, own, phase)
-        groups = [group for one in holders_in(module) for group in (one._parameters, one._buffers)]  # noqa: SLF001 - the public views may be the script's
+        groups = [group for one in modules_in(module) for group in (one._parameters, one._buffers)]  # noqa: SLF001 - the public views may be the script's
         self._own = [(group, key, tensor) for group in groups for key, tensor in group.items() if tensor is not None]
         has_given = not any(map(is_wrapped, others))  # else a transform differentiates or batches what the model holds
         self._swapped = (names_of, others) if has_given else ((), ())
@@ -133,11 +133,7 @@ class StateProbe(GuardedProbe):
                 call = self._context.count(GIVEN, name.fqn, phase)
                 sites.append(self._context.site(name, phase, Kind.PARAM, GIVEN, call))
             self._recorder.emit_many(sites, list(tensors))
-            self._keep_fingerprints(list(tensors))
-
-    def _keep_fingerprints(self, tensors: list[torch.Tensor]) -> None:
-        """Keep the fingerprints that tensors have now, as they have just been recorded."""
-        self._fingerprints.update(zip(map(id, tensors), self._recorder.summarizer.fingerprints(tensors), strict=True))
+            self._recorder.summarizer.keep_marks(list(tensors), self._marks)
 
     def on_restart(self, kept: int | None) -> None:
         """Forget which tensors are recorded, as steps start from 0 again.
@@ -225,7 +221,7 @@ class StateProbe(GuardedProbe):
         return True
 
     def _record_rewritten(self, root: nn.Module, *, with_buffers: bool) -> None:
-        """Record again those tensors of a root whose fingerprint is not that of their record, or that have none.
+        """Record again those tensors of a root whose mark is not that of their record, or that have none.
 
         In phase `start`, inside an optimizer step in `optimizer`. Parameters that an optimizer alone holds are looked
         at, too.
@@ -262,13 +258,9 @@ class StateProbe(GuardedProbe):
     def _rewritten(self, contents: Contents) -> Contents:
         """Those of the tensors that were written to since their record, or have none; no rounded copies."""
         # What a step leaves is on record in full precision: what a model has of it, rounded, is no change.
-        before, is_rounded = self._fingerprints, self._context.parts.is_rounded
-        marks = self._recorder.summarizer.fingerprints(contents[1])
-        if [*map(before.get, map(id, contents[1]))] == marks:  # as in nearly all steps, without a frame for each
-            return [], [], []
-        pairs = zip(contents[1], marks, strict=True)
-        changed = {id(one) for one, now in pairs if before.get(id(one)) != now and not is_rounded(one)}
-        return _filtered(contents, lambda tensor: id(tensor) in changed)
+        is_rounded = self._context.parts.is_rounded
+        changed = {id(one) for one in self._recorder.summarizer.unlike(contents[1], self._marks) if not is_rounded(one)}
+        return _filtered(contents, lambda tensor: id(tensor) in changed) if changed else ([], [], [])
 
     def on_root_left(self, root: nn.Module) -> None:
         """Record parameters that a forward pass has written to, such as a moving average inside a model.
@@ -291,7 +283,7 @@ class StateProbe(GuardedProbe):
         for root in self._context.names.roots():
             contents = self._tensors_of(root, _BUFFERS)
             may_move = flat.is_loaded() or self._cutting.get(root)
-            self._record_after(root, None if may_move else (contents[2], changes), contents)
+            self._record_after(root, None if may_move else (place_of(*contents[1:]), changes), Kind.BUFFER, contents[1])
 
     def parameters_after(self, stepping: Stepping) -> None:
         """Record all parameters that an optimizer holds, after its step; nothing if parameters are not recorded."""
@@ -299,22 +291,23 @@ class StateProbe(GuardedProbe):
             parameters, lengths = stepping.parameters, [len(one["params"]) for one in stepping.optimizer.param_groups]
             # What is at the same place of the same optimizer under the same identity has the name it had.
             mark = lengths, self._context.names.parameters.changes, list(map(id, parameters))
-            self._record_after(stepping.optimizer, mark, ([Kind.PARAM] * len(parameters), parameters, []))
+            self._record_after(stepping.optimizer, mark, Kind.PARAM, parameters)
 
-    def _record_after(self, owner: object, mark: object, contents: Contents) -> None:
+    def _record_after(self, owner: object, mark: object, kind: Kind, tensors: list[torch.Tensor]) -> None:
         """Record tensors as an optimizer step leaves them; their sites are cached while `mark` stays equal.
 
         Args:
             owner: whose tensors these are: an optimizer, or a root.
             mark: equal to the last one where all have the names that they had; None where that is not known.
-            contents: the tensors, with their kinds.
+            kind: what they are.
+            tensors: all of them.
         """
         cached = self._after.get(owner)
         if mark is not None and cached is not None and cached[0] == mark:
-            self._write(cached[1], contents[1], Phase.OPTIMIZER)
+            self._write(cached[1], tensors, Phase.OPTIMIZER)
             return
-        sites = self._record(contents, Phase.OPTIMIZER)
-        if len(sites) == len(contents[1]):  # else one has no name yet, or is not wanted yet
+        sites = self._record(([kind] * len(tensors), tensors, []), Phase.OPTIMIZER)
+        if len(sites) == len(tensors):  # else one has no name yet, or is not wanted yet
             self._after.set(owner, (mark, numbers_of(sites)))
 
     def _find_holders(self, root: nn.Module) -> list[weakref.ref[nn.Module]]:
@@ -337,14 +330,14 @@ class StateProbe(GuardedProbe):
         holders = self._holders.get(root)
         if holders is None:
             holders = self._find_holders(root)
-        of, tensors, mark = tensors_in(holders, kinds & self._context.kinds)
+        of, tensors, groups = tensors_in(holders, kinds & self._context.kinds)
         references = self._cutting.get(root)
         if not references:
-            return of, tensors, mark
+            return of, tensors, groups
         cutting = [module for reference in references if (module := reference()) is not None]
         every = (gathered for module in cutting for gathered in torch_distributed.unsharded_of(module))
         shards = {id(whole): keeper.sharded_param for _, _, whole, keeper in every}
-        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, mark
+        return of, [shards.get(id(tensor), tensor) for tensor in tensors] if shards else tensors, groups
 
     def _record(self, contents: Contents, phase: Phase, *, again: bool = False) -> list[int]:
         """Record the tensors that have a name and are watched; returns the sites of these, in order.
@@ -364,7 +357,7 @@ class StateProbe(GuardedProbe):
         return sites
 
     def _write(self, sites: Sequence[int], tensors: list[torch.Tensor], phase: Phase, *, again: bool = False) -> None:
-        """Emit tensors at sites, and remember their fingerprints.
+        """Emit tensors at sites, and keep their marks.
 
         Pieces of flat tensors are emitted at sites of their own.
 
@@ -379,7 +372,7 @@ class StateProbe(GuardedProbe):
             return self._site_of(name, phase, Kind.PARAM, again=again)
 
         self._recorder.emit_many(*self._context.parts.placed_values(sites, tensors, tensors, site_of))
-        self._keep_fingerprints(tensors)
+        self._recorder.summarizer.keep_marks(tensors, self._marks)
 
     def _site(self, tensor: torch.Tensor, phase: Phase, kind: Kind, *, again: bool) -> int | None:
         """Site of a tensor; None where it has no values here, no name, or is not watched."""

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from introspect_cli.capture.recording.rows import save_tensor
+from introspect_cli.derived import l2_norm
 from introspect_cli.errors import StoreError, belongs_to_script, scarcity
 from introspect_cli.machine import free_memory
 from introspect_cli.records import Kind
 from introspect_cli.schedule.rules import ALWAYS, NEVER, Schedule
 from introspect_cli.selection import ALL_RANKS, ONE_PER_REPLICA
-from introspect_cli.store.reader import l2_norm
 from introspect_cli.tensors.special import PLAIN, is_wrapped
 from introspect_cli.tensors.views import in_memory
 from introspect_cli.texts import count, human_size

@@ -23,7 +23,7 @@ from introspect_cli.capture.recording.keeping import Records
 from introspect_cli.capture.recording.rows import EndedStep, Row, SavedTensor, Sites, StepBlock, save_tensor
 from introspect_cli.errors import StoreError
 from introspect_cli.schedule.rules import ALWAYS, NEVER
-from introspect_cli.tensors.kernels import KERNELS, new_lock, new_numbers
+from introspect_cli.tensors.kernels import KERNELS, numbers_of
 from introspect_cli.tensors.places import Placed
 from introspect_cli.tensors.views import in_memory
 
@@ -78,15 +78,14 @@ class Recorder:
         self.steps_written = 0
         """How many steps have been written so far; ended steps may still wait."""
         self._rank, self._store = rank, store
-        self._lock = new_lock()
+        self._lock: Any = KERNELS.lock()
         self._policy = policy
         self._store_lost = store_lost
         self._sites = Sites(rank, self._lock, save_tensors)
         self._saved: list[SavedTensor] = []  # copies of this step's values that are stored whole
         self.site = self._sites.number
         """Gives a site its number, the same for the whole run."""
-        self._row_sites, self._row_slots = new_numbers(), new_numbers()  # of this step's rows; the intake appends, too
-        self._times: Any = KERNELS.times()  # how often each site has been recorded in it
+        self._rows: Any = KERNELS.step()  # of this step: the site and slot of each; the intake appends, too
         self._given: dict[int, Given] = {}  # what operators were given, by row
         self._only: frozenset[Site] | None = None  # sites that may be recorded; all where None
         self._layouts = 0  # how many the store has been given
@@ -99,7 +98,7 @@ class Recorder:
         """Record a value in one compiled call: its slot; -1, with nothing done, where that is not to be."""
         self._record_small_all = _NONE_SMALL
         if self.intake is not None:
-            self.intake.into(self._row_sites, self._row_slots, self._times, self._lock)
+            self.intake.into(self._rows, self._lock)
             self.record_small, self._record_small_all = self.intake.record, self.intake.record_all
 
     def record_only(self, sites: frozenset[Site] | None) -> None:
@@ -112,7 +111,7 @@ class Recorder:
     @property
     def rows(self) -> int:
         """Rows recorded in the current step so far."""
-        return len(self._row_sites)
+        return len(self._rows.sites)
 
     def emit(self, site: int, value: object, given: Given | None = None) -> None:
         """Record a tensor or plain value at a site of this step; a tensor is summarised at once.
@@ -221,22 +220,15 @@ class Recorder:
         """
         if self._only is not None and self._sites.of[site] not in self._only:
             return
-        times = self._times.of(site)
-        self._times.add(site, 1)
+        times = self._rows.note(site, slot)
         if times:
             # A site names one value a step. Whatever comes again (a second backward through one graph) is
             # told apart by its count, so that no two records share a site.
-            site = self._sites.changed_site(site, path=f"{self._sites.of[site].path}@{times}")
-            self._times.add(site, 1)
-        self._row_sites.append(site)
-        self._row_slots.append(slot)
+            self._rows.note(self._sites.changed_site(site, path=f"{self._sites.of[site].path}@{times}"), slot)
 
     def _note_all(self, sites: Sequence[int], slots: list[int]) -> None:
         """Append rows as `_note` does, all at once where no site comes again; the caller holds the lock."""
-        if self._only is None and self._times.once(list(sites)):
-            self._row_sites.extend(sites)
-            self._row_slots.extend(slots)
-        else:
+        if self._only is not None or not self._rows.note_all(numbers_of(sites), numbers_of(slots)):
             for site, slot in zip(sites, slots, strict=True):
                 self._note(site, slot)
 
@@ -246,11 +238,12 @@ class Recorder:
         Summaries and copies of the values stay until the step ends, so that `put` can record the rows elsewhere.
         """
         with self._lock:
-            numbers = zip(self._row_sites[start:], self._row_slots[start:], strict=True)
-            taken = [Row(*pair, self._given.pop(at, None)) for at, pair in enumerate(numbers, start)]
-            del self._row_sites[start:], self._row_slots[start:]
+            sites, slots = self._rows.sites, self._rows.slots
+            taken = [Row(sites[at], slots[at], self._given.pop(at, None)) for at in range(start, self.rows)]
             for row in taken:
-                self._times.add(row.site, -1)
+                self._rows.uncount(row.site)
+            sites.cut(start)
+            slots.cut(start)
             return taken
 
     def put(self, rows: Iterable[Row], change: Callable[[Site], dict[str, Any] | None] = lambda _: {}) -> None:
@@ -265,7 +258,7 @@ class Recorder:
                 changes = change(self._sites.of[row.site])
                 if changes is not None:
                     if row.given is not None:
-                        self._given[len(self._row_sites)] = row.given
+                        self._given[self.rows] = row.given
                     self._note(self._sites.changed_site(row.site, **changes), row.slot)
 
     def record_compiled(self, collect: Callable[..., Any], sites: Sequence[int], *known: object) -> bool:
@@ -300,9 +293,7 @@ class Recorder:
         with self._lock:
             wanted = self._policy.wants(0) and (self.wanted or not keep)
             if not (keep and wanted):
-                self.take_back(0)
-                self._times.clear()
-                self._saved.clear()
+                self._empty()
             self._blocks.clear()
             self.step = self.steps_written = 0
             self._policy.restart()
@@ -325,8 +316,7 @@ class Recorder:
                 self._end()
                 self._write(keep=1)
             finally:
-                if self._row_sites or self._row_slots or self._times:
-                    self._empty()  # an interrupt came before anything was set aside, or while this was done
+                self._empty()  # once more: an interrupt may have come before anything was set aside, or meanwhile
                 self.step += 1
                 self.wanted = self.alive and self._policy.wants(self.step)
                 self.resumed = self.wanted and not was_wanted
@@ -345,15 +335,14 @@ class Recorder:
 
     def _end(self) -> None:
         """Set the current rows aside as an ended step; nothing without rows. Lock held."""
-        if not self._row_sites:
+        if not self.rows:
             return
         try:
-            noted = self._row_sites.copy(), self._row_slots.copy()
-            ended = EndedStep(self.step, *noted, self._saved, self._given, self.labels())
+            ended = EndedStep(self.step, self._saved, self._given, self.labels())
             block, self._spare = self._spare, None
-            if block is None or block.message.rows != len(ended.sites):
-                block = StepBlock(self._rank.message(len(ended.sites)))
-            block.begin(ended, self.summarizer)
+            if block is None or block.message.rows != self.rows:
+                block = StepBlock(self._rank.message(self.rows))
+            block.begin(ended, self._rows.sites, self._rows.slots, self.summarizer)
             self._blocks.append(block)
         finally:  # whatever comes in between: slots are numbered anew, and what stayed would be the next step's
             self._empty()
@@ -411,7 +400,7 @@ class Recorder:
 
     def _records(self, block: StepBlock) -> Records:
         """A step's kinds and columns for the policy, which looks at values."""
-        kinds = np.array([self._sites.of[site].kind.value for site in block.ended.sites])
+        kinds = np.array([self._sites.of[site].kind.value for site in block.sites])
         layouts, layout = self.summarizer.layouts, block.columns.layout
         return Records(kinds, block.columns.arrays, lambda row: layouts[layout[row]].numel)
 
@@ -426,8 +415,7 @@ class Recorder:
 
     def _empty(self) -> None:
         """Clear the current rows and copies, and give the black box's next step its full share. Lock held."""
-        for held in (self._row_sites, self._row_slots, self._times):
-            held.clear()  # the intake holds them too
+        self._rows.clear()
         self._given = {}  # the old one is the ended step's
         self._saved = []  # the old list is the ended step's
         if self._policy.box is not None:

@@ -11,17 +11,15 @@ import torch
 from introspect_cli.capture.environment.redact import is_secret_path
 from introspect_cli.records import Site, SiteInfo
 from introspect_cli.selection import selects
-from introspect_cli.store.batch import given_columns, short_texts
-from introspect_cli.store.columns import sparse_texts
+from introspect_cli.store.batch import given_line, text_line
 from introspect_cli.tensors.columns import Columns
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from introspect_cli.labels import Labels
     from introspect_cli.records import Given
-    from introspect_cli.store.batch import Array
     from introspect_cli.store.columns import Message
     from introspect_cli.store.rank_writer import RankWriter
     from introspect_cli.store.run_writer import StoreWriter
@@ -126,20 +124,16 @@ class SavedTensor(NamedTuple):
 
 
 class EndedStep(NamedTuple):
-    """Rows of a step, without its summaries.
+    """What there is of a step beside its rows.
 
     Attributes:
         step: its number.
-        sites: of each record.
-        slots: the summarizer's slot of each record.
         saved: values to be stored whole.
         given: what operators were given, by record.
         labels: what the script's framework calls it.
     """
 
     step: int
-    sites: list[int]
-    slots: list[int]
     saved: list[SavedTensor]
     given: dict[int, Given]
     labels: Labels
@@ -152,6 +146,7 @@ class StepBlock:
         message: the store's message of them.
         columns: what the summarizer fills, the message's arrays.
         ended: the step that it has.
+        sites: of its records; the same object while they stay the same.
         rows: its summaries, of which devices may still compute some.
     """
 
@@ -163,21 +158,28 @@ class StepBlock:
         self.message = message
         self.columns = Columns({name: array for name, array in message.columns.items() if name not in _NOT_SUMMARISED})
         message.put("sequence", np.arange(message.rows, dtype=np.uint32))
+        message.lines = [b"", b""]  # texts, and inputs of operators
+        self.sites: Any = ()
+        self._slots: Any = ()
         self._beside: Columns | None = None  # of slots that have to be looked at and may be of no record
-        self._has_given = "given" in message
-        # What stands in the message.
-        self._sites: list[int] = []
-        self._layout: Array | None = None
-        self._texts: dict[int, str] | None = None
-        self._given: Mapping[int, Given] | None = None
+        self._made_of: dict[str, object] = {}
+        """What the message's columns were last made of; without those that an interrupt may have left half done."""
 
-    def begin(self, ended: EndedStep, summarizer: Summarizer) -> None:
+    def begin(self, ended: EndedStep, sites: Any, slots: Any, summarizer: Summarizer) -> None:
         """Take an ended step, and have the summarizer fill the columns: at once, or in `rows.finish` for device rows.
 
         This ends the summarizer's step.
+
+        Args:
+            ended: the step.
+            sites: numbers of its records' sites; copied where they are not those of the step before.
+            slots: numbers of the summarizer's slots of each, likewise.
+            summarizer: has their summaries.
         """
         self.ended, self._beside = ended, None
-        wanted = [(self.columns, ended.slots)]
+        self.sites = self.sites if sites == self.sites else sites.copy()
+        self._slots = self._slots if slots == self._slots else slots.copy()
+        wanted = [(self.columns, self._slots)]
         beside = [saved.slot for saved in ended.saved]
         if beside:
             self._beside = Columns({"checksum": np.empty(len(beside), np.uint64)})
@@ -204,27 +206,25 @@ class StepBlock:
 
         Returns it.
         """
-        message, columns, ended = self.message, self.columns, self.ended
-        if ended.sites != self._sites:
-            self._sites = []
-            message.put("site", np.array(ended.sites, np.uint32))
-            self._sites = ended.sites
-        if columns.layout is not self._layout:
-            self._layout = None
-            message.put("layout", columns.layout)
-            self._layout = columns.layout
-        if columns.texts != self._texts:
-            self._texts = None
-            message.put("text", short_texts(sparse_texts(message.rows, columns.texts), message.rows))
-            self._texts = columns.texts
-        if self._has_given and ended.given != self._given:
-            self._given = None
-            given = given_columns(ended.given, message.rows)
-            message.put("given", given.inputs)
-            message.put("forward", given.forward)
-            message.put("node", short_texts(given.node, message.rows))
-            self._given = ended.given
+        message, texts, given = self.message, self.columns.texts, self.ended.given
+        self._renew("site", self.sites, lambda: message.put("site", np.array(self.sites, np.uint32)))
+        self._renew("layout", self.columns.layout, lambda: message.put("layout", self.columns.layout))
+        self._renew("text", texts, lambda: message.lines.__setitem__(0, text_line(texts)))
+        self._renew("given", given, lambda: message.lines.__setitem__(1, given_line(given)))
         return message
+
+    def _renew(self, name: str, content: object, put: Callable[[], object]) -> None:
+        """Put something in the message by `put`, unless it was made of the same content last.
+
+        Args:
+            name: of what it is.
+            content: what it is made of: a dict, or an object that is another where it changes.
+            put: puts it there.
+        """
+        last = self._made_of.pop(name, self)
+        if last is not content and (type(last) is not dict or last != content):
+            put()
+        self._made_of[name] = content
 
 
 def save_tensor(store: StoreWriter, checksum: int, value: torch.Tensor) -> None:

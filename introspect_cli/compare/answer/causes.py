@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from introspect_cli.compare.answer.weights import MADE_BY_CODE, rounds_differently
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
 from introspect_cli.compare.result import Candidate, Certainty, SettingChange
-from introspect_cli.compare.settings.differences import describe, on_one_line
+from introspect_cli.compare.settings.differences import describe, on_one_line, paired
 from introspect_cli.compare.settings.settings import ARGUMENT
 from introspect_cli.store.run import Sources
 from introspect_cli.sums import source_digest
@@ -256,18 +256,13 @@ def _names_in_b(runs: tuple[Run, Run], one: Sources, two: Sources) -> dict[str, 
 
     The two scripts, then files with one partner of their basename.
     """
-    left = [name for name in one.digests if name not in two.digests]
-    right = [name for name in two.digests if name not in one.digests]
     scripts = [PurePath(str(run.manifest.get("script") or "")).name for run in runs]
-    named = [
-        [n for n in side if PurePath(n).name == script] for side, script in zip((left, right), scripts, strict=True)
-    ]
-    names = {named[0][0]: named[1][0]} if len(named[0]) == len(named[1]) == 1 else {}
-    for name in left:
-        same = [other for other in right if PurePath(other).name == PurePath(name).name]
-        if name not in names and len(same) == 1 and same[0] not in names.values():
-            names[name] = same[0]
-    return names
+    left, right = (
+        [(name, "" if PurePath(name).name == script else PurePath(name).name) for name in sources.digests]
+        for sources, script in zip((one, two), scripts, strict=True)
+    )
+    pairs, _ = paired(left, right, lambda file: file[0], lambda file: file[1])
+    return {old: new for (old, _), (new, _) in pairs if old != new}
 
 
 def _texts_of(sources: Sources, renamed: Mapping[str, str], wanted: set[str]) -> dict[str, str]:

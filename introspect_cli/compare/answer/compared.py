@@ -596,13 +596,8 @@ def _separate_answer(compared: Compared, name: str) -> Separate:
     first = None if compared.best is None else compared.best.first
     if first is not None:
         return Separate(Verdict.DIVERGED, diverges_words(name, first), first)
-    verdict, text = undiverged_verdict(compared, subject_of(name, narrowed=compared.options.narrowed))
-    return Separate(verdict, text, extent=compared.extent if verdict is Verdict.SAME else "")
-
-
-def subject_of(name: str, *, narrowed: bool) -> str:
-    """Subject of a sentence with its verb: `Training is`; `narrowed`: of the selected records of it."""
-    return told("selected-is", name=name.lower()) if narrowed else told("it-is", name=name)
+    subject = told("selected-is", name=name.lower()) if compared.options.narrowed else told("it-is", name=name)
+    return Separate(*undiverged_verdict(compared, subject))
 
 
 def diverges_words(name: str, first: Divergence, *, too: bool = False) -> str:

@@ -12,7 +12,6 @@ from introspect_cli.compare.answer.compared import (
     diverges_words,
     order_of_ranks,
     separate_answers,
-    subject_of,
 )
 from introspect_cli.compare.answer.weights import MADE_BY_CODE, SAYS_NOTHING, Blame, setting_changes
 from introspect_cli.compare.changes.statements import Clues, CodeChanges, Nearness
@@ -184,7 +183,14 @@ def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> D
     training, evaluation = separate_answers(compared)
     story = explanation_of(at)
     causes = ranked_candidates(story.findings, code, settings)
-    place, beside = _place_of_both(at, training, evaluation)
+    place = told(
+        "place",
+        step=first.step_words,
+        ranks=ranks.ranks_words(at),
+        recomputed=first.site.phase is Phase.RECOMPUTE,
+        evaluation=first.site.evaluates,
+    )
+    beside = _other_part_words(at, training, evaluation)
     likely = likely_words(story.findings, () if resumed is not None and resumed.lost else causes)
     why = sentence(story.head, story.findings, [text for text, _ in likely], (*story.more, *filter(None, [beside])))
     whole, leads, note = _with_ending(compared, at, place, why)
@@ -269,43 +275,17 @@ def _listed_divergences(
 # --- training and evaluation
 
 
-def _place_of_both(at: View, training: Separate | None, evaluation: Separate | None) -> tuple[str, str]:
-    """The place of the first divergence (step and ranks), and a sentence on the other of training and evaluation.
+def _other_part_words(at: View, training: Separate | None, evaluation: Separate | None) -> str:
+    """Sentence on training, or evaluation, where the first divergence is of the other; "" where it was not compared.
 
-    The sentence is "" where evaluation was not compared alone, and where only evaluation diverges: the place says that.
-
-    Args:
-        at: the first divergence.
-        training: the answer for training alone; None where it was not compared alone.
-        evaluation: the answer for evaluation alone; None likewise.
+    That it diverges too, and where; else the sentence of its verdict, after its name where that is UNDECIDED.
     """
-    first = at.first
-    where = {
-        "step": first.step_words,
-        "ranks": ranks.ranks_words(at),
-        "recomputed": first.site.phase is Phase.RECOMPUTE,
-    }
-    place = told("place", **where, evaluation=first.site.evaluates)
     if training is None or evaluation is None:
-        return place, ""
-    if not at.site.evaluates:
-        return place, _other_part_words(evaluation, "Evaluation")
-    if training.verdict is not Verdict.SAME:
-        return place, _other_part_words(training, "Training")
-    subject = subject_of("Training", narrowed=at.narrowed)
-    return told("place-evaluation", subject=subject, extent=training.extent, **where), ""
-
-
-def _other_part_words(separate: Separate, name: str) -> str:
-    """Sentence on training or evaluation (`name`), to follow the one on the first divergence.
-
-    That it diverges too, and where; else the sentence of its verdict, after `name:` where that is UNDECIDED.
-    """
+        return ""
+    separate, name = (training, "Training") if at.site.evaluates else (evaluation, "Evaluation")
     if separate.verdict is Verdict.UNDECIDED:
         return f"{name}: {separate.sentence[0].lower()}{separate.sentence[1:]}"
-    if separate.first is not None:
-        return diverges_words(name, separate.first, too=True)
-    return separate.sentence
+    return separate.sentence if separate.first is None else diverges_words(name, separate.first, too=True)
 
 
 # --- a run that ended by an exception
@@ -381,6 +361,7 @@ def clues_of(scene: View) -> Clues:
         lines=(_parsed_lines(lines[0]), _parsed_lines(lines[1])),
         tensor=site.fqn.rpartition(".")[2],
         roots=tuple({module.module_class: 0 for name, module in tree.items() if "." not in name}),
+        evaluates=site.evaluates,
         ran=frozenset(module.module_class for module in tree.values()),
         batch_is_equal=any(places.known is Known.EQUAL for places in cause.rests_on(Thing.BATCHES)),
     )

@@ -349,20 +349,20 @@ def _reach(code: Code, clues: Clues, side: int) -> tuple[Depths, ...]:
     recorded = {s: 0 for file, line in clues.lines[side] for s in code.statements_at(file, line, line)}
     models = clues.models | {name.rpartition(":")[2] for root in code.callers_of(clues.roots) for name in root.gives}
     leads = _LEADS_BY_REASON.get(clues.reason, Leads())
-    computes = (
-        code.reached_from({s.place for s in recorded})
-        if clues.reason == "raised"
-        else _computing(code, clues, leads, models, draws=any(clues.lines))
-    )
     between = code.training_loops() if "between" in leads.through else set[Statement]()
     if "called" in leads.through:
         between |= code.reached_from(code.callees(between)).keys()
+    computes = (
+        code.reached_from({s.place for s in recorded})
+        if clues.reason == "raised"
+        else _computing(code, clues, leads, models, between)
+    )
     if clues.gap:  # what was not recorded may be anything
         between.update(code.statements)
     return recorded, computes, code.statements_behind([*recorded, *computes], models), dict.fromkeys(between, 0)
 
 
-def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], *, draws: bool) -> Depths:
+def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], between: set[Statement]) -> Depths:
     """Statements that compute the first value that differs, with their depth: by the reason, and what they call.
 
     Args:
@@ -370,7 +370,7 @@ def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], *
         clues: of the divergence.
         leads: of its reason.
         models: what the script calls its models.
-        draws: whether lines are on record; those of a random state that differs are then of seedings.
+        between: what a step runs; where it is known, no other call of a model is one of the training.
     """
     reason, through = clues.reason, leads.through
     named = clues.words | {*clues.optimizers} if {"words", "modules"} & {*through} else frozenset()
@@ -380,13 +380,16 @@ def _computing(code: Code, clues: Clues, leads: Leads, models: frozenset[str], *
     modules = {*clues.classes, *clues.inside} if "modules" in through else {*clues.optimizers}
     methods = {place for name in modules for place in code.methods(name, *_FORWARD, "step")}
     near = code.reached_from(methods, reason == "structure") | near
-    pattern = re.compile(_SEED if reason == "rng" and draws else leads.calls)
+    # lines on record of a random state that differs are of seedings
+    pattern = re.compile(_SEED if reason == "rng" and any(clues.lines) else leads.calls)
     near = {s: 1 for s in code.statements if any(map(pattern.search, s.calls | s.gives))} | near
     if "data" in through and not clues.batch_is_equal:
         gets = {s.place for s in code.statements if s.scope.endswith(_GETS) or re.search(_DATA, s.scope)}
         near = code.reached_from(gets, 1) | near
     if "loss" in through:
         starts = code.callers_of(models if reason == "script" else _BACKWARD)
+        if reason == "script" and between and not clues.evaluates:
+            starts &= between
         starts |= {s for s in code.statements if s.scope.endswith(_LEADS)}
         near = code.statements_behind(starts, models) | near
     return code.reached_from(code.callees(s for s in near if near[s] <= 1), 2) | near

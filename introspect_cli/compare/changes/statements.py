@@ -204,6 +204,7 @@ class Clues:
         roots: classes of the modules that no other holds.
         batch_is_equal: whether the batches of the step are on record and equal.
         ran: classes of all modules that either run has.
+        evaluates: whether it is in an evaluation.
     """
 
     reason: str
@@ -218,6 +219,7 @@ class Clues:
     roots: tuple[str, ...] = ()
     batch_is_equal: bool = False
     ran: frozenset[str] = frozenset()
+    evaluates: bool = False
 
 
 @dataclass(frozen=True)

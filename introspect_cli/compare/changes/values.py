@@ -718,50 +718,49 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
-    pending: list[tuple[Value, Value, tuple[Value, Value]]] = []
-
-    def add_difference(difference: Difference) -> None:
-        """Add a difference to `found`, if none of the same values at the same lines is there."""
-        one, two = difference.a, difference.b
-        spots = [(part.key, part.file, getattr(part.node, "lineno", 0)) if part else None for part in (one, two)]
-        found.setdefault((spots[0], spots[1]), difference)
-
-    def compare_lists(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> None:
-        """Compare two lists of values: replaced ones are paired to be compared, others are added as differences."""
-        keys = [[value.key for value in values] for values in (one, two)]
-        for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
-            if tag == "equal":
-                continue
-            for x, y in _paired_effects(one[low:high], two[start:stop]):
-                part = x or y
-                if x is not None and y is not None:
-                    pending.append((x, y, around))
-                elif part is not None:
-                    add_difference(Difference(x, y, None if part.kind in _STATEMENTS else around))
-
-    both, uses = _keys_inside(a) & _keys_inside(b), _parent_counts((*a, *b))
-    compare_lists(a, b, heads)
+    both = frozenset().union(*(effect.inside for effect in a)) & frozenset().union(*(effect.inside for effect in b))
+    uses, pending = _parent_counts((*a, *b)), [*_replaced_parts(a, b, heads)]
     while pending:
         one, two, around = pending.pop()
-        if one.key == two.key or (id(one), id(two)) in seen:
+        difference = Difference(one, two)
+        if one is None or two is None:
+            part = one or two
+            difference = Difference(one, two, None if part is None or part.kind in _STATEMENTS else around)
+        elif one.key == two.key or (id(one), id(two)) in seen:
             continue
-        seen.add((id(one), id(two)))
-        if one.kind == two.kind == "list":
-            compare_lists(one.parts, two.parts, around)
-        elif one.key in both and two.key in both and _is_choice(one, two, uses):
-            add_difference(Difference(*around))  # both versions have both values: which is taken differs
-        elif (differ := _differing_parts(one, two)) is not None:
-            pending += ((x, y, (one, two)) for x, y in differ)
         else:
-            inner = _wrapped_pair(one, two)
-            add_difference(Difference(one, two, wrapped=inner))
-            if inner is not None:
+            seen.add((id(one), id(two)))
+            if one.kind == two.kind == "list":
+                pending += _replaced_parts(one.parts, two.parts, around)
+                continue
+            if one.key in both and two.key in both and _is_choice(one, two, uses):
+                difference = Difference(*around)  # both versions have both values: which is taken differs
+            elif (differ := _differing_parts(one, two)) is not None:
+                pending += ((x, y, (one, two)) for x, y in differ)
+                continue
+            elif (inner := _wrapped_pair(one, two)) is not None:
+                difference = Difference(one, two, wrapped=inner)
                 pending.append((*inner, (one, two)))
+        found.setdefault((_written_at(difference.a), _written_at(difference.b)), difference)
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
     for spots, each in list(found.items()):
         if each.a is None and each.b is not None and each.b.key in gone:
             found[spots] = Difference(found.pop(gone.pop(each.b.key)).a, each.b)
     return list(found.values())
+
+
+def _written_at(value: Value | None) -> _WrittenAt | None:
+    return None if value is None else (value.key, value.file, getattr(value.node, "lineno", 0))
+
+
+def _replaced_parts(
+    one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]
+) -> Iterator[tuple[Value | None, Value | None, tuple[Value, Value]]]:
+    """Parts of two lists that were replaced, in pairs, None for one that only one has; with what is `around`."""
+    keys = [[value.key for value in values] for values in (one, two)]
+    for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
+        if tag != "equal":
+            yield from ((x, y, around) for x, y in _paired_effects(one[low:high], two[start:stop]))
 
 
 _WRITTEN = frozenset({"Constant", "import", "name"})
@@ -787,21 +786,12 @@ def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
 def _parent_counts(effects: Iterable[Value]) -> Counter[int]:
     """Number of values that each value is a part of, by `id`."""
     uses: Counter[int] = Counter()
-    seen: set[int] = set()
-    pending = [*effects]
+    pending = {id(effect): effect for effect in effects}
     while pending:
-        value = pending.pop()
-        if id(value) not in seen:
-            seen.add(id(value))
-            parts = [part for part in value.parts if isinstance(part, Value)]
-            uses.update(map(id, parts))
-            pending += parts
+        parts = [part for part in pending.popitem()[1].parts if isinstance(part, Value)]
+        pending |= {id(part): part for part in parts if id(part) not in uses}
+        uses.update(map(id, parts))
     return uses
-
-
-def _keys_inside(effects: Iterable[Value]) -> frozenset[int]:
-    """Keys of all values inside some effects."""
-    return frozenset().union(*(effect.inside for effect in effects))
 
 
 def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:

@@ -21,8 +21,8 @@ from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
 from introspect_cli.compare.table import EQUAL, PHASES
+from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
-from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,17 +92,6 @@ def find_recomputation(at: View) -> Iterator[Finding]:
     unions = alignment.by_fqn.get(at.site.fqn, [])
     if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
         yield found("recomputed", module=at.site.fqn)
-
-
-def left_in_backward(at: View) -> Iterator[str]:
-    """Codes of the remaining causes.
-
-    For a gradient of an input the module's backward pass, else its user's, and the loss code.
-    """
-    if at.site.kind is Kind.GRAD_INPUT:
-        yield "backward-through"
-    else:
-        yield from ("backward-of-user", "loss-code")
 
 
 # --- of parameters

@@ -12,7 +12,7 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.names import THEN
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.draws import side_that_draws
-from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, is_kept, often, same_values
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often, same_values
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step import (
     LEFT_OUT,
@@ -209,14 +209,6 @@ def left_in_module(at: View) -> Iterator[str]:
         yield "parameters-after"
 
 
-def left_in_own_code(at: View) -> Iterator[str]:
-    """Codes of the remaining causes: the forward code; state kept from earlier calls, if there were any."""
-    around = at.step.calls.around(at.site.fqn, at.first.sequence) if at.cause.before else None
-    yield "forward-code"
-    if at.steps_before or (around[2] if around else at.site.call):
-        yield "kept-from-calls"
-
-
 # --- operators
 
 
@@ -237,11 +229,6 @@ def find_arguments(at: View) -> Iterator[Finding]:
 
 
 _MOST = 3
-
-
-def left_in_operator(at: View) -> Iterator[str]:
-    """Code of the remaining causes: options or kernel; for an operator of the backward pass, its forward operator."""
-    yield from ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel")
 
 
 # --- batches
@@ -398,13 +385,3 @@ def product_is_fed(step: Step, position: int) -> bool:
     """
     del position
     return step.rng_differs() or any(site.kind is not Kind.PRODUCT for site in step.sites)
-
-
-def left_in_product(at: View) -> Iterator[str]:
-    """Codes of the remaining causes.
-
-    Saving; for a copy that the script keeps, instead averaging, and before it a resume that did not restore the copy.
-    """
-    if is_kept(at.site) and at.step.comparison.resume_point is not None:
-        yield "not-restored"
-    yield "averaging" if is_kept(at.site) else "saving"

@@ -12,7 +12,7 @@ from introspect_cli.compare.evidence import Cause, Known, with_state
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason
 from introspect_cli.compare.result import Role
-from introspect_cli.records import Kind
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ ROWS: Final = (
         "A file that the script saves, or a copy that it keeps, differs although what it is computed from is equal.",
         frozenset({Kind.PRODUCT}),
         is_fed=forward.product_is_fed,
-        left=forward.left_in_product,
+        left=("saving",),
         names="ema|average|swa|momentum|decay|save|checkpoint|half|precision",
     ),
     Reason(
@@ -118,7 +118,7 @@ ROWS: Final = (
         "A module's own forward code, between the modules inside it or after them, computes something else.",
         frozenset({Kind.INPUT, Kind.OUTPUT, Kind.PARAM}),
         applies=forward.own_code_cause,
-        left=forward.left_in_own_code,
+        left=("forward-code",),
         weights={"runtime": 0.7},
         names="_sdp$",  # back ends of attention draw dropout in different ways
     ),
@@ -133,7 +133,7 @@ ROWS: Final = (
         "backward",
         "The backward pass of a module gives another gradient although what went into it is equal.",
         frozenset({Kind.GRAD_INPUT, Kind.GRAD_OUTPUT}),
-        left=back.left_in_backward,
+        left=lambda at: ("backward-through",) if at.site.kind is Kind.GRAD_INPUT else ("backward-of-user", "loss-code"),
         weights=KERNEL_WEIGHTS,
     ),
     Reason(
@@ -192,7 +192,7 @@ ROWS: Final = (
         "op",
         "An operator whose inputs are equal gives another result.",
         frozenset({Kind.OP_OUTPUT}),
-        left=forward.left_in_operator,
+        left=lambda at: ("backward-of-operator",) if at.site.phase is Phase.BACKWARD else ("options", "kernel"),
         weights=KERNEL_WEIGHTS,
     ),
     Reason(

@@ -21,8 +21,8 @@ from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER, columns, kind_code
 from introspect_cli.compare.wholes import Microbatch, Microbatches, microbatches
+from introspect_cli.derived import scale_between
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase
-from introspect_cli.store.batch import scale_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

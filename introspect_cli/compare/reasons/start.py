@@ -103,33 +103,21 @@ def outside_cause(step: Step, position: int) -> Cause | None:
 
 @finds("outside")
 def find_change_between_steps(at: View) -> Iterator[Finding]:
-    """Findings where one run alone has the record, or where a run updates its parameters without an optimizer.
-
-    The second only for a value that one run's table took from the end of its previous step; if both runs update so, it
-    names a.
-    """
+    """Finding where one run alone has the record."""
     if at.first.only:
         yield found("changed-in-one", side=at.first.only, step=f"{at.first.step - (not at.site.call)}")
-    hand = [side for side, by_hand in zip("ab", at.step.comparison.by_hand, strict=True) if by_hand]
-    if at.union in at.table.left and hand:
-        yield found("no-optimizer", side=hand[0])
 
 
 def left_outside(at: View) -> Iterator[str]:
     """Codes of the remaining causes of a change between steps.
 
-    `update-before` where one run's value was taken from the end of its previous step and both have the record. Then
     `rule-by-hand` alone where a run updates its parameters without an optimizer; else `evaluation-in-train` for a
     buffer, loading, averaging, copying and changes in place.
     """
-    if at.union in at.table.left and not at.first.only:
-        yield "update-before"
     if updates_by_hand(at.step):
         yield "rule-by-hand"
-        return
-    if at.site.kind is Kind.BUFFER:
-        yield "evaluation-in-train"
-    yield "outside"
+    else:
+        yield from ("evaluation-in-train", "outside") if at.site.kind is Kind.BUFFER else ("outside",)
 
 
 # --- where the records do not show the cause, or it lies elsewhere

@@ -6,15 +6,19 @@ Flat mappings are compared directly, nested ones by deepdiff, imported only then
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from introspect_cli.texts import begin_alike
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from introspect_cli.compare.result import SettingChange
+
+
+T = TypeVar("T")
 
 
 class Difference(NamedTuple):
@@ -67,6 +71,21 @@ def _shortened(text: str | None, start: int) -> str | None:
         return None
     rest = f"...{text[start:]}" if start else text
     return rest if len(rest) <= _LONGEST else rest[: _LONGEST - 3] + "..."
+
+
+def paired(a: Iterable[T], b: Iterable[T], *keys: Callable[[T], object]) -> tuple[list[tuple[T, T]], list[list[T]]]:
+    """(pairs of things of a and of b, the rest of each), by one key after the other.
+
+    A key pairs things where just one that is left on each side has it.
+    """
+    pairs, left = list[tuple[T, T]](), [[*a], [*b]]
+    for key in keys:
+        one, two = (Counter(map(key, things)) for things in left)
+        both = {each for each in one if one[each] == two[each] == 1}
+        partner = {key(thing): thing for thing in left[1]}
+        pairs += [(thing, partner[key(thing)]) for thing in left[0] if key(thing) in both]
+        left = [[thing for thing in things if key(thing) not in both] for things in left]
+    return pairs, left
 
 
 def unequal(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

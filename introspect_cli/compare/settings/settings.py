@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import PurePath
@@ -26,16 +25,14 @@ from introspect_cli.compare.settings.differences import (
     Difference,
     describe,
     on_one_line,
+    paired,
     unequal_values,
 )
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, optimizer_differences
 from introspect_cli.errors import StoreError
-from introspect_cli.store.documents import gpu_names
-from introspect_cli.texts import begin_alike, clean, rank_list
+from introspect_cli.texts import begin_alike, clean, gpu_names, rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from introspect_cli.store.run import Run
 
 
@@ -107,38 +104,23 @@ def holds_tensors(name: str) -> bool:
 def file_differences(a: Run, b: Run) -> Iterator[Difference]:
     """Differences of files that were read: values of configuration, else the first line, else digests.
 
-    A file that one run alone read has the value `READ`. Files that both runs imported as sources are left out.
+    Files are paired by name, content, basename and ending, in this order. One that one run alone read has the value
+    `READ`. Files that both runs imported as sources are left out.
     """
     imported = [run.settings.document("sources") for run in (a, b)]
-    pairs, (only_a, only_b) = _paired_files(files_of(a), files_of(b))
-    for one, two in pairs:
-        if not (one.name in imported[0] and two.name in imported[1]):  # those are among the sources
-            yield from _differences_of_pair(one, two)
-    yield from (Difference(FILES, file.name, READ, None) for file in only_a)
-    yield from (Difference(FILES, file.name, None, READ) for file in only_b)
-
-
-def _paired_files(
-    a: Mapping[str, ReadFile], b: Mapping[str, ReadFile]
-) -> tuple[list[tuple[ReadFile, ReadFile]], list[list[ReadFile]]]:
-    """(pairs of files of a and b, the rest of each): by name, then by content, by basename and by ending.
-
-    A key pairs files where just one file that is left in each run has it.
-    """
-    keys: tuple[Callable[[ReadFile], object], ...] = (
+    pairs, (only_a, only_b) = paired(
+        files_of(a).values(),
+        files_of(b).values(),
         lambda file: file.name,
         lambda file: file.content_key,
         lambda file: file_name(file.name),
         lambda file: PurePath(file.name).suffix.lower(),
     )
-    pairs, left = list[tuple[ReadFile, ReadFile]](), [[*a.values()], [*b.values()]]
-    for key in keys:
-        one, two = (Counter(map(key, files)) for files in left)
-        both = {each for each in one if one[each] == two[each] == 1}
-        partner = {key(file): file for file in left[1]}
-        pairs += [(file, partner[key(file)]) for file in left[0] if key(file) in both]
-        left = [[file for file in files if key(file) not in both] for files in left]
-    return pairs, left
+    for one, two in pairs:
+        if not (one.name in imported[0] and two.name in imported[1]):  # those are among the sources
+            yield from _differences_of_pair(one, two)
+    yield from (Difference(FILES, file.name, READ, None) for file in only_a)
+    yield from (Difference(FILES, file.name, None, READ) for file in only_b)
 
 
 def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:

@@ -210,7 +210,7 @@
       const ys = xs.map((_, at) => { let most = NaN; for (let own = at * fold; own < Math.min(width, (at + 1) * fold); own++) { const value = distanceOf(levels[row * width + own]); if (!(value <= most)) most = value; } return most; });
       if (!ys.some(known)) continue;
       const share = height > 1 ? row / (height - 1) : 0;
-      lines.push({ name: map.names[row][0], row, xs, ys, share, width: row === origin ? 3.2 : 1.1, opacity: row === origin ? 1 : height > 80 ? 0.45 : 0.75 });
+      lines.push({ name: map.names[row], row, xs, ys, share, width: row === origin ? 3.2 : 1.1, opacity: row === origin ? 1 : height > 80 ? 0.45 : 0.75 });
     }
     lines.sort((one, two) => (one.row === origin) - (two.row === origin));
     const floors = data.rounding.map(([name, value]) => ({ value, name: `rounding of ${name}` })).filter((own) => own.value < 10 ** map.high);
@@ -285,10 +285,10 @@
   function drawMap() {
     const box = $("map-box"), canvas = $("map-canvas"), width = map.steps.length, height = map.names.length;
     const pen = canvas.getContext("2d"), dense = devicePixelRatio || 1;
-    const plain = plainly(map.names.map((own) => own[0]));
+    const plain = plainly(map.names);
     pen.font = "11px ui-monospace, Menlo, Consolas, monospace";
     const wide = box.clientWidth;
-    CELL.name = Math.min(Math.ceil(Math.max(...map.names.map((own) => pen.measureText(plain(own[0])).width))) + 16, Math.floor(wide * 0.6));
+    CELL.name = Math.min(Math.ceil(Math.max(...map.names.map((own) => pen.measureText(plain(own)).width))) + 16, Math.floor(wide * 0.6));
     CELL.wide = Math.max(wide < 600 ? 5 : 4, Math.min((wide - CELL.name - 2) / width, 60));
     const full = CELL.name + CELL.wide * width, tall = CELL.axis + CELL.high * height;
     const shown = Math.min(tall, parseFloat(getComputedStyle(box).maxHeight) || tall);
@@ -320,7 +320,7 @@
       const isOrigin = map.origin && map.origin[0] === row;
       pen.fillStyle = isOrigin ? bad : quiet;
       pen.font = `${isOrigin ? "bold " : ""}11px ui-monospace, Menlo, Consolas, monospace`;
-      let name = plain(map.names[row][0]);
+      let name = plain(map.names[row]);
       if (pen.measureText(name).width > CELL.name - 12) { while (pen.measureText("\u2026" + name).width > CELL.name - 12) name = name.slice(1); name = "\u2026" + name; }
       pen.fillText(name, 8, y(row) + CELL.high / 2);
     }
@@ -361,17 +361,16 @@
     row = Math.max(0, Math.min(map.names.length - 1, row));
     column = Math.max(0, Math.min(map.steps.length - 1, column));
     cell = [row, column];
-    const names = map.names[row], from = map.steps[column], until = map.steps[column + 1];
-    const name = names.length > 1 ? `${names[0]} to ${names[names.length - 1]}` : names[0];
+    const name = map.names[row], from = map.steps[column], until = map.steps[column + 1];
     const span = until !== undefined && until - from > 1 ? `steps ${from} to ${until - 1}` : `step ${from}`;
     $("map-cell").textContent = `${name}, ${span}: ${meaning(levels[row * map.steps.length + column])}`;
     const inside = (step) => step >= from && (until === undefined || step < until);
-    const listed = data.divergences.filter((own) => inside(own.step) && names.includes(ownerOf(own.site))).map((own) => {
+    const listed = data.divergences.filter((own) => inside(own.step) && ownerOf(own.site) === name).map((own) => {
       const side = (one, key) => one ? (key === "checksum" ? one.text || one.checksum : short(one.stats[key])) : "not there";
       return { differs: true, cells: [`step ${own.step}: ${label(own.site)}`, own.role, own.rel === null ? "" : times(own.rel), side(own.a, "checksum"), side(own.b, "checksum"), side(own.a, "mean"), side(own.b, "mean"), side(own.a, "std"), side(own.b, "std")] };
     });
     const body = [], absent = new Set();
-    for (const site of names.flatMap((module) => byModule.get(module) || [])) {
+    for (const site of byModule.get(name) || []) {
       const at = kept.findIndex(inside);
       if (at < 0) { absent.add(site); continue; }
       const state = stateAt(site, at), runs = data.two ? [0, 1] : [0];
@@ -389,7 +388,7 @@
       if (y < box.scrollTop) box.scrollTop = y; else if (y + CELL.high + CELL.axis > box.scrollTop + box.clientHeight) box.scrollTop = y + CELL.high + CELL.axis - box.clientHeight;
     }
     drawMap();
-    const site = (byModule.get(names[0]) || [])[0];
+    const site = (byModule.get(name) || [])[0];
     if (site !== undefined) choose(site);
   }
 
@@ -533,7 +532,7 @@
     box.addEventListener("click", (event) => { const place = at(event); if (place) openCell(...place, true); });
     box.addEventListener("pointermove", (event) => {
       const place = at(event);
-      box.title = place ? `${map.names[place[0]][0]}, step ${map.steps[place[1]]}: ${meaning(levels[place[0] * map.steps.length + place[1]])}` : "";
+      box.title = place ? `${map.names[place[0]]}, step ${map.steps[place[1]]}: ${meaning(levels[place[0] * map.steps.length + place[1]])}` : "";
     });
     box.addEventListener("keydown", (event) => {
       const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], PageUp: [-10, 0], PageDown: [10, 0] };

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from introspect_cli.tensors import checksum
-from introspect_cli.tensors.arrays import CODES
-from introspect_cli.tensors.kernels import F64, SIZES, TABLE, U8, U16
+from introspect_cli.tensors.kernels import CODES, F64, SIZES, TABLE, U8, U16
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
