@@ -58,7 +58,10 @@ EXTENSIONS: Final = [
             *(f"{PROBES}/{name}.cpp" for name in ("gradients", "held", "section")),
             *(f"{FOLDER}/{name}.cpp" for name in ("module", *_BOTH)),
         ],
-        depends=[f"{PROBES}/probes.h", *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "limited", "objects", *_BOTH))],
+        depends=[
+            f"{PROBES}/probes.h",
+            *(f"{FOLDER}/{name}.h" for name in ("calls", "lanes", "limited", "objects", *_BOTH)),
+        ],
         py_limited_api=True,
         optional=True,
     ),

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import Places, is_introspects
-from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.base import GuardedProbe, tensors
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
 
@@ -174,19 +174,6 @@ def outputs(
     for position, name in facts.written:
         value = args[position] if 0 <= position < len(args) else (kwargs or {}).get(name)
         yield from tensors(f"[{name!r}]", value)
-
-
-def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Path and tensor of each tensor in a value, those in nested lists and tuples too; dicts are not looked into.
-
-    `path` is the value's own: an item has `[0]` after it.
-    """
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, (tuple, list)):
-        for position, item in enumerate(value):
-            if item is not None and not isinstance(item, (int, float)):
-                yield from tensors(f"{path}[{position}]", item)
 
 
 def arguments_of_element(args: tuple[Any, ...], path: str) -> tuple[Any, ...]:

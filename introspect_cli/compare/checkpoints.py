@@ -24,7 +24,8 @@ import numpy as np
 
 from introspect_cli.compare.elements import rounded
 from introspect_cli.compare.ledger import At, Ledger, Moment, Tensor, ledgers
-from introspect_cli.compare.match import distinctive_values, parameters, same_numbers
+from introspect_cli.compare.match import distinctive_values, parameters
+from introspect_cli.compare.measure import ROUNDING, Layouts, Records, distances, relative, same_numbers
 from introspect_cli.compare.result import (
     DiffResult,
     Divergence,
@@ -37,7 +38,7 @@ from introspect_cli.compare.result import (
 from introspect_cli.compare.resumed import steps_counted
 from introspect_cli.compare.say import far, key_of, listed, some
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.table import KINDS, ROUNDING, Layouts, columns, distances, kind_code, relative
+from introspect_cli.compare.table import KINDS, columns, kind_code
 from introspect_cli.errors import StoreError
 from introspect_cli.labels import step_words
 from introspect_cli.records import Kind, Phase, Site, Status, Summary
@@ -168,8 +169,11 @@ def _distance_at(moment: Moment, at: At, checkpoint: Run) -> float:
     change = prefixes(mine, theirs)
     partners = {row: theirs.get(with_prefix_changed(fqn, change), -1) for fqn, row in mine.items()}
     rows = np.array([pair for pair in partners.items() if pair[1] >= 0], np.int64).reshape(-1, 2)
-    layouts = Layouts(at.reader.layouts), Layouts(other.layouts)
-    rel = relative(*distances(at.batch, held.batch, rows[:, 0], rows[:, 1], *layouts))
+    sides = (
+        Records(at.batch, rows[:, 0], Layouts(at.reader.layouts)),
+        Records(held.batch, rows[:, 1], Layouts(other.layouts)),
+    )
+    rel = relative(*distances(*sides))
     return float(rel[np.isfinite(rel)].mean()) if np.isfinite(rel).any() else np.inf
 
 
@@ -477,7 +481,7 @@ def _differences(runs: tuple[Run, Run], asked: DiffOptions, outcome: RankOutcome
     turned = {
         name
         for name in (tensor.site.fqn for tensor in shapes)
-        if all(name in of for of in values) and same_numbers(*(of[name].moments for of in values))
+        if name in values[0] and name in values[1] and same_numbers(values[0][name].moments, values[1][name].moments)
     }
     forms = _forms_of(runs, only, values, turned)
     plain = [tensor for tensor in every if not tensor.only and len(_layouts(tensor, "shape")) == 1]
@@ -692,10 +696,7 @@ def sentence_of(
     rest, total, run = _further_lines(differences), differences.counts.total(), differences.run
     clauses = [*_differing_clauses(differences), *_cast_clauses(differences, runs)]
     if differences.shapes:
-        shapes = [
-            (_name(tensor), _shape_words(tensor, "a"), _shape_words(tensor, "b")) for tensor in differences.shapes
-        ]
-        clauses.append(some([f"{name} is {one} in a and {two} in b" for name, one, two in shapes]))
+        clauses.append(some([f"{_name(tensor)} has {far(tensor)}" for tensor in differences.shapes]))
     for only, side, other in zip(differences.only, "ba", "ab", strict=True):
         if only:
             clauses.append(f"{side} lacks {count(len(only), 'tensor')} of {other}: {_first_names(only)}")
@@ -783,16 +784,10 @@ def _first_names(tensors: Iterable[Divergence]) -> str:
     return some([_name(tensor) for tensor in tensors])
 
 
-def _shape_words(tensor: Divergence, side: str) -> str:
-    """Shape of a tensor in run `side`: `20x8`, `a scalar`; "-" where that run lacks it."""
-    summary = tensor.a if side == "a" else tensor.b
-    return "x".join(map(str, summary.layout.shape)) or "a scalar" if summary is not None else "-"
-
-
 def _differing_clauses(differences: Differences) -> list[str]:
     """Clauses on tensors whose values differ, one per group of kinds (model, optimizer state, random states).
 
-    At most `_MAX_NAMED` tensors are named with their distances; of more, the range of relative L2 and the farthest.
+    At most `_MAX_NAMED` tensors are named with their distances; of more, the largest relative L2 and the farthest.
     """
     clauses = []
     for kinds, one, several in _GROUPS:
@@ -805,10 +800,8 @@ def _differing_clauses(differences: Differences) -> list[str]:
         if len(members) <= _MAX_NAMED or not measured:
             where = f": {some([_name(tensor) + _far_words(tensor) for tensor in members])}"
         else:
-            least, most = min(measured), max(measured)
-            span = f"{least:.1e} to {most:.1e}" if 0 < least < most else f"{'up to ' * (least < most)}{most:.1e}"
             small = ", the size of rounding" if all(member.size is Size.ROUNDING for member in members) else ""
-            where = f", by relative L2 {span}{small}, most in {_name(members[0])}"
+            where = f", by relative L2 up to {max(measured):.1e}{small}, most in {_name(members[0])}"
         clauses.append(f"{subject} {'differs' if len(members) == 1 else 'differ'}{where}")
     return clauses
 

@@ -15,21 +15,7 @@ from introspect_cli.compare.ledger import At
 from introspect_cli.compare.names import owner_of, with_ancestors
 from introspect_cli.compare.resumed import ResumePoint, find_resume_point, resumption_of
 from introspect_cli.compare.steps import Sides
-from introspect_cli.compare.table import (
-    ACTIVATIONS,
-    KINDS,
-    Alignment,
-    Floats,
-    Ids,
-    Layouts,
-    Mask,
-    align,
-    columns,
-    kind_code,
-    of_kinds,
-    phase_code,
-    relative,
-)
+from introspect_cli.compare.table import ACTIVATIONS, KINDS, Alignment, align, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import (
     chooses_modules,
     covered,
@@ -45,6 +31,7 @@ from introspect_cli.records import Kind, Phase, perturbed_by
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from introspect_cli.compare.measure import Floats, Ids, Mask
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import Resumption
     from introspect_cli.compare.steps import Gathered
@@ -309,7 +296,7 @@ class NoiseFloor:
         self.floor: Floats = np.zeros(len(alignment.a))
         self.unmeasured: Mask = np.zeros(len(alignment.a), dtype=np.bool_)
 
-    def learn(self, table: Table, layouts_a: Layouts, layouts_n: Layouts) -> None:
+    def learn(self, table: Table) -> None:
         """Raise `floor` in place by one step, to at least float32's epsilon for each differing site.
 
         Marks sites in `unmeasured` whose distance is unknown, or that a alone has. Sets `is_perturbed` to False if the
@@ -317,19 +304,17 @@ class NoiseFloor:
 
         Args:
             table: the step of a and of the noise run.
-            layouts_a: of a.
-            layouts_n: of the noise run.
         """
-        rel, union = relative(*table.distances((layouts_a, layouts_n))), table.differing_sites
+        rel, union = table.relative(), table.differing_sites
         start = (table.kinds == kind_code(Kind.PARAM)) & (table.alignment.phase[union] == phase_code(Phase.START))
         # unless all that differs at the start is a rounding away, it is no run that begins beside a
-        self.is_perturbed &= bool((rel <= _MAX_BEGIN * _rounding_units(table, layouts_a))[start].all())
+        self.is_perturbed &= bool((rel <= _MAX_BEGIN * table.of_layouts("unit")[0])[start].all())
         finite = np.isfinite(rel)
         np.maximum.at(self.floor, union[finite], np.maximum(rel[finite], np.finfo(np.float32).eps))
         self.unmeasured[union[~finite]] = True
         self.unmeasured[table.sites_a[table.only_a]] = True
 
-    def within(self, table: Table, layouts_a: Layouts, rel: Floats, factor: float) -> Mask:
+    def within(self, table: Table, rel: Floats, factor: float) -> Mask:
         """Mask of DIFFERENT rows that this noise explains.
 
         Those with a floor above 0 and a distance of at most `factor` times it; and those of unknown distance whose site
@@ -337,7 +322,6 @@ class NoiseFloor:
 
         Args:
             table: a step of a and b.
-            layouts_a: of a.
             rel: relative distance of each DIFFERENT row; NaN where unknown.
             factor: replaced by _ROUNDING_FACTOR for a perturbed run.
         """
@@ -345,12 +329,7 @@ class NoiseFloor:
         if self.is_perturbed:  # at least one rounding of a's dtype; of losses, gradients and states, that of a sum
             factor = _ROUNDING_FACTOR
             roundings = np.where(of_kinds(table.kinds, _SUM_KINDS), _SUM_ROUNDINGS, 1.0)
-            floor = np.maximum(floor, roundings * _rounding_units(table, layouts_a))
+            floor = np.maximum(floor, roundings * table.of_layouts("unit")[0])
         with np.errstate(invalid="ignore"):
             small = (floor > 0) & (rel <= factor * floor)
         return np.asarray(small | (self.unmeasured[table.differing_sites] & ~np.isfinite(rel)))
-
-
-def _rounding_units(table: Table, layouts: Layouts) -> Floats:
-    """Unit roundoff of a's dtype for each DIFFERENT row, float64 (rows,); 0 for dtypes without rounding."""
-    return np.asarray(layouts.unit[table.a.layout[table.rows_a]])

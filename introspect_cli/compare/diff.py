@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.answer import answer_for
 from introspect_cli.compare.answer.by_rank import compared_runs
+from introspect_cli.compare.match import are_ports
 from introspect_cli.compare.names import renamer
 from introspect_cli.compare.result import Verdict
-from introspect_cli.compare.watched import chooses_modules
+from introspect_cli.compare.watched import chooses_modules, is_list
 from introspect_cli.errors import UsageError
 from introspect_cli.selection import check_selection
 
@@ -59,6 +60,9 @@ def compare_runs(
         return of_checkpoints(answer, (a, b), asked, outcomes[0])
     by_value = by_rank and options.by_value and not options.strict and entire
     if not by_value or len(outcomes) != 1 or answer.verdict is Verdict.SAME:
+        return answer
+    one, two = (run.rank(outcomes[0].rank) for run in (a, b))
+    if not are_ports(one, two, answer.first, listed=any(is_list(run.manifest) for run in (a, b))):
         return answer
     from introspect_cli.compare.answer.port_answer import port_answer, port_of  # only two programs of one model need it
 

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from introspect_cli.compare.measure import Mask, Moments, moments, moments_agree, same_numbers
 from introspect_cli.compare.names import (
     DISPLACED,
     Rename,
@@ -47,15 +48,7 @@ from introspect_cli.compare.names import (
     renamer,
     with_ancestors,
 )
-from introspect_cli.compare.table import (
-    MODULE_VALUES,
-    Columns,
-    Layouts,
-    Mask,
-    columns,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.table import MODULE_VALUES, Columns, columns, of_kinds, phase_code
 from introspect_cli.records import Kind, Phase, Status
 from introspect_cli.store.reader import RankReader
 from introspect_cli.texts import begin_alike
@@ -409,7 +402,6 @@ def _lists_of_other_length(a: Side, b: Side) -> frozenset[str]:
 
 
 _MAX_PARTS = 8  # parts of one whole
-_SUM_TOLERANCE = 1e-6  # sums are taken in float64 of statistics that are right to 1e-6
 
 
 class Merge(NamedTuple):
@@ -426,53 +418,8 @@ class Merge(NamedTuple):
     side: str
 
 
-class Moments(NamedTuple):
-    """Statistics that follow from those of the parts when tensors are put together.
-
-    Attributes:
-        numel: number of elements.
-        low: smallest value.
-        high: largest value.
-        least: smallest absolute value.
-        total: sum.
-        squares: sum of squares.
-    """
-
-    numel: int
-    low: float
-    high: float
-    least: float
-    total: float
-    squares: float
-
-
 _OF_PARTS: tuple[Callable[[Any], Any], ...] = (sum, min, max, min, sum, sum)
 """How each of the moments of a whole follows from those of its parts."""
-
-
-def same_numbers(one: Moments, two: Moments) -> bool:
-    """Whether two tensors may hold the same numbers in any order: size and extrema equal, sums to `_SUM_TOLERANCE`.
-
-    False for constants.
-    """
-    exact = one[:4] == two[:4]
-    return exact and one.low != one.high and _moments_agree(one, two, _SUM_TOLERANCE)
-
-
-def moments(batch: StepBatch, row: int, layouts: Layouts) -> Moments | None:
-    """Moments of a record, by its minimum, maximum, smallest absolute value, mean and variance.
-
-    None where any of these is not on record or not finite, and where the tensor has NaNs or infinities.
-    """
-    names = ("min", "max", "absmin", "mean", "var")
-    if any(name not in batch.floats for name in names):
-        return None
-    low, high, least, mean, var = (float(batch.floats[name][row]) for name in names)
-    numel = int(layouts.numel[int(batch.layout[row])])
-    odd = any(int(batch.counts[name][row]) != 0 for name in ("nans", "posinfs", "neginfs") if name in batch.counts)
-    if odd or not np.isfinite([low, high, least, mean, var]).all():
-        return None
-    return Moments(numel, low, high, least, mean * numel, (var + mean * mean) * numel)
 
 
 def _merges(parts: dict[str, Moments], wholes: dict[str, Moments], side: str) -> list[Merge]:
@@ -578,21 +525,15 @@ def _pair_up(one: Sequence[Value], two: Sequence[Value]) -> tuple[list[tuple[Val
 
     Paired by equal checksum first, then by `same_numbers`, each with the first of `two` that no other has taken.
     """
-    index: dict[int, list[Value]] = defaultdict(list)
-    for value in two:
-        index[value.checksum].append(value)
-    partners = {value: index[value.checksum].pop(0) for value in one if index[value.checksum]}
-    left, taken = [value for value in one if value not in partners], set(partners.values())
-    rest = [value for value in two if value not in taken]
-    unpaired = []
-    for value in left:
-        other = next((other for other in rest if same_numbers(value.moments, other.moments)), None)
-        if other is None:
-            unpaired.append(value)
-        else:
-            partners[value] = other
-            rest.remove(other)
-    return list(partners.items()), unpaired, rest
+    pairs, left, rest = list[tuple[Value, Value]](), list(one), list(two)
+    for agree in (lambda x, y: x.checksum == y.checksum, lambda x, y: same_numbers(x.moments, y.moments)):
+        for value in tuple(left):
+            other = next((other for other in rest if agree(value, other)), None)
+            if other is not None:
+                pairs.append((value, other))
+                left.remove(value)
+                rest.remove(other)
+    return pairs, left, rest
 
 
 def tied_to(modules: Iterable[ModuleInfo], fqn: str) -> str:
@@ -635,20 +576,17 @@ def distinctive_values(reader: RankReader, step: int) -> list[Value]:
 
     Evaluation and recomputation are left out.
     """
-    batch, layouts = reader.read(step), Layouts(reader.layouts)
-    values = []
-    sequence, proves = batch.sequence, distinctive_rows(batch)
-    for row in np.argsort(sequence, kind="stable").tolist():
-        sums = moments(batch, row, layouts) if proves[row] else None
-        if sums is None:
+    batch, values = reader.read(step), list[Value]()
+    proves = distinctive_rows(batch)
+    for row in np.argsort(batch.sequence, kind="stable").tolist():
+        record = reader.record(batch, row, step) if proves[row] else None
+        sums = None if record is None else moments(record.summary)
+        if record is None or sums is None or record.site.phase in PROVES_NOTHING:
             continue
-        site, info = reader.sites[int(batch.site[row])]
-        if site.phase in PROVES_NOTHING:
-            continue
-        sketch = None if batch.sketch is None else np.asarray(batch.sketch[row], np.float64)
-        shape = tuple(reader.layouts[int(batch.layout[row])].shape)
-        checksum = int(batch.checksum[row])
-        values.append(Value(site, row, int(sequence[row]), shape, checksum, sums, sketch, info.module_class))
+        site, order, of = record.site, record.sequence, record.summary
+        sketch = np.asarray(of.sketch, np.float64) if of.sketch else None
+        value = Value(site, row, order, tuple(of.layout.shape), of.checksum, sums, sketch, record.info.module_class)
+        values.append(value)
     return values
 
 
@@ -682,20 +620,6 @@ def sketch_distance(a: Value, b: Value) -> float | None:
     return float(np.linalg.norm(a.sketch - b.sketch)) / size if size else None
 
 
-def _moments_agree(one: Moments, two: Moments, close: float) -> bool:
-    """Whether the moments of two values of one size agree.
-
-    Extrema and means to `close` times the root mean square; mean squares to 2 `close`, relative to the larger.
-    """
-    size = (max(one.squares, two.squares) / one.numel) ** 0.5
-    ends = max(abs(one.low - two.low), abs(one.high - two.high))
-    return (
-        ends <= close * size
-        and abs(one.total - two.total) <= close * size * one.numel
-        and abs(one.squares - two.squares) <= 2 * close * max(one.squares, two.squares)
-    )
-
-
 def matched_values(one: Sequence[Value], two: Sequence[Value], close: float) -> dict[int, ValuePair]:
     """For each value of a that has one, by its row: the value of b that agrees and is nearest.
 
@@ -726,7 +650,7 @@ def agreeing(value: Value, others: Sequence[Value], close: float) -> list[ValueP
     """Pairs of `value` with each of these values of as many elements that agrees, nearest first; [] for none.
 
     All of equal checksum; if there are none, those at most `close` away by sketch, where all have one; if there are
-    none, those whose moments agree (`_moments_agree`).
+    none, those whose moments agree (`moments_agree`).
     """
     if equal := [ValuePair(value, other, 0.0) for other in others if other.checksum == value.checksum]:
         return equal
@@ -740,7 +664,7 @@ def agreeing(value: Value, others: Sequence[Value], close: float) -> list[ValueP
     return [
         ValuePair(value, other, None)
         for other in others
-        if other.moments.numel >= 16 and _moments_agree(value.moments, other.moments, close)
+        if other.moments.numel >= 16 and moments_agree(value.moments, other.moments, close)
     ]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import Correspondence
+from introspect_cli.compare.measure import Ids, Mask, nan_throughout
 from introspect_cli.compare.names import (
     DISPLACED,
     Renamed,
@@ -30,26 +31,20 @@ from introspect_cli.compare.names import (
 from introspect_cli.compare.result import DivergenceMap, StripCell, StructureChange
 from introspect_cli.compare.say import what
 from introspect_cli.compare.table import (
-    ABSENT,
     DIFFERENT,
     EQUAL,
     KINDS,
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
-    PHASES,
+    UNUSED,
     WITHIN,
     Alignment,
-    Ids,
-    Layouts,
     Learned,
-    Mask,
     Table,
     kind_code,
-    nan_throughout,
     of_kinds,
     phase_code,
-    relative,
 )
 from introspect_cli.compare.watched import observed_kinds
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, Site
@@ -61,7 +56,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.result import Divergence, Resumption
     from introspect_cli.compare.step import Step
     from introspect_cli.compare.steps import Gathered, Paired
-    from introspect_cli.compare.table import Layouts, Table
+    from introspect_cli.compare.table import Table
 
 
 @dataclass
@@ -234,13 +229,10 @@ def agreed_kinds(table: Table) -> frozenset[Kind]:
     return _result_kinds(alignment, agree) - _result_kinds(alignment, disagree)
 
 
-def nan_kinds(table: Table, layouts: Layouts) -> frozenset[Kind]:
-    """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element.
-
-    `layouts` are those of a.
-    """
+def nan_kinds(table: Table) -> frozenset[Kind]:
+    """Those of `RESULTS` of which any record after the start is EQUAL and NaN in every element."""
     both = np.flatnonzero((table.state == EQUAL) & (table.row_a >= 0))
-    sites = table.site[both[nan_throughout(table.a, layouts)[table.row_a[both]]]]
+    sites = table.site[both[nan_throughout(table.a, table.layouts[0])[table.row_a[both]]]]
     return _result_kinds(table.alignment, sites[table.alignment.phase[sites] != phase_code(Phase.START)])
 
 
@@ -530,7 +522,7 @@ class Heat:
         self.values = np.zeros((2, len(rows), len(self.steps)))  # of all, of the forward pass
         self.unknown = self.values.astype(np.bool_)
 
-    def add(self, place: int, table: Table, layouts: tuple[Layouts, Layouts]) -> None:
+    def add(self, place: int, table: Table) -> None:
         """Raise the cells of a diverging step's column, in place.
 
         Records of one run alone count as infinitely far; unknown distances count as 1, and are marked as unknown. Other
@@ -539,16 +531,13 @@ class Heat:
         Args:
             place: index of the step among the compared ones.
             table: the step after all passes.
-            layouts: of a and of b.
         """
-        one_sided, column = (
-            np.concatenate([table.sites_a[table.only_a], table.sites_b[table.only_b]]),
-            place // self.fold,
-        )
-        unions = np.concatenate([table.differing_sites, one_sided])
-        rel = np.concatenate([relative(*table.distances(layouts)), np.full(len(one_sided), np.inf)])
-        unknown, rows = np.isnan(rel), self.row_of[unions]
-        rel = np.where(unknown, _UNMEASURED, np.maximum(rel, 1e-12))
+        far, column = table.relative(), place // self.fold
+        unions = np.concatenate([table.differing_sites, table.sites_a[table.only_a], table.sites_b[table.only_b]])
+        rel, rows = np.full(len(unions), np.inf), self.row_of[unions]
+        rel[: len(far)] = np.where(np.isfinite(far), np.maximum(far, 1e-12), np.nan)
+        unknown = np.isnan(rel)
+        rel[unknown] = _UNMEASURED
         for layer, values, marks in zip(self.layers, self.values, self.unknown, strict=True):
             kept = (rows >= 0) & layer[unions]
             np.maximum.at(values[:, column], rows[kept], rel[kept])
@@ -587,35 +576,32 @@ _ROW_OF = {
     (Phase.BACKWARD, Kind.GRAD): "backward",
     (Phase.OPTIMIZER, Kind.PARAM): "update",
 }
-_STATE = {EQUAL: "equal", WITHIN: "within", NOT_SEEN: "not seen"}
+_WORDS = {
+    EQUAL: "equal",
+    WITHIN: "within",
+    NOT_SEEN: "not seen",
+    DIFFERENT: "differs",
+    UNUSED: "differs",
+    ONLY_A: "only a",
+    ONLY_B: "only b",
+}
 
 
 def strip_of(step: Step, first: Site) -> tuple[StripCell, ...]:
-    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a DIFFERENT one at `first`.
+    """Cells of the first diverging step, in a's order: records with a row in `_ROW_OF`, and a diverging one at `first`.
 
-    Records that count for nothing (ABSENT, and not in one run alone) and those without a place in a's order are left
-    out. Only cells that differ have a distance, if it is known.
+    Records that count for nothing (ABSENT) are left out. Only cells that differ have a distance, if it is known.
     """
-    alignment, table, diverging = step.alignment, step.table, step.divergences
-    rel = relative(*table.distances(step.comparison.layouts))
-    distance_of = dict(zip(table.differing_sites.tolist(), rel.tolist(), strict=True))
-    only = dict.fromkeys(diverging.site[diverging.row_b < 0].tolist(), "only a")
-    only |= dict.fromkeys(diverging.site[diverging.row_a < 0].tolist(), "only b")
-    order = table.order_of.copy()
-    order[diverging.site] = diverging.order
-    cells = []
-    for union in np.argsort(order, kind="stable").tolist():
-        state = int(step.state[union])
-        phase = PHASES[alignment.phase[union]]
-        row = _ROW_OF.get((phase, KINDS[alignment.kind[union]]))
-        if row is None and step.state[union] == DIFFERENT and alignment.site(union) == first:
-            row = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(phase, "forward")
-        if row is None or (state == ABSENT and union not in only) or not np.isfinite(order[union]):
-            continue
-        distance = distance_of.get(union, np.nan)
-        word = only.get(union) or _STATE.get(state, "differs")
-        measured = word == "differs" and np.isfinite(distance)
-        cells.append(StripCell(row, alignment.site(union), word, float(distance) if measured else None))
+    table, cells = step.table, list[StripCell]()
+    far = dict(zip(table.differing.tolist(), table.relative().tolist(), strict=True))
+    for row in np.argsort(table.order, kind="stable").tolist():
+        site, word = table.named(row), _WORDS.get(int(table.state[row]))
+        strip = _ROW_OF.get((site.phase, site.kind))
+        if strip is None and site == first and table.diverging[row]:
+            strip = {Phase.BACKWARD: "backward", Phase.OPTIMIZER: "update"}.get(site.phase, "forward")
+        if strip is not None and word is not None:
+            rel = far.get(row, np.nan)
+            cells.append(StripCell(strip, site, word, rel if np.isfinite(rel) else None))
     return tuple(cells)
 
 

@@ -58,12 +58,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from introspect_cli.compare.ledger import At
+from introspect_cli.compare.measure import (
+    LEAST_BOUND,
+    ROUNDING,
+    Floats,
+    Ids,
+    Layouts,
+    Mask,
+    plain_distance,
+    same_nonfinite,
+)
 from introspect_cli.compare.names import generator_of, owner_of
 from introspect_cli.compare.result import Restored
 from introspect_cli.compare.resumed import PLACE, repeated_values, with_copied_starts
 from introspect_cli.compare.say import what
 from introspect_cli.compare.settings.hyperparameters import OPTIMIZERS, learning_rates
-from introspect_cli.compare.step import LEAST_BOUND
 from introspect_cli.compare.table import (
     ABSENT,
     DIFFERENT,
@@ -73,26 +82,15 @@ from introspect_cli.compare.table import (
     NOT_SEEN,
     ONLY_A,
     ONLY_B,
-    ROUNDING,
     UNUSED,
     WITHIN,
     Alignment,
     Because,
-    Floats,
-    Ids,
-    Layouts,
     Learned,
-    Mask,
     Table,
-    distances,
-    has_norms,
     kind_code,
-    norms,
     of_kinds,
     phase_code,
-    plain_distance,
-    relative,
-    same_nonfinite,
     unseen,
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
@@ -104,8 +102,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from introspect_cli.compare.comparison import Comparison
+    from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns, Half, Ids, Mask
+    from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch
 
 _PARTIAL, _VALUE = int(Status.PARTIAL), int(Status.VALUE)
@@ -133,7 +132,7 @@ def pair(comparison: Comparison, step_a: int, step_b: int) -> Table:
         batches[side], left = with_copied_starts(alignment, side, before, batches[side], wanted)
     if comparison.gathered is None and len(batches[0]) != len(batches[1]):
         batches[0], batches[1] = paired_calls((alignment.a, alignment.b), (batches[0], batches[1]))
-    table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]))
+    table = table_of(alignment, comparison.compared, steps, (batches[0], batches[1]), comparison.layouts)
     in_order = [is_ordered(manifest) for manifest in comparison.manifests]
     if in_order == [False, True]:
         table = replace(table, a=_in_order_of_b(table))
@@ -151,7 +150,11 @@ def _in_order_of_b(table: Table) -> StepBatch:
 
 
 def table_of(
-    alignment: Alignment, compared: Mask, steps: tuple[int, int], batches: tuple[StepBatch, StepBatch]
+    alignment: Alignment,
+    compared: Mask,
+    steps: tuple[int, int],
+    batches: tuple[StepBatch, StepBatch],
+    layouts: tuple[Layouts, Layouts],
 ) -> Table:
     """Table of two batches, rows put side by side by site.
 
@@ -164,6 +167,7 @@ def table_of(
         compared: mask of sites that can be compared.
         steps: number of the step in a, and in b.
         batches: records of a and of b.
+        layouts: of a and of b.
     """
     a, b = batches
     site_a, site_b = a.site.astype(np.int64), alignment.b_ids[b.site]
@@ -198,6 +202,7 @@ def table_of(
         chosen=counts,
         cause=np.zeros(len(site), np.bool_),
         left=np.empty(0, dtype=np.int64),
+        layouts=layouts,
     )
 
 
@@ -359,7 +364,7 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
     Where ranks or calls are put together, the tolerance does not let module values of two dtypes pass.
     """
     options, after = comparison.options, learned
-    if options.rtol_fine and _first_coarse(table, comparison)[0] < np.inf:
+    if options.rtol_fine and _first_coarse(table)[0] < np.inf:
         after = after._replace(coarse=table.step if learned.coarse is None else min(learned.coarse, table.step))
     if len(table.differing) and options.tolerant:
         near = _within_tolerance(table, learned, comparison)
@@ -367,8 +372,8 @@ def accept_tolerated(table: Table, learned: Learned, comparison: Comparison) -> 
             near &= comparison.gathered.of_one_dtype(table)
         table = table.marked(table.differing[near], WITHIN)
     if len(table.differing) and comparison.floors:
-        rel, factor = relative(*table.distances(comparison.layouts)), options.noise_factor
-        passes = [floor.within(table, comparison.layouts[0], rel, factor) for floor in comparison.floors]
+        rel = table.relative()
+        passes = [floor.within(table, rel, options.noise_factor) for floor in comparison.floors]
         table = table.marked(table.differing[np.logical_or.reduce(passes)], WITHIN)
     return table, after
 
@@ -381,7 +386,10 @@ def _close_values(table: Table, rows: Ids, options: DiffOptions) -> Mask:
         rows: some of the DIFFERENT rows, as indices among these.
         options: the tolerance.
     """
-    texts = zip(*(map(batch.text.__getitem__, of_run[rows].tolist()) for batch, of_run in table.pairs), strict=True)
+    texts = zip(
+        *(map(each.batch.text.__getitem__, each.rows.tolist()) for each in table.both(table.differing[rows])),
+        strict=True,
+    )
     distance, scale = np.array([plain_distance(*each) for each in texts]).reshape(-1, 2).T
     return np.asarray((distance == 0) | (distance <= options.atol + options.rtol * scale))
 
@@ -396,7 +404,7 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
     out = np.full(len(rows), options.rtol)
     if not options.rtol_fine:
         return out
-    trained, evaluated = _first_coarse(table, comparison)
+    trained, evaluated = _first_coarse(table)
     if learned.coarse is not None and learned.coarse < table.step:
         trained = evaluated = -np.inf
     first = np.where(table.alignment.evaluating[table.site[rows]], min(trained, evaluated), trained)
@@ -404,15 +412,14 @@ def relative_tolerance(table: Table, learned: Learned, comparison: Comparison) -
     return out
 
 
-def _first_coarse(table: Table, comparison: Comparison) -> tuple[float, float]:
+def _first_coarse(table: Table) -> tuple[float, float]:
     """(in training, in evaluation) the order of the first value that is bfloat16 or float16 in both runs.
 
     Inf for none. Inputs, batches and buffers do not count.
     """
     both = np.flatnonzero((table.row_a >= 0) & (table.row_b >= 0))
     half = of_kinds(table.alignment.kind[table.site[both]], _COMPUTED)
-    for batch, rows, layouts in zip((table.a, table.b), (table.row_a, table.row_b), comparison.layouts, strict=True):
-        half &= layouts.unit[batch.layout[rows[both]]] >= ROUNDING["float16"]
+    half &= np.fmin(*table.of_layouts("unit", both)) >= ROUNDING["float16"]
     coarse = both[half]
     evaluates = table.alignment.evaluating[table.site[coarse]]
     order = table.order[coarse]
@@ -424,20 +431,16 @@ def _within_tolerance(table: Table, learned: Learned, comparison: Comparison) ->
 
     False for random states, dtypes without rounding, unequal counts of NaNs or infinities, and unknown distances.
     """
-    options, (layouts_a, layouts_b) = comparison.options, comparison.layouts
-    rows_a, rows_b = table.rows_a, table.rows_b
-    distance, scale = table.distances(comparison.layouts)
-    layout_a, layout_b = table.a.layout[rows_a], table.b.layout[rows_b]
-    root = np.sqrt(np.maximum(layouts_a.numel[layout_a], 1.0))
+    options, (one, two) = comparison.options, table.both()
+    distance, scale = table.distances()
+    root = np.sqrt(np.maximum(one.layout("numel"), 1.0))
     with np.errstate(invalid="ignore"):
         passes = distance / root <= options.atol + relative_tolerance(table, learned, comparison) * scale / root
-    passes &= layouts_a.floating[layout_a] & layouts_b.floating[layout_b]
-    passes &= same_nonfinite(table.a, table.b, rows_a, rows_b)
+    passes &= one.layout("floating") & two.layout("floating") & same_nonfinite(one, two)
     passes &= table.kinds != kind_code(Kind.RNG)
-    status_a, status_b = table.a.status[rows_a], table.b.status[rows_b]
-    plain = (status_a == _VALUE) | (status_b == _VALUE)
-    passes &= ~plain
-    both = np.flatnonzero((status_a == _VALUE) & (status_b == _VALUE))
+    plain = [of_run.column("status") == _VALUE for of_run in (one, two)]
+    passes &= ~(plain[0] | plain[1])
+    both = np.flatnonzero(plain[0] & plain[1])
     passes[both] = _close_values(table, both, options)
     return np.asarray(passes)
 
@@ -467,7 +470,7 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     They stay so in later steps: learned are `unsettled`, and `let_pass` where a row of one was marked. Nothing without
     a tolerance, or where the step has no norms.
     """
-    if not comparison.options.tolerant or not (has_norms(table.a) and has_norms(table.b)):
+    if not comparison.options.tolerant or any("mean" not in batch.floats for batch in (table.a, table.b)):
         return table, learned
     known = dict(learned.unsettled)
     for fqn, partly in _rounding_gradients(table, comparison).items():
@@ -491,20 +494,17 @@ def accept_rounding(table: Table, learned: Learned, comparison: Comparison) -> t
     values = table.a.checksum[table.row_a[rows]], table.b.checksum[table.row_b[rows]]
     same = [np.isin(of_run, of_run[returned & (of_run != 0)]) for of_run in values]
     given = of_kinds(kinds, _MODULE_KINDS) & same[0] & same[1]
-    takers = {fqns[place] for place in np.flatnonzero(given & inputs).tolist()}
-    counted = (kinds == kind_code(Kind.BUFFER)) & _is_among(map(owner_of, fqns), takers)
-    if names:  # of a compiled module; another momentum or mode would show in the variance
-        settled = {
-            alignment.fqn[site]
-            for site in table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided].tolist()
-        }
-        means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
-        counted |= np.array(means, np.bool_)
+    # running means take what is moved; another momentum or mode would show in the variance
+    agree = table.site[np.isin(table.state, (EQUAL, WITHIN)) & ~table.one_sided]
+    settled = {alignment.fqn[site] for site in agree.tolist()}
+    means = [fqn.endswith(_MEAN) and fqn.removesuffix(_MEAN) + _VARIANCE in settled for fqn in fqns]
     if some:
         within = _within_updates(table, comparison, rows, fqns, some)
         held |= (kinds == kind_code(Kind.PARAM)) & _is_among(fqns, some) & within
     let_pass = learned.let_pass.union(fqns[place] for place in np.flatnonzero(held).tolist())
-    return table.marked(rows[held | returned | given | counted], WITHIN), learned._replace(let_pass=let_pass)
+    return table.marked(rows[held | returned | given | np.array(means, np.bool_)], WITHIN), learned._replace(
+        let_pass=let_pass
+    )
 
 
 def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[str], since: Mapping[str, int]) -> Mask:
@@ -525,8 +525,7 @@ def _within_updates(table: Table, comparison: Comparison, rows: Ids, fqns: list[
         if table.alignment.path[site].endswith("['lr']"):
             with suppress(ValueError):  # of what a run says, which anyone may have written
                 rates += [float(table.plain(site, side) or 0.0) for side in "ab"]
-    distance, _ = distances(table.a, table.b, table.row_a[rows], table.row_b[rows], *comparison.layouts)
-    numel = comparison.layouts[0].numel[table.a.layout[table.row_a[rows]]]
+    distance, numel = table.distances(rows)[0], table.of_layouts("numel", rows)[0]
     steps = np.array([table.step - since.get(fqn, table.step) + 1 for fqn in fqns])
     with np.errstate(invalid="ignore"):
         return np.asarray(distance <= 2 * max(rates, default=0.0) * steps * np.sqrt(numel))
@@ -553,21 +552,19 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
         or "absmin" not in table.a.floats.keys() & table.b.floats.keys()
     ):
         return {}
-    of_run, layouts = (table.row_a[rows], table.row_b[rows]), comparison.layouts
-    sides = tuple(zip((table.a, table.b), of_run, layouts, strict=True))
-    sizes = np.array([_root_mean_square(batch, at, table_of) for batch, at, table_of in sides])
-    units = np.fmax(*table.of_layouts("unit", layouts, rows))
-    zeros = [np.asarray(batch.counts["zeros"])[at] for batch, at, _ in sides]  # a unit that is switched off gives those
-    few = np.maximum(*zeros) <= layouts[0].numel[table.a.layout[of_run[0]]] / _MAX_ZERO_SHARE
-    least = table.statistic("absmin", rows)
-    far = relative(*distances(table.a, table.b, *of_run, *layouts))
+    sides = table.both(rows)
+    sizes = np.array([of_run.norms / np.sqrt(np.maximum(of_run.layout("numel"), 1.0)) for of_run in sides])
+    units = np.fmax(*table.of_layouts("unit", rows))
+    zeros = np.maximum(*(of_run.count("zeros") for of_run in sides))  # a unit that is switched off gives those
+    few = zeros <= sides[0].layout("numel") / _MAX_ZERO_SHARE
+    least, far = table.statistic("absmin", rows), table.relative(rows)
     owners = [owner_of(alignment.fqn[site]) for site in table.site[rows].tolist()]
     largest: dict[str, float] = {}
     for owner, size in zip(owners, np.fmax(*sizes).tolist(), strict=True):
         largest[owner] = max(largest.get(owner, 0.0), size)
     coarse = np.array([[_HALF_UNIT * autocasts(run)] for run in (comparison.tensors.a, comparison.tensors.b)])
     bound = np.maximum(_MAX_ROUNDINGS * units, coarse) * np.array([largest[owner] for owner in owners])
-    flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in table.a.layout[of_run[0]].tolist()], np.bool_)
+    flat = np.array([len(comparison.a.layouts[at].shape) == 1 for at in sides[0].column("layout").tolist()], np.bool_)
     with np.errstate(invalid="ignore"):
         whole = (sizes <= bound).all(axis=0) & (far > _UNRELATED)
         partly = flat & few & (least <= bound).all(axis=0) & (table.state[rows] != DIFFERENT)
@@ -575,11 +572,6 @@ def _rounding_gradients(table: Table, comparison: Comparison) -> dict[str, bool]
     return {
         name: not all_of_it for name, all_of_it, some in zip(names, whole, partly, strict=True) if all_of_it or some
     }
-
-
-def _root_mean_square(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
-    """Root mean square of each row's tensor, float64 (rows,)."""
-    return norms(batch, rows, layouts) / np.sqrt(np.maximum(layouts.numel[batch.layout[rows]], 1.0))
 
 
 def rounding_note(learned: Learned) -> list[str]:
@@ -654,10 +646,10 @@ def _fed_alike(table: Table, rows: Ids, rests: Ids, key: Callable[[int], object]
     return np.asarray(rows[np.array([bool(states) and all(states) for states in each], np.bool_)])
 
 
-def _unused_sparse(table: Table, comparison: Comparison) -> Ids:
+def _unused_sparse(table: Table, _comparison: Comparison) -> Ids:
     """Rows of gradients that are sparse in one run alone, and whose parameter and its state agree after the step."""
     rows = np.flatnonzero(_rows_of(table, Kind.GRAD, phase=Phase.OPTIMIZER) & (table.state == DIFFERENT))
-    rows = rows[np.not_equal(*table.of_layouts("stored", comparison.layouts, rows))]
+    rows = rows[np.not_equal(*table.of_layouts("stored", rows))]
     left = np.flatnonzero(_rows_of(table, Kind.PARAM, Kind.OPTIMIZER_STATE, phase=Phase.OPTIMIZER))
     return _fed_alike(table, rows, left, table.alignment.fqn.__getitem__, np.isin(table.state, _AGREEING))
 
@@ -682,34 +674,33 @@ def _unused_backward(table: Table, comparison: Comparison) -> Ids:
     if comparison.splits is None or not comparison.splits.differ:
         return scaled
     flowing = np.flatnonzero(differ & _rows_of(table, Kind.BATCH, Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK))
-    other = np.not_equal(*_element_counts(table, flowing, comparison))
+    other = np.not_equal(*_element_counts(table, flowing))
     return np.concatenate([scaled, flowing[other] if (losses & ~differ).any() else flowing[:0]])
 
 
-def _element_counts(table: Table, rows: Ids, comparison: Comparison) -> tuple[Ids, Ids]:
+def _element_counts(table: Table, rows: Ids) -> tuple[Ids, Ids]:
     """(in a, in b) the number of elements of each of these rows, summed over calls that were put together."""
-    one, two = table.of_layouts("numel", comparison.layouts, rows)
-    for numel, batch, of_run in ((one, table.a, table.row_a), (two, table.b, table.row_b)):
-        if batch.elements is not None:
-            known = np.asarray(batch.elements)[of_run[rows]]
+    one, two = table.of_layouts("numel", rows)
+    for numel, of_run in zip((one, two), table.both(rows), strict=True):
+        if of_run.batch.elements is not None:
+            known = of_run.column("elements")
             np.copyto(numel, known, where=known >= 0)
     return one, two
 
 
-def _unused_inputs(table: Table, comparison: Comparison) -> Ids:
+def _unused_inputs(table: Table, _comparison: Comparison) -> Ids:
     """Rows of inputs that differ in shape or between floats and others, if all outputs of their call agree.
 
     Outputs that differ by rounding count as agreeing too. Not where no output of the call is in both runs.
     """
     rows = np.flatnonzero(_rows_of(table, Kind.INPUT) & (table.state == DIFFERENT))
-    form = np.not_equal(*table.of_layouts("shape", comparison.layouts, rows))
-    form |= np.not_equal(*table.of_layouts("floating", comparison.layouts, rows))
+    form = np.not_equal(*table.of_layouts("shape", rows))
+    form |= np.not_equal(*table.of_layouts("floating", rows))
     rows, alignment = rows[form], table.alignment
     outputs = np.flatnonzero(_rows_of(table, Kind.OUTPUT) & ~table.one_sided)
     agree, differ = np.isin(table.state, _AGREEING), outputs[table.state[outputs] == DIFFERENT]
-    rel = relative(*distances(table.a, table.b, table.row_a[differ], table.row_b[differ], *comparison.layouts))
-    one, two = table.of_layouts("unit", comparison.layouts, differ)
-    agree[differ] = (one == two) & (rel <= LEAST_BOUND * one)
+    one, two = table.of_layouts("unit", differ)
+    agree[differ] = (one == two) & (table.relative(differ) <= LEAST_BOUND * one)
 
     def call_of(site: int) -> tuple[int, str, int]:
         """Phase, module and call of a site."""
@@ -735,7 +726,7 @@ def _unused_batches(table: Table, comparison: Comparison) -> Ids:
     if Kind.LOSS in comparison.kinds and _agree(table, losses) and settled:
         return rows
     more = table.one_sided[rows]
-    more[~more] = np.not_equal(*_element_counts(table, rows[~more], comparison))
+    more[~more] = np.not_equal(*_element_counts(table, rows[~more]))
     return rows if more.all() else rows[:0]
 
 
@@ -802,11 +793,14 @@ def paired_calls(columns: tuple[Columns, Columns], batches: tuple[StepBatch, Ste
     if not all(given):
         given = [_values_by_call(*side, Kind.OUTPUT) for side in zip(columns, batches, strict=True)]
     made = list(batches)
-    for fqn in given[0].keys() & given[1].keys():
-        calls = given[0][fqn], given[1][fqn]
-        longer = int(len(calls[1]) > len(calls[0]))
-        if len(calls[0]) != len(calls[1]) and (numbers := _new_numbers(calls[longer], calls[1 - longer])):
-            made[longer] = _renumbered(columns[longer], made[longer], fqn, numbers)
+    for longer, shorter in ((0, 1), (1, 0)):
+        numbers = {
+            (fqn, call): new
+            for fqn, calls in given[longer].items()
+            if len(calls) > len(given[shorter].get(fqn, calls))
+            for call, new in _new_numbers(calls, given[shorter][fqn]).items()
+        }
+        made[longer] = _renumbered(columns[longer], made[longer], numbers) if numbers else made[longer]
     return made[0], made[1]
 
 
@@ -844,31 +838,25 @@ def _new_numbers(longer: Given, shorter: Given) -> dict[int, int]:
     return {call: pairs[call] if call in pairs else next(rest) for call in one}
 
 
-def _renumbered(columns: Columns, batch: StepBatch, fqn: str, numbers: dict[int, int]) -> StepBatch:
-    """The batch with the calls of module `fqn` renumbered; unchanged if any renumbered record would have no site.
+def _renumbered(columns: Columns, batch: StepBatch, numbers: Mapping[tuple[str, int], int]) -> StepBatch:
+    """The batch with calls of modules renumbered; unchanged if any renumbered record would have no site.
 
     Only module values of the phases `forward` and `backward` are renumbered.
 
     Args:
         columns: the run's sites.
         batch: its records of the step.
-        fqn: the module.
-        numbers: number of a call to its new number.
+        numbers: (module, number of a call) to its new number.
     """
-    sites = np.asarray(batch.site, np.int64).copy()
-    of_module = np.fromiter((columns.fqn[site] == fqn for site in sites.tolist()), np.bool_, len(sites))
-    phases = np.isin(columns.phase[sites], [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
-    rows = np.flatnonzero(of_module & phases & of_kinds(columns.kind[sites], MODULE_KINDS))
-    every = [site for site, name in enumerate(columns.fqn) if name == fqn]
-    at = {(columns.phase[site], columns.kind[site], columns.call[site], columns.path[site]): site for site in every}
-    for row in rows.tolist():
-        site = int(sites[row])
-        call = numbers.get(int(columns.call[site]), int(columns.call[site]))
-        new = at.get((columns.phase[site], columns.kind[site], call, columns.path[site]))
-        if new is None:
-            return batch  # that call has other values
-        sites[row] = new
-    return replace(batch, site=sites.astype(batch.site.dtype))
+    of_modules = of_kinds(columns.kind, MODULE_KINDS)
+    of_modules &= np.isin(columns.phase, [phase_code(Phase.FORWARD), phase_code(Phase.BACKWARD)])
+    places = list(zip(columns.phase, columns.kind, columns.fqn, columns.call, columns.path, strict=True))
+    at, new = {place: site for site, place in enumerate(places)}, np.arange(len(columns))
+    for site in np.flatnonzero(of_modules).tolist():
+        phase, kind, fqn, call, path = places[site]
+        new[site] = at.get((phase, kind, fqn, numbers.get((fqn, int(call)), call), path), -1)
+    sites = new[batch.site]
+    return batch if (sites < 0).any() else replace(batch, site=sites.astype(batch.site.dtype))
 
 
 # --- the passes

@@ -36,18 +36,7 @@ from introspect_cli.compare.ledger import At, Tensor, ledgers, tensor_of
 from introspect_cli.compare.result import Part, Restored, Resumption
 from introspect_cli.compare.say import key_of, some
 from introspect_cli.compare.settings.beginning import DOCUMENT
-from introspect_cli.compare.table import (
-    ONLY_A,
-    ONLY_B,
-    OTHER,
-    WITHIN,
-    Alignment,
-    Ids,
-    Mask,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.table import ONLY_A, ONLY_B, OTHER, WITHIN, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import STATE_KINDS, observed_kinds
 from introspect_cli.labels import Labels, label_text, step_words
 from introspect_cli.records import EVALUATED, SCALER, Kind, Phase, Status
@@ -60,6 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from introspect_cli.compare.ledger import State, StateKey
+    from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.steps import Sides
     from introspect_cli.compare.table import Table
 
@@ -166,19 +156,18 @@ def with_copied_starts(
         batch: its records of the step.
         other_union: union numbers of the other run's records of the step.
     """
-    ids, none = alignment.ids[side], np.empty(0, dtype=np.int64)
+    ids, rows_of = alignment.ids[side], before.tensor_rows() if before.recorded else {}
     wanted = other_union[starts(alignment, other_union)]
-    wanted = wanted[~np.isin(wanted, ids[batch.site])]
-    if not len(wanted) or not before.recorded:
-        return batch, none
-    numbers = np.full(alignment.size, -1, dtype=np.int64)
-    numbers[ids] = np.arange(len(ids))
-    rows_of = before.tensor_rows()
-    unions = [union for union in wanted.tolist() if numbers[union] >= 0 and tensor_of(alignment, union) in rows_of]
-    if not unions:
-        return batch, none
-    rows = np.array([rows_of[tensor_of(alignment, union)] for union in unions], dtype=np.int64)
-    return prepend_rows(batch, before.batch, rows, numbers[unions]), np.array(unions, dtype=np.int64)
+    own = {union: number for number, union in enumerate(ids.tolist())} if len(wanted) else {}
+    left = {
+        union: rows_of[tensor_of(alignment, union)]
+        for union in wanted[~np.isin(wanted, ids[batch.site])].tolist()
+        if union in own and tensor_of(alignment, union) in rows_of
+    }
+    if not left:
+        return batch, np.empty(0, dtype=np.int64)
+    rows, numbers = np.array([*left.values()], np.int64), np.array([own[union] for union in left])
+    return prepend_rows(batch, before.batch, rows, numbers), np.array([*left], np.int64)
 
 
 def starts(alignment: Alignment, unions: Ids) -> Mask:
@@ -600,7 +589,7 @@ def copies(resume: ResumePoint) -> Part:
 
     Looked for as long as all else agrees after each step; UNSEEN where none is on record by then.
     """
-    name, trained = "averaged copies", True
+    name = "averaged copies"
     for sides in resume.steps():
         late, whole = ({of: v for of, v in at.tensors(Phase.START).items() if _is_copy(of[1])} for at in sides)
         mine, theirs = late | _products(sides[0]), whole | _products(sides[1])
@@ -608,11 +597,10 @@ def copies(resume: ResumePoint) -> Part:
         differ = [tensor[1] for tensor in held if mine[tensor] != theirs[tensor]]
         if held and not differ:
             return Part(name, Restored.YES, f"all {len(held)}")
-        if differ and trained:
+        if differ:
             return Part(name, Restored.NO, f"{len(differ)} of {len(held)} differ, {min(differ)}")
         ends = [{of: v for of, v in at.tensors(Phase.OPTIMIZER).items() if not _is_copy(of[1])} for at in sides]
-        trained = trained and ends[0] == ends[1]
-        if not trained:
+        if ends[0] != ends[1]:
             break
     none = "none on record before the parameters differ" if Kind.PRODUCT.value in resume.kinds else ""
     return Part(name, Restored.UNSEEN, none, matters=False)

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, with_state
+from introspect_cli.compare.measure import moments, rounding, same_numbers, shapes_differ
 from introspect_cli.compare.result import RESOLUTION, Certainty, Divergence, Finding, Part, Restored, Resumption
-from introspect_cli.compare.table import MODULE_KINDS, rounding, shapes_differ
+from introspect_cli.compare.table import MODULE_KINDS
 from introspect_cli.records import DRAWN_BEFORE, Joined, Kind, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
@@ -456,27 +457,14 @@ _PERMUTED = 1e-3
 def same_values(divergence: Divergence) -> bool:
     """Whether b seems to hold the values of a in another order.
 
-    By equal layout, extrema and counts of zeros, NaNs and infinities, moments that agree to rounding, and a relative L2
-    of at least `_PERMUTED`; False for constants and single numbers, and where distance or statistics are unknown.
+    By equal layout, extrema and counts of zeros, sums that agree to rounding, and a relative L2 of at least
+    `_PERMUTED`; False for constants, for what is not finite, and where distance or statistics are unknown.
     """
     a, b, rel = divergence.a, divergence.b, divergence.rel_l2
-    if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout or a.layout.numel < 2:
+    if a is None or b is None or rel is None or rel < _PERMUTED or a.layout != b.layout:
         return False
-    names = ("min", "max", "absmin", "zeros", "nans", "posinfs", "neginfs")
-    one, two = a.stats, b.stats
-    if not one or any(one.get(name) != two.get(name) for name in names) or one.get("min") == one.get("max"):
-        return False
-    size = one.get("amean", 0.0)  # a mean near zero is what is left of larger numbers
-    return all(
-        abs(one.get(name, 0.0) - two.get(name, 0.0)) <= tolerance * scale
-        for name, tolerance, scale in (
-            ("mean", 1e-12, size),
-            ("amean", 1e-12, size),
-            ("var", 1e-11, one.get("var", 0.0)),
-            ("skew", 1e-5, 1.0 + abs(one.get("skew", 0.0))),
-            ("kurt", 1e-5, 1.0 + abs(one.get("kurt", 0.0))),
-        )
-    )
+    one, two, zeros = moments(a), moments(b), (a.stats.get("zeros"), b.stats.get("zeros"))
+    return one is not None and two is not None and zeros[0] == zeros[1] and same_numbers(one, two, 1e-11)
 
 
 def how_far(divergence: Divergence) -> str:

@@ -7,21 +7,6 @@ loss and earlier gradients. A divergence is an origin where all it rests on was 
 
 A parameter is recorded as training finds it, after an optimizer step, and where it is written to. The last of these
 before a call is what the module computes with; unknown where the forward pass itself changes it.
-
-*Size* is a class: rounding of its dtype, more than rounding, or structural. Rounding means: as far apart as another
-order of the same sums makes two correctly computed values. Of a sum of n products that is, with a probability near 1,
-at most a small multiple of sqrt(n) u relative to the values that go in, where u is the dtype's unit roundoff (Higham
-and Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41(5), 2019; the certain bound
-is n u: Higham, Accuracy and Stability of Numerical Algorithms, 4.2). So two values are a rounding apart where
-
-    relative L2 <= 4 sqrt(max(n, 256)) u, and <= 0.05,
-
-and minimum, maximum and mean agree to that as well: an L2 distance does not see small values beside huge ones. The 256
-leave 64 u to what is no sum, for an exponential or a quotient of such is not rounded once either. n is the number of
-terms of the reduction as far as the records tell: of a parameter's gradient the elements of its module's output
-gradient for each of its own rows (samples, tokens), of a module's output its parameters' elements for each row (the
-fan-in), else 256. Where terms cancel, a sum may be further off and still be rounding; that is called more than
-rounding, and `capture --perturb` measures it.
 """
 
 from __future__ import annotations
@@ -32,11 +17,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from introspect_cli.compare.evidence import Evidence, Known, Thing, joint_known, worst_of
+from introspect_cli.compare.measure import Ids, distance_of, has_nonfinite, plain_distance, proportion, size_of
 from introspect_cli.compare.names import FORWARD, ancestors, owner_of, tree_at
-from introspect_cli.compare.result import RESOLUTION, Divergence, Size
+from introspect_cli.compare.result import Divergence
 from introspect_cli.compare.say import some
 from introspect_cli.compare.table import (
     DIFFERENT,
@@ -44,27 +29,19 @@ from introspect_cli.compare.table import (
     FLOWING_BACK,
     KINDS,
     NOT_SEEN,
-    ROUNDING,
     WITHIN,
     Codes,
-    Ids,
     Learned,
     Table,
-    distance_of,
-    distances,
     kind_code,
     of_kinds,
     phase_code,
-    plain_distance,
     plain_of,
-    relative,
-    shapes_differ,
 )
-from introspect_cli.derived import scale_between
 from introspect_cli.records import DRAWN_BEFORE, SETTING_KINDS, Joined, Kind, ModuleInfo, Phase, Site, Status, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from introspect_cli.compare.comparison import Comparison
     from introspect_cli.compare.evidence import Cause
@@ -822,48 +799,7 @@ RESTS_ON: dict[str, tuple[Edge, ...]] = {
 """By the word of a reason, what its records rest on; what one case needs besides is added in `applies`."""
 
 
-_MIN_TERMS = 256
-_SAFETY_FACTOR = 4.0
-_MAX_BOUND = 0.05
-"""No more than that: half precision adds up in float32, and rounds a sum a few times."""
-
-LEAST_BOUND = _SAFETY_FACTOR * _MIN_TERMS**0.5
-"""Roundings that two values may be apart whatever they are made of."""
-
 _PASSES = frozenset({Phase.BACKWARD, Phase.FORWARD, Phase.EVAL, Phase.START})
-
-
-def size_of(
-    a: Summary | None, b: Summary | None, rel: float | None, terms: int = 0, scale: float | None = None
-) -> Size | None:
-    """The size class of a divergence: STRUCTURAL, MORE or ROUNDING.
-
-    STRUCTURAL: one run has no record, or status, shape or dtype differ, or two texts are not both numbers. MORE: beyond
-    4 sqrt(max(terms, 256)) roundings (at most 0.05) in distance, minimum, maximum or mean, or NaN or infinite; of a
-    dtype without rounding, always. None: the distance is unknown and nothing is infinite, or a statistic is not known.
-
-    Args:
-        a: what run a recorded; None where it has no record.
-        b: what run b recorded; None where it has no record.
-        rel: relative L2 distance; None where it is not known.
-        terms: number of terms of the sum that gives the value; 0 where that is not known.
-        scale: c where b is c times a, else None; with it, more than `LEAST_BOUND` roundings are MORE already.
-    """
-    if a is None or b is None or a.status is not b.status or shapes_differ(a, b):
-        return Size.STRUCTURAL
-    if a.layout.dtype != b.layout.dtype or (a.status is Status.VALUE and rel is None):
-        return Size.STRUCTURAL
-    unit = ROUNDING.get(a.layout.dtype)
-    if unit is None:
-        return Size.MORE  # of integers and the like, nothing is rounded
-    if rel is None:
-        return Size.MORE if has_nonfinite(a.stats) or has_nonfinite(b.stats) else None
-    bound = min(_SAFETY_FACTOR * max(terms, _MIN_TERMS) ** 0.5 * unit, _MAX_BOUND)
-    if rel > bound or (scale is not None and rel > LEAST_BOUND * unit):
-        return Size.MORE
-    if not (a.stats and b.stats):
-        return None
-    return Size.ROUNDING if _statistics_agree(a.stats, b.stats, bound) else Size.MORE
 
 
 def terms_of(step: Step, site: Site, a: Summary | None) -> int:
@@ -894,7 +830,7 @@ def _largest_numel(step: Step, kind: Kind, fqn: str) -> int:
     rows = [
         row for union in step.of(kind, _PASSES, fqn) if (row := step.table.rows_of("a").get(int(union))) is not None
     ]
-    return int(step.comparison.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
+    return int(step.table.layouts[0].numel[step.table.a.layout[rows]].max(initial=0))
 
 
 def _fan_in(step: Step, name: str) -> int:
@@ -909,38 +845,6 @@ def _fan_in(step: Step, name: str) -> int:
                 shape = step.comparison.a.layouts[int(step.table.a.layout[row])].shape
                 return int(np.prod(shape[1:])) if len(shape) > 1 else 0
     return 0
-
-
-def _statistics_agree(a: Mapping[str, float], b: Mapping[str, float], tolerance: float) -> bool:
-    """Whether minimum, maximum and mean are on record and as close as `tolerance`, and neither tensor has NaN or inf.
-
-    Minima and maxima are compared relative to the larger absolute value of the two, means relative to the larger mean
-    absolute value.
-    """
-    if has_nonfinite(a) or has_nonfinite(b):
-        return False
-    spread = max(abs(a.get("amean", 0.0)), abs(b.get("amean", 0.0)))
-    for name in ("min", "max", "mean"):
-        one, two = a.get(name), b.get(name)
-        if one is None or two is None:
-            return False
-        if abs(one - two) > tolerance * (spread if name == "mean" else max(abs(one), abs(two))):
-            return False
-    return True
-
-
-def proportion(sketch_a: npt.NDArray[Any], sketch_b: npt.NDArray[Any]) -> tuple[float, float] | None:
-    """(c, residual) where b is c times a by least squares over two sketches; the residual is relative to b's norm.
-
-    None where the residual is not below 20 `RESOLUTION`, or c is within 50 `RESOLUTION` of 1.
-    """
-    factor, rest = scale_between(sketch_a, sketch_b)
-    return (factor, rest) if rest < 20 * RESOLUTION and abs(factor - 1) > 50 * RESOLUTION else None
-
-
-def has_nonfinite(stats: Mapping[str, float]) -> bool:
-    """Whether these statistics of a tensor count any NaN or infinity; False where they have no counts."""
-    return any(stats.get(name, 0) for name in ("nans", "posinfs", "neginfs"))
 
 
 def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
@@ -965,8 +869,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
             distance, scale = plain_distance(a.text, b.text)
             rel, exact = (distance / scale if distance else 0.0) if np.isfinite(distance) else None, True
         elif table.a.sketch is not None and table.b.sketch is not None:
-            one, two = (np.array([row]) for row in rows)
-            relative_l2 = relative(*distances(table.a, table.b, one, two, *comparison.layouts))[0]
+            relative_l2 = step.divergences.relative(np.array([position]))[0]
             finite = bool(a.stats) and not has_nonfinite(a.stats)
             # sketches leave infinities out, and where these are differs
             rel = float(relative_l2) if np.isfinite(relative_l2) and (finite or relative_l2) else None
@@ -997,7 +900,7 @@ def divergence_at(step: Step, position: int, cause: Cause) -> Divergence:
         scale=times,
         residual=residual,
         floor=max((float(floor[number]) for floor in floors if number < len(floor)), default=None),
-        coarse=any(layouts.coarse for layouts in comparison.layouts),
+        coarse=any(layouts.coarse for layouts in table.layouts),
         source=info.source if site.kind in {Kind.OP_OUTPUT, Kind.COLLECTIVE} else "",
         elements=differing,
         labels=comparison.a.labels.get(table.step, {}),

@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import (
-    FLOWING_BACK,
-    MODULE_VALUES,
-    Ids,
-    Layouts,
-    Mask,
-    columns,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.measure import Ids, Layouts, Mask
+from introspect_cli.compare.table import FLOWING_BACK, MODULE_VALUES, columns, kind_code, of_kinds, phase_code
 from introspect_cli.compare.watched import is_list
 from introspect_cli.compare.wholes import most_calls
 from introspect_cli.errors import UsageError
@@ -36,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from introspect_cli.compare.match import Correspondence
+    from introspect_cli.compare.measure import Floats, Records
     from introspect_cli.compare.names import Rename
     from introspect_cli.compare.result import DiffOptions
-    from introspect_cli.compare.table import Columns, Floats, Learned, Table, Tensors
+    from introspect_cli.compare.table import Columns, Learned, Table, Tensors
     from introspect_cli.compare.wholes import Splits
-    from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.log import StepEntry
     from introspect_cli.store.reader import Reader
 
@@ -178,12 +169,10 @@ def _count_wanted(steps: Sequence[int], asked: object, offset: int) -> int:
         asked: the option `steps` of the capture; any value.
         offset: the capture's numbers are as much smaller.
     """
-    if not isinstance(asked, str):
-        return len(steps)
     from introspect_cli.schedule.rules import Schedule
 
     try:
-        wanted = Schedule.parse(asked).wants
+        wanted = Schedule.parse(str(asked or ":")).wants
     except UsageError:  # a store from elsewhere
         return len(steps)
     return sum(wanted(step - offset) for step in steps)
@@ -229,7 +218,7 @@ class Gathered:
             learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
                 run has no means, else as a copy with that factor and `flows_back` by this step too.
         """
-        scalar = np.logical_and(*table.of_layouts("scalar", self._comparison.layouts))
+        scalar = np.logical_and(*table.of_layouts("scalar"))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
             return self._sums_agree(table, rtol, learned.backward_ratio or 1.0), learned
         by_moments, back = self._compared_by_moments(table, scalar), of_kinds(table.kinds, FLOWING_BACK)
@@ -244,7 +233,7 @@ class Gathered:
 
     def of_one_dtype(self, table: Table) -> Mask:
         """Mask of DIFFERENT rows; False for module values (inputs, outputs, their gradients) of two dtypes."""
-        one, two = table.of_layouts("dtype", self._comparison.layouts)
+        one, two = table.of_layouts("dtype")
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
 
     def _is_scaled(self, ratio: float) -> bool:
@@ -266,7 +255,7 @@ class Gathered:
             table: the step.
             scalar: bool for each DIFFERENT row, whether it has no dimensions in either run.
         """
-        one, two = table.of_layouts("numel", self._comparison.layouts)
+        one, two = table.of_layouts("numel")
         whole = np.fmax(one, two) % np.fmax(np.fmin(one, two), 1.0) == 0
         alike = _joined_rows(table, Joined.ALIKE)
         mask = (
@@ -275,9 +264,8 @@ class Gathered:
             | (alike & _single_numbers(table, scalar))
         )
         if table.a.sketch is None or table.b.sketch is None:
-            layouts = self._comparison.layouts
-            added = np.equal(*table.of_layouts("shape", layouts))
-            added &= np.logical_and(*table.of_layouts("floating", layouts))
+            added = np.equal(*table.of_layouts("shape"))
+            added &= np.logical_and(*table.of_layouts("floating"))
             added &= ~_joined_rows(table, Joined.COPIES) & (table.kinds != kind_code(Kind.BATCH))
             mask |= added & (table.alignment.phase[table.differing_sites] != phase_code(Phase.START))
         return np.asarray(mask)
@@ -305,7 +293,7 @@ class Gathered:
                 distance = np.abs(one - two * factor)
                 near = (distance <= rtol * size * np.maximum(factor, 1.0)) | (np.isnan(one) & np.isnan(two))
             if name == "mean":  # single numbers may be summed up over calls in both, in b alone, or scaled
-                calls = [_call_counts(batch, of_run[rows]) for batch, of_run in table.pairs]
+                calls = [_call_counts(of_run) for of_run in table.both(table.differing[rows])]
                 total, other = one * calls[0], two * calls[1]
                 sums = (other, other / (ratio if self._is_scaled(ratio) else 1.0), two)
                 added = np.logical_or.reduce([np.abs(total - each) <= rtol * np.abs(total) for each in sums])
@@ -324,9 +312,9 @@ class Gathered:
         out = np.zeros(len(table.differing), np.bool_)
         if table.a.sketch is None or table.b.sketch is None:
             return out
-        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape", self._comparison.layouts))
+        whole = ~_joined_rows(table, Joined.GATHERED) & np.equal(*table.of_layouts("shape"))
         rows = np.flatnonzero(of_kinds(table.kinds, FLOWING_BACK) & (_joined_rows(table, Joined.OWED) | whole))
-        one, two = (np.asarray(batch.sketch, np.float64)[of_run[rows]] for batch, of_run in table.pairs)
+        one, two = (of_run.column("sketch").astype(np.float64) for of_run in table.both(table.differing[rows]))
         distance, size = (np.linalg.norm(values, axis=1) for values in (one - two / ratio, one))
         with np.errstate(invalid="ignore"):
             out[rows] = distance <= rtol[rows] * size
@@ -367,13 +355,13 @@ def _whole_ratio(table: Table, rows: Ids) -> float | None:
 
 def _joined_rows(table: Table, how: Joined) -> Mask:
     """Mask of DIFFERENT rows that ranks' records were joined into in the way `how`, in either run or both."""
-    masks = [np.asarray(batch.how)[rows] == how for batch, rows in table.pairs if batch.how is not None]
+    masks = [of_run.column("how") == how for of_run in table.both() if of_run.batch.how is not None]
     return np.asarray(np.logical_or.reduce([np.zeros(len(table.differing), np.bool_), *masks]))
 
 
-def _call_counts(batch: StepBatch, rows: Ids) -> Ids:
-    """How many calls were put together in each row of a batch; 1 where none were."""
-    return np.ones(len(rows), np.int64) if batch.calls is None else np.asarray(batch.calls)[rows]
+def _call_counts(records: Records) -> Ids:
+    """How many calls were put together in each record; 1 where none were."""
+    return np.ones(len(records.rows), np.int64) if records.batch.calls is None else records.column("calls")
 
 
 def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None)) -> Mask:
@@ -384,7 +372,7 @@ def _single_numbers(table: Table, scalar: Mask, rows: Ids | slice = slice(None))
         scalar: whether each of `rows` has no dimensions.
         rows: some of the DIFFERENT rows, as indices among these; all by default.
     """
-    several = np.logical_or(*(_call_counts(batch, of_run[rows]) > 1 for batch, of_run in table.pairs))
+    several = np.logical_or(*(_call_counts(of_run) > 1 for of_run in table.both(table.differing[rows])))
     return np.asarray((table.kinds[rows] == kind_code(Kind.LOSS)) | (several & scalar))
 
 

@@ -1,14 +1,7 @@
-"""Sites of both runs under one numbering, how far two records are apart, and one step of both as a table.
+"""Sites of both runs under one numbering, and one step of both as a table.
 
 Each run numbers its sites in order of appearance. Both are mapped once onto the *union*: a's numbers, then the sites of
 b alone. Steps are then matched with integer arrays; names are looked up only for what is shown or reasoned about.
-
-*Distance* is exact where both runs stored the whole tensors. Otherwise estimated from sketches, a linear map to 16
-numbers: the norm of the difference of two sketches is 0.76 to 1.32 of the tensors' L2 distance (5th and 95th
-percentile). Relative to the larger of the two exact L2 norms: symmetric, defined when either is zero, and at most 2.
-
-Values of different shapes have no distance. Values gathered from ranks without a known place have no shape, and equal
-values on all ranks may be copies or equal parts: only their sizes can differ.
 
 *A step* is one table, with a row for each record of a, of b, or of both. It has thousands of records, so they stand in
 columns of numpy: the site, the row of either run's records, and what comparing made of them so far. A pass of a
@@ -27,32 +20,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from introspect_cli.compare.measure import Floats, Ids, Layouts, Mask, Records, distances, relative
 from introspect_cli.compare.names import strip_wrappers, with_ancestors
-from introspect_cli.derived import l2_norm
 from introspect_cli.records import (
     EVALUATED,
     KIND_CODES,
     SETTING_KINDS,
-    Joined,
     Kind,
-    Layout,
     Phase,
     Site,
     Status,
-    Summary,
 )
 from introspect_cli.selection import selects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from introspect_cli.store.batch import StepBatch
     from introspect_cli.store.names import SiteTable
     from introspect_cli.store.run import Run
 
-
-Ids = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 FLOWING_BACK = (Kind.GRAD_INPUT, Kind.GRAD_OUTPUT)
 MODULE_VALUES = (Kind.INPUT, Kind.OUTPUT, *FLOWING_BACK)
@@ -114,35 +101,18 @@ def columns(table: SiteTable, rename: Callable[[str], str] | None = None) -> Col
         table: the sites of a rank.
         rename: changes FQNs; None to strip wrappers alone. Keys of changed names are computed again.
     """
-    phases, kinds = table.phase, table.kind
-    keys = np.asarray(table.key, dtype=np.uint64)
-    names = table.fqn
-    calls = np.asarray(table.call, dtype=np.int64)
-    paths = table.path
-    renamed = {}
+    keys, names, change = np.asarray(table.key, dtype=np.uint64), table.fqn, rename or strip_wrappers
     if rename is not None or "._" in "\n".join(names):
-        renamed = {name: new for name in set(names) if (new := (rename or strip_wrappers)(name)) != name}
-    if renamed:
-        keys = keys.copy()
-        fresh = []
-        for index, name in enumerate(names):
-            new = renamed.get(name, name)
-            fresh.append(new)
-            if new is not name:
-                site = Site(Phase(phases[index]), Kind(kinds[index]), new, int(calls[index]), paths[index])
-                keys[index] = site.key()
-        names = fresh
-    phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, phases)), np.uint8)
-    kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, kinds)), np.uint8)
-    return Columns(
-        keys=keys,
-        phase=phase,
-        kind=kind,
-        fqn=names,
-        call=calls,
-        path=paths,
-        module_class=table.module_class,
-    )
+        new = {name: change(name) for name in set(names)}
+        changed = [index for index, name in enumerate(names) if new[name] != name]
+        names, keys = [new[name] for name in names], keys.copy() if changed else keys
+        for at in changed:
+            site = Site(Phase(table.phase[at]), Kind(table.kind[at]), names[at], int(table.call[at]), table.path[at])
+            keys[at] = site.key()
+    phase = np.frombuffer(bytes(map(_PHASE_CODE.__getitem__, table.phase)), np.uint8)
+    kind = np.frombuffer(bytes(map(KIND_CODES.__getitem__, table.kind)), np.uint8)
+    calls = np.asarray(table.call, dtype=np.int64)
+    return Columns(keys, phase, kind, names, calls, table.path, table.module_class)
 
 
 @dataclass(frozen=True)
@@ -291,214 +261,6 @@ def _union_numbers(a: Columns, b: Columns) -> tuple[Ids, Ids]:
     return ids, extra
 
 
-Floats = npt.NDArray[np.float64]
-
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Unit roundoff by dtype: half the distance from 1 to the next number; Higham, Accuracy and Stability, 2.1."""
-
-_NOT_FINITE = ("nans", "posinfs", "neginfs")
-_EXACT = 1e-5
-"""How far statistics are to be trusted, relative to the norm."""
-
-WHOLE = ("float", "bfloat", "complex")
-"""How dtypes begin of which sums are rounded."""
-
-
-class Layouts:
-    """Properties of one rank's layouts as arrays indexed by layout number; those of no layouts have one element.
-
-    Attributes:
-        numel: float64, number of elements.
-        floating: bool, whether sums of the dtype are rounded (`WHOLE`).
-        unit: float64, unit roundoff of the coarsest dtype; 0 for dtypes without rounding.
-        dtype: int64, a number per dtype, the same in all `Layouts` of the process.
-        stored: bool, whether the tensor is sparse, jagged or nested.
-        scalar: bool, whether it has no dimensions.
-        coarse: whether any layout is of bfloat16; not an array.
-        shape: int64, a number per shape, the same in all `Layouts` of the process.
-    """
-
-    def __init__(self, layouts: Sequence[Layout]) -> None:
-        """Compute all arrays now.
-
-        New shapes and dtypes get numbers in `_SHAPES` and `_DTYPES`, which all instances share.
-        """
-        self.numel = np.array([max(layout.numel, 0) for layout in layouts] or [0], dtype=np.float64)
-        self.floating = np.array([layout.dtype.startswith(WHOLE) for layout in layouts] or [False], dtype=np.bool_)
-        # ranks that compute in several dtypes have them all in one layout: `float32 and bfloat16`
-        units = [max(ROUNDING.get(dtype, 0.0) for dtype in layout.dtype.split(" and ")) for layout in layouts]
-        self.unit = np.array(units or [0.0])
-        dtypes: dict[str, int] = _DTYPES
-        self.dtype = np.array([dtypes.setdefault(layout.dtype, len(dtypes)) for layout in layouts] or [0], np.int64)
-        # of sparse and nested ones, statistics and sketch have the values, and not where they stand
-        stored = [layout.strides.startswith(("sparse", "jagged", "nested")) for layout in layouts]
-        self.stored = np.array(stored or [False])
-        self.scalar = np.array([not layout.shape for layout in layouts] or [False], dtype=np.bool_)
-        self.coarse = any(layout.dtype == "bfloat16" for layout in layouts)
-        names: dict[tuple[Any, ...], int] = _SHAPES
-        self.shape = np.array(
-            [names.setdefault(tuple(layout.shape), len(names)) for layout in layouts] or [0], dtype=np.int64
-        )
-
-
-_SHAPES: dict[tuple[Any, ...], int] = {}  # shape to number, so that two runs' layouts compare as integers
-_DTYPES: dict[str, int] = {}
-
-
-def norms(batch: StepBatch, rows: Ids, layouts: Layouts) -> Floats:
-    """L2 norm of the finite elements of each row's tensor, float64 (rows,), from mean and variance.
-
-    NaN for sparse, jagged and nested tensors.
-    """
-    mean = np.asarray(batch.floats["mean"], dtype=np.float64)[rows]
-    var = np.asarray(batch.floats["var"], dtype=np.float64)[rows]
-    numel = np.where(layouts.stored[batch.layout[rows]], np.nan, layouts.numel[batch.layout[rows]])
-    for name in _NOT_FINITE:
-        numel = numel - np.asarray(batch.counts[name])[rows]
-    with np.errstate(invalid="ignore", over="ignore"):
-        return l2_norm(mean, var, numel)
-
-
-def sketch_norms(sketch: npt.NDArray[np.float32] | Floats) -> Floats:
-    """L2 norm of each sketch: float64 (n,) of an array (n, 16)."""
-    wide = sketch.astype(np.float64)
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", wide, wide)))
-
-
-def has_norms(batch: StepBatch) -> bool:
-    """Whether the batch has means, variances and counts of NaNs, which give L2 norms."""
-    return "mean" in batch.floats and "var" in batch.floats and "nans" in batch.counts
-
-
-def nan_throughout(batch: StepBatch, layouts: Layouts) -> Mask:
-    """Mask over all rows of the batch, true where every element is NaN; all False if NaNs were not counted.
-
-    False for tensors without elements.
-    """
-    if "nans" not in batch.counts:
-        return np.zeros(len(batch), np.bool_)
-    sizes = layouts.numel[batch.layout]
-    return np.asarray((np.asarray(batch.counts["nans"]) == sizes) & (sizes > 0))
-
-
-def distances(
-    a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, layouts_a: Layouts, layouts_b: Layouts
-) -> tuple[Floats, Floats]:
-    """(estimated L2 distance, larger of the two L2 norms) of each pair of rows, both float64 (n,).
-
-    Norms are from statistics, else from sketches; both are NaN without sketches. The distance is also NaN where it is
-    unknown: another shape, unequal counts of NaNs or infinities, sparse tensors with other places, or equal finite
-    elements beside some that are not finite. A bound from the statistics stands in for the sketches' estimate where it
-    is more than twice that.
-
-    Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        layouts_a: of run a.
-        layouts_b: of run b.
-    """
-    count = len(rows_a)
-    unknown = np.full(count, np.nan)
-    if not count or a.sketch is None or b.sketch is None:
-        return unknown, unknown.copy()
-    sketch_a, sketch_b = a.sketch[rows_a], b.sketch[rows_b]
-    distance = sketch_norms(sketch_a.astype(np.float64) - sketch_b.astype(np.float64))
-    size_a = norms(a, rows_a, layouts_a) if has_norms(a) else unknown
-    size_b = norms(b, rows_b, layouts_b) if has_norms(b) else unknown
-    scale = np.fmax(size_a, size_b)
-    unsized = np.flatnonzero(~np.isfinite(scale))
-    scale[unsized] = np.fmax(sketch_norms(sketch_a[unsized]), sketch_norms(sketch_b[unsized]))
-    shape_a = layouts_a.shape[a.layout[rows_a]]
-    shape_b = layouts_b.shape[b.layout[rows_b]]
-    known = (shape_a == shape_b) & same_nonfinite(a, b, rows_a, rows_b)
-    stored = layouts_a.stored[a.layout[rows_a]] | layouts_b.stored[b.layout[rows_b]]
-    for at in np.flatnonzero(stored).tolist():
-        known[at] &= a.text[int(rows_a[at])] == b.text[int(rows_b[at])]
-    least = _least_distances(a, b, rows_a, rows_b, np.abs(size_a - size_b), layouts_a)
-    with np.errstate(invalid="ignore"):  # two changes that fell into one place of the sketch, and cancelled
-        distance = np.where((least > 2 * distance) & (least > _EXACT * scale), least, distance)
-    beside = [np.asarray(a.counts[name])[rows_a] > 0 for name in _NOT_FINITE if name in a.counts]
-    if beside:  # where all that is finite is equal, what differs is where the rest is
-        known &= (distance > 0) | ~np.logical_or.reduce(beside)
-    return np.where(known, distance, np.nan), scale
-
-
-def _least_distances(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids, sizes: Floats, layouts: Layouts) -> Floats:
-    """Lower bound of each pair's L2 distance, from the norms, extrema and means on record; NaN where none is.
-
-    Args:
-        a: records of run a.
-        b: records of run b.
-        rows_a: rows of `a`.
-        rows_b: rows of `b`, one for each of `rows_a`.
-        sizes: difference of each pair's L2 norms; NaN where unknown.
-        layouts: of run a.
-    """
-    least = sizes
-    for name, root in (("min", 1.0), ("max", 1.0), ("mean", np.sqrt(layouts.numel[a.layout[rows_a]]))):
-        if name in a.floats and name in b.floats:
-            one, two = (np.asarray(batch.floats[name], np.float64)[rows] for batch, rows in ((a, rows_a), (b, rows_b)))
-            with np.errstate(invalid="ignore", over="ignore"):
-                least = np.fmax(least, root * np.abs(one - two))
-    return least
-
-
-def relative(distance: Floats, scale: Floats) -> Floats:
-    """`distance` over `scale`, element by element; 0 where both are 0, NaN where the distance is unknown."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = distance / scale
-    return np.where((distance == 0) & (scale == 0), 0.0, ratio)
-
-
-def same_nonfinite(a: StepBatch, b: StepBatch, rows_a: Ids, rows_b: Ids) -> Mask:
-    """Mask of pairs of rows with equal numbers of NaN, +inf and -inf.
-
-    What either batch did not count does not matter.
-    """
-    same = np.ones(len(rows_a), dtype=np.bool_)
-    for name in _NOT_FINITE:
-        if name in a.counts and name in b.counts:
-            same &= np.asarray(a.counts[name])[rows_a] == np.asarray(b.counts[name])[rows_b]
-    return same
-
-
-def rounding(rel: float, dtype_a: str, dtype_b: str) -> tuple[float, str] | None:
-    """A relative distance in roundings: (how many, of which dtype); None where it is too far for that.
-
-    At most 64 roundings of the coarser dtype. For a larger distance 0.2 to 1.2 roundings of bfloat16, if both dtypes
-    are finer: something was computed in it. None too for a distance of 0, or if neither dtype is a float.
-    """
-    units = [name for name in (dtype_a, dtype_b) if name in ROUNDING]
-    if not units or rel <= 0:
-        return None
-    layout = max(units, key=lambda name: ROUNDING[name])
-    k = rel / ROUNDING[layout]
-    if k <= 64:
-        return k, layout
-    k = rel / ROUNDING["bfloat16"]
-    return (k, "bfloat16") if 0.2 <= k <= 1.2 and ROUNDING[layout] < ROUNDING["bfloat16"] else None
-
-
-def distance_of(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float | None:
-    """Relative L2 distance of two whole tensors of one shape: over the larger of their norms, 0 if both are 0.
-
-    Elements that are not finite in one or both are left out; None where these are not the same in both (NaN equals
-    NaN), or a dtype is not numeric.
-    """
-    kinds = a.dtype.kind + b.dtype.kind
-    if kinds.strip("biufc"):
-        return None
-    one, two = (side.ravel().astype(np.complex128 if "c" in kinds else np.float64) for side in (a, b))
-    finite = np.isfinite(one) & np.isfinite(two)
-    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
-        return None
-    one, two = one[finite], two[finite]
-    scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(two)))
-    return 0.0 if scale == 0 else float(np.linalg.norm(one - two)) / scale
-
-
 @dataclass(frozen=True)
 class Tensors:
     """Looks up whole tensors in the stores of both runs; each look-up reads a file."""
@@ -518,39 +280,6 @@ class Tensors:
         a = self.a.tensor(checksum_a)
         b = self.b.tensor(checksum_b) if a is not None else None
         return (a, b) if a is not None and b is not None and a.shape == b.shape == shape else None
-
-
-def plain_distance(one: str, two: str) -> tuple[float, float]:
-    """(absolute difference, larger absolute value) of two texts that are numbers; NaN of others."""
-    try:
-        a, b = float(one), float(two)
-    except ValueError:
-        return np.nan, np.nan
-    return 0.0 if a == b else abs(a - b), max(abs(a), abs(b))
-
-
-def is_shapeless(summary: Summary) -> bool:
-    """Whether a value was gathered from several ranks at unknown places in the whole, so that it has no shape."""
-    return summary.joined is Joined.GATHERED and summary.status is Status.OBSERVED
-
-
-def shapes_differ(a: Summary, b: Summary) -> bool:
-    """Whether two records cannot be of one tensor, by their shapes.
-
-    Values gathered from ranks need only have as many elements as the other; a value equal on all ranks may be a part of
-    the other.
-    """
-    if a.layout.shape == b.layout.shape:
-        return False
-    if Joined.GATHERED in (a.joined, b.joined):
-        return a.layout.numel != b.layout.numel
-    return not (_may_be_part(a, b) or _may_be_part(b, a))
-
-
-def _may_be_part(part: Summary, whole: Summary) -> bool:
-    """Whether a value that is equal on all ranks (ALIKE) may be one of n parts of another; n divides the ranks."""
-    times, rest = divmod(whole.layout.numel, max(part.layout.numel, 1))
-    return part.joined is Joined.ALIKE and rest == 0 < times and part.ranks % times == 0
 
 
 Codes = npt.NDArray[np.int8]
@@ -626,6 +355,7 @@ class Table:
         chosen: bool (n,), whether it was selected to be compared.
         cause: bool (n,), whether it diverges but does not count as a divergence (random states, one-sided names).
         left: sites of start values that were copied from the end of the previous step in one run.
+        layouts: of a and of b.
     """
 
     alignment: Alignment
@@ -641,6 +371,7 @@ class Table:
     chosen: Mask
     cause: Mask
     left: Ids
+    layouts: tuple[Layouts, Layouts]
 
     def __len__(self) -> int:
         return len(self.site)
@@ -692,50 +423,37 @@ class Table:
         return np.flatnonzero(self.state == DIFFERENT)
 
     @property
-    def rows_a(self) -> Ids:
-        """Row in a's batch of each DIFFERENT row."""
-        return np.asarray(self.row_a[self.differing])
-
-    @property
-    def rows_b(self) -> Ids:
-        """Row in b's batch of each DIFFERENT row, in the order of `rows_a`."""
-        return np.asarray(self.row_b[self.differing])
-
-    @property
     def differing_sites(self) -> Ids:
         """Union number of the site of each DIFFERENT row; one-sided rows are not among them."""
         return np.asarray(self.site[self.differing])
 
-    def distances(self, layouts: tuple[Layouts, Layouts]) -> tuple[Floats, Floats]:
-        """(estimated L2 distance, larger of the two L2 norms) of each DIFFERENT row, both float64, as `distances`.
-
-        The distance is NaN where it is unknown.
-        """
-        return distances(self.a, self.b, self.rows_a, self.rows_b, *layouts)
-
-    def of_layouts(self, name: str, layouts: tuple[Layouts, Layouts], rows: Ids | None = None) -> tuple[Any, Any]:
-        """Attribute `name` of `Layouts` (`numel`, `shape`) of rows that both runs have: (in a, in b).
-
-        Of the DIFFERENT rows where `rows` is None.
-        """
+    def both(self, rows: Ids | None = None) -> tuple[Records, Records]:
+        """Records of a, and of b, of rows that both runs have; of the DIFFERENT rows where `rows` is None."""
         rows = self.differing if rows is None else rows
-        one, two = (getattr(of_run, name) for of_run in layouts)
-        return one[self.a.layout[self.row_a[rows]]], two[self.b.layout[self.row_b[rows]]]
+        layouts = self.layouts
+        return Records(self.a, self.row_a[rows], layouts[0]), Records(self.b, self.row_b[rows], layouts[1])
+
+    def distances(self, rows: Ids | None = None) -> tuple[Floats, Floats]:
+        """(estimated L2 distance, larger of the two L2 norms) of `both`, both float64; NaN where it is unknown."""
+        return distances(*self.both(rows))
+
+    def relative(self, rows: Ids | None = None) -> Floats:
+        """Estimated relative L2 distance of `both`, float64; NaN where it is unknown."""
+        return relative(*self.distances(rows))
+
+    def of_layouts(self, name: str, rows: Ids | None = None) -> tuple[Any, Any]:
+        """Attribute `name` of `Layouts` (`numel`, `shape`) of `both`: (in a, in b)."""
+        one, two = self.both(rows)
+        return one.layout(name), two.layout(name)
 
     def statistic(self, name: str, rows: Ids) -> Floats:
         """Statistic `name` (`mean`, `min`) of rows that both runs have, float64 (2, rows): in a and in b."""
-        sides = (self.a, self.row_a), (self.b, self.row_b)
-        return np.array([np.asarray(batch.floats[name], np.float64)[of_run[rows]] for batch, of_run in sides])
+        return np.array([of_run.statistic(name) for of_run in self.both(rows)])
 
     @property
     def halves(self) -> tuple[Half, Half]:
         """Records of a and of b, each with the rows that only it has (state ONLY_A, ONLY_B)."""
         return Half("a", self.a, self.sites_a, self.only_a), Half("b", self.b, self.sites_b, self.only_b)
-
-    @property
-    def pairs(self) -> tuple[tuple[StepBatch, Ids], tuple[StepBatch, Ids]]:
-        """((a's batch, `rows_a`), (b's batch, `rows_b`)), the DIFFERENT rows in both."""
-        return (self.a, self.rows_a), (self.b, self.rows_b)
 
     @cached_property
     def kinds(self) -> npt.NDArray[np.uint8]:

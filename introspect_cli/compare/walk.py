@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, worst_of
+from introspect_cli.compare.measure import Layouts, Mask
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.outcome import (
     Heat,
@@ -51,9 +52,7 @@ from introspect_cli.compare.table import (
     WITHIN,
     Because,
     Columns,
-    Layouts,
     Learned,
-    Mask,
     Table,
     evaluating,
     kind_code,
@@ -378,8 +377,8 @@ class Walk:
             if entry.digest != entry_a.digest:
                 batches = comparison.a.read(entry_a.step), reader.read(entry.step)
                 compared = floor.alignment.mask(frozenset(), ())
-                table = table_of(floor.alignment, compared, (entry_a.step, entry.step), batches)
-                floor.learn(table, comparison.layouts[0], Layouts(reader.layouts))
+                layouts = comparison.layouts[0], Layouts(reader.layouts)
+                floor.learn(table_of(floor.alignment, compared, (entry_a.step, entry.step), batches, layouts))
 
 
 class Account:
@@ -468,8 +467,7 @@ class Account:
         comparison, outcome, chosen, because = self.comparison, self.outcome, table.chosen, table.because
         missing = chosen & (table.state == NOT_SEEN)
         listed, hidden = missing & (because == Because.LISTED), missing & (because == Because.NOT_OBSERVED)
-        sides = ((table.a, table.row_a), (table.b, table.row_b))
-        seen = [np.asarray(batch.status)[of_run[hidden]] != int(Status.NOT_OBSERVED) for batch, of_run in sides]
+        seen = [of_run.column("status") != Status.NOT_OBSERVED for of_run in table.both(np.flatnonzero(hidden))]
         blind = listed.copy()
         blind[hidden] = seen[0] != seen[1]
         recorded = self.counted[np.asarray(comparison.a.read(table.step).site)]
@@ -502,7 +500,7 @@ class Account:
         """
         outcome = self.outcome
         if outcome.results is None or outcome.hidden:
-            outcome.hidden = nan_kinds(table, self.comparison.layouts[0])
+            outcome.hidden = nan_kinds(table)
         if outcome.results is not None and not is_training(table):
             return
         if self.entire:
@@ -535,7 +533,7 @@ class Account:
         if self.options.want_map:
             if outcome.heat is None:
                 outcome.heat = Heat(comparison.alignment, outcome.paired.steps.tolist())
-            outcome.heat.add(place, chosen, comparison.layouts)
+            outcome.heat.add(place, chosen)
         if outcome.first is not None and limit is not None and len(outcome.listed) >= limit:
             return
         begins = outcome.first is None

@@ -6,19 +6,15 @@ a list of arrays proves nothing by what it lacks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import (
-    MODULE_KINDS,
-    Alignment,
-    Mask,
-    kind_code,
-    of_kinds,
-    phase_code,
-)
+from introspect_cli.compare.table import MODULE_KINDS, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
+
+if TYPE_CHECKING:
+    from introspect_cli.compare.measure import Mask
 
 _TENSOR_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.GRAD, Kind.OPTIMIZER_STATE)
 STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
@@ -172,17 +168,12 @@ def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], man
         [bool(observed_kinds(manifest) & {kind.value for kind in kinds}) for kinds in _LOOKS]
         for manifest in (manifest_a, manifest_b)
     ]
-    return np.zeros(alignment.size, bool) if alike and looks[0] == looks[1] else _draw_sites(alignment)
+    within = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase != phase_code(Phase.START))
+    return np.asarray(within & (not alike or looks[0] != looks[1]))
 
 
 _LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
 """Kinds that are recorded at the moments at which a capture looks at the generators."""
-
-
-def _draw_sites(alignment: Alignment) -> Mask:
-    """Mask of random states recorded within a step, that is not at its start."""
-    within = alignment.phase != phase_code(Phase.START)
-    return np.asarray((alignment.kind == kind_code(Kind.RNG)) & within)
 
 
 # --- notes
@@ -205,11 +196,10 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
     one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
-    of_ops = narrowed(manifest_a, manifest_b)
     others = [
         f"--{name.replace('_', '-')} (a: {_option_words(one.get(name))}, b: {_option_words(two.get(name))})"
         for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
-        if (name in of_ops if name in {*_OPERATORS, "eval", "compile"} else one.get(name) != two.get(name))
+        if one.get(name) != two.get(name)
     ]
     if others:
         notes.append(f"The captures had other options, {', '.join(others)}: what only one recorded is not compared.")
@@ -225,17 +215,14 @@ def _option_words(value: object) -> object:
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
     """Notes on what either manifest says could not be observed, one for each text, a's first."""
-    notes = []
-    unseen_a, unseen_b = (
-        [str(text) for text in manifest.get("not_observed") or [] if isinstance(text, str)]
-        for manifest in (manifest_a, manifest_b)
-    )
-    for text in dict.fromkeys(unseen_a + unseen_b):
-        if text in unseen_a and text in unseen_b:
-            notes.append(f"Neither run could see everything: {text}")
-        else:
-            notes.append(f"Run {'a' if text in unseen_a else 'b'} could not see everything: {text}")
-    return notes
+    whose: dict[str, list[str]] = {}
+    for name, manifest in (("a", manifest_a), ("b", manifest_b)):
+        for text in dict.fromkeys(map(str, manifest.get("not_observed") or ())):
+            whose.setdefault(text, []).append(name)
+    return [
+        f"{'Neither run could' if len(names) > 1 else f'Run {names[0]} could not'} see everything: {text}"
+        for text, names in whose.items()
+    ]
 
 
 def perturbed_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:

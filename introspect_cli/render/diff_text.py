@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from introspect_cli.compare.answer.causes import likely_words
 from introspect_cli.compare.changes.statements import Nearness
+from introspect_cli.compare.measure import is_shapeless, shapes_differ
 from introspect_cli.compare.outcome import SHOWN, clause_of
 from introspect_cli.compare.result import (
     Certainty,
@@ -22,7 +23,6 @@ from introspect_cli.compare.result import (
 )
 from introspect_cli.compare.say import head_of, parts_words
 from introspect_cli.compare.settings.differences import describe
-from introspect_cli.compare.table import is_shapeless, shapes_differ
 from introspect_cli.records import Kind, Status, Summary
 from introspect_cli.render.blocks import (
     Block,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from introspect_cli.capture.events import Patches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from introspect_cli.capture.context import Context
     from introspect_cli.records import Kind
@@ -80,3 +82,16 @@ class GuardedProbe:
             listeners, listener = self._listening.pop()
             if listener in listeners:
                 listeners.remove(listener)
+
+
+def tensors(path: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Path and tensor of each tensor in a value, those in nested lists and tuples too; dicts are not looked into.
+
+    `path` is the value's own: an item has `[0]` after it.
+    """
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        for position, item in enumerate(value):
+            if item is not None and not isinstance(item, (int, float)):
+                yield from tensors(f"{path}[{position}]", item)

@@ -17,8 +17,8 @@ import torch
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.events import RAISED, Event
 from introspect_cli.capture.frames import Places
-from introspect_cli.capture.ops import tensors as tensors_in
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.base import tensors as tensors_in
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.store.run_writer import IN_FLIGHT
 from introspect_cli.tensors.views import unobserved

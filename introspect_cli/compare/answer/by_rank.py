@@ -24,7 +24,7 @@ from introspect_cli.compare.passes import rounding_note
 from introspect_cli.compare.resumed import detected_offset, offset_by_labels
 from introspect_cli.compare.say import told, what
 from introspect_cli.compare.settings.settings import tensor_files
-from introspect_cli.compare.table import KINDS, Mask, Tensors, evaluating, kind_code, phase_code, selected
+from introspect_cli.compare.table import KINDS, Tensors, evaluating, kind_code, phase_code, selected
 from introspect_cli.compare.walk import compare_rank
 from introspect_cli.compare.watched import STATE_KINDS
 from introspect_cli.compare.wholes import Splits, Wholes, wholes_of
@@ -36,10 +36,11 @@ from introspect_cli.store.tasks import MANY, ended_unevenly, tasks_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.steps import Paired
-    from introspect_cli.compare.table import Columns, Ids
+    from introspect_cli.compare.table import Columns
     from introspect_cli.store.reader import Reader
     from introspect_cli.store.run import Run
     from introspect_cli.store.tasks import Task, Work

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.evidence import Known
+from introspect_cli.compare.measure import Layouts, nan_throughout
 from introspect_cli.compare.outcome import NAMES, RESULTS, TRAINED, changes_of, sentence_of
 from introspect_cli.compare.result import Counts, Separate, Verdict
 from introspect_cli.compare.say import listed, some, told, what, what_diverges
-from introspect_cli.compare.table import OTHER, Layouts, nan_throughout
+from introspect_cli.compare.table import OTHER
 from introspect_cli.compare.watched import (
     blindness_notes,
     chooses_modules,

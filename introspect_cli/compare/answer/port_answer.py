@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from introspect_cli.compare import say
 from introspect_cli.compare.evidence import Evidence, Known, Thing
-from introspect_cli.compare.match import CLOSE, are_ports, ends, flow_of, sketch_distance
+from introspect_cli.compare.match import CLOSE, ends, flow_of, sketch_distance
 from introspect_cli.compare.result import Counts, DiffResult, Divergence, Fact, Origin, Role, StructureChange, Verdict
 from introspect_cli.compare.say import amount, named, some, thing, what
 from introspect_cli.compare.watched import is_list, is_ordered
@@ -46,13 +46,11 @@ class Stop(NamedTuple):
 
 
 def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, outcome: RankOutcome) -> Flow | None:
-    """Values of the first compared step paired by content; None where the runs are no two implementations of one model.
-
-    None also where no step was compared.
+    """Values of the first compared step paired by content; None where none is, and where no step was compared.
 
     Args:
         answer: of the comparison by names.
-        runs: a and b.
+        runs: a and b, which share few names (`are_ports`).
         options: `rtol` says how close values have to be; `CLOSE` where it is 0 or None.
         outcome: of the rank to read.
     """
@@ -60,7 +58,7 @@ def port_of(answer: DiffResult, runs: tuple[Run, Run], options: DiffOptions, out
     listed = any(is_list(run.manifest) for run in runs)
     if answer.first is None and outcome.match.renamed and not listed:
         return None  # what has other names was matched, and compared
-    if not len(outcome.paired) or not are_ports(a, b, answer.first, listed=listed):
+    if not len(outcome.paired):
         return None
     step = int(outcome.paired.steps[0])
     if step not in a or step not in b:

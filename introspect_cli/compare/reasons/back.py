@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from introspect_cli.compare.evidence import Cause, Known, with_state
+from introspect_cli.compare.measure import ROUNDING
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
-from introspect_cli.compare.table import EQUAL, PHASES, ROUNDING
+from introspect_cli.compare.table import EQUAL, PHASES
 from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
 

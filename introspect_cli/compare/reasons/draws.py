@@ -228,8 +228,8 @@ def _next_table(step: Step) -> Table | None:
     steps = table.step + 1, table.step_b + 1
     if steps[0] not in comparison.a or steps[1] not in comparison.b:
         return None
-    every = table.alignment.mask(frozenset(), ())
-    return table_of(table.alignment, every, steps, (comparison.a.read(steps[0]), comparison.b.read(steps[1])))
+    every, batches = table.alignment.mask(frozenset(), ()), (comparison.a.read(steps[0]), comparison.b.read(steps[1]))
+    return table_of(table.alignment, every, steps, batches, comparison.layouts)
 
 
 def _start_states_with(table: Table | None, status: Status) -> list[int]:
