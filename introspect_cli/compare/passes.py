@@ -95,7 +95,7 @@ from introspect_cli.compare.table import (
 )
 from introspect_cli.compare.watched import STATE_KINDS, is_list, is_ordered, stopped_within
 from introspect_cli.compare.wholes import autocasts
-from introspect_cli.records import Kind, Phase, Status
+from introspect_cli.records import Joined, Kind, Phase, Status
 from introspect_cli.texts import count
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def table_of(
     untouched = (a.status[both_a] == _VALUE) != (b.status[both_b] == _VALUE)
     unlike[both] = untouched & (alignment.kind[site[both]] == kind_code(Kind.RNG))
     unseen_a, unseen_b = unseen(a), unseen(b)
-    in_part = (a.status[both_a] == _PARTIAL) != (b.status[both_b] == _PARTIAL)
+    in_part = _in_part(a)[both_a] != _in_part(b)[both_b]
     blind[both] = unseen_a[both_a] | unseen_b[both_b] | (differs[both] & in_part)
     blind[~both] = np.concatenate([unseen_a[alone_a], unseen_b[alone_b]])
     state = np.select([both & differs, both, row_a >= 0], [DIFFERENT, EQUAL, ONLY_A], ONLY_B)
@@ -222,6 +222,12 @@ def _partners(alignment: Alignment, site_a: Ids, site_b: Ids) -> tuple[Ids, Ids,
     alone = np.ones(len(site_a), dtype=np.bool_)
     alone[rows_a] = False
     return rows_a, rows_b, np.flatnonzero(alone), np.flatnonzero(partner < 0)
+
+
+def _in_part(batch: StepBatch) -> Mask:
+    """Mask of records that were seen in part, such as an expanded tensor's memory; not those that ranks add up to."""
+    joined = batch.how is not None and batch.how != Joined.AS_RECORDED
+    return np.asarray((batch.status == _PARTIAL) & np.logical_not(joined))
 
 
 # --- what one run could not have

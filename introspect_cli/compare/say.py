@@ -156,6 +156,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
+    "update-before": "the update of the step before",
     "rule-by-hand": "the script's update by hand, without an optimizer (gradient, learning rate or rule)",
     "evaluation-in-train": "an evaluation in train mode",
     "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",

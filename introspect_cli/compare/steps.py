@@ -210,13 +210,13 @@ class Gathered:
     def compare(self, table: Table, rtol: Floats, learned: Learned) -> tuple[Mask, Learned]:
         """(mask of the DIFFERENT rows that agree, `learned` with the factors that the step shows).
 
-        A row agrees by its sum over ranks, or by extrema, means and variances.
+        A row agrees by its sum over ranks, by extrema, means and variances, or as an output that the script scales.
 
         Args:
             table: the step.
             rtol: relative tolerance of each DIFFERENT row.
             learned: its factor of gradients is used, and is never changed once known. Returned unchanged where either
-                run has no means, else as a copy with that factor and `flows_back` by this step too.
+                run has no means, else as a copy with that factor, `flows_back` and `units` by this step too.
         """
         scalar = np.logical_and(*table.of_layouts("scalar"))
         if "mean" not in table.a.floats or "mean" not in table.b.floats:
@@ -225,8 +225,10 @@ class Gathered:
         rows = np.flatnonzero(back & by_moments & ~scalar)  # a loss's gradient is what the script makes it
         ratio = learned.backward_ratio or _whole_ratio(table, rows)
         flows = learned.flows_back or bool((back & by_moments & table.chosen[table.differing]).any())
-        learned = learned._replace(backward_ratio=ratio, flows_back=flows)
+        scaled, units = _scaled_outputs(table, rtol, scalar)
+        learned = learned._replace(backward_ratio=ratio, flows_back=flows, units={**learned.units, **units})
         agree = self._sums_agree(table, rtol, ratio or 1.0)
+        agree[scaled] = True
         rows = np.flatnonzero(by_moments)
         agree[rows] |= self._moments_agree(table, rows, rtol[rows], scalar[rows], ratio or 1.0)
         return agree, learned
@@ -321,16 +323,22 @@ class Gathered:
         return out
 
     def notes(self, learned: Learned) -> list[str]:
-        """One sentence on the factor of gradients if it is not 1 and mattered; [] otherwise."""
+        """Sentences on outputs that a script scales, and on the factor of gradients if it is not 1 and mattered."""
+        lines = [
+            f"The output {name} of run {'a' if times > 1 else 'b'} is {max(times, 1 / times):.0f} x that of the other, "
+            "and its gradient as much smaller: the script scales one of them. That is taken into account."
+            for name, times in learned.units.items()
+        ]
         ratio = learned.backward_ratio
         if ratio is None or ratio == 1 or not learned.flows_back:
-            return []
+            return lines
         small, large = ("b", "a") if ratio < 1 else ("a", "b")
         why = "there the loss is a mean over fewer samples, or is scaled"
         if self.by_samples and abs(ratio - self._ranks) > _WHOLE_NUMBER:  # no ranks make that factor
             why = "there the loss is scaled, or the losses of its microbatches are added up, not averaged"
         times = f"{round(max(ratio, 1 / ratio))} x those of run {small}"
-        return [f"Gradients inside the backward pass of run {large} are {times}: {why}. That is taken into account."]
+        said = f"Gradients inside the backward pass of run {large} are {times}: {why}. That is taken into account."
+        return [*lines, said]
 
 
 def _whole_ratio(table: Table, rows: Ids) -> float | None:
@@ -348,6 +356,34 @@ def _whole_ratio(table: Table, rows: Ids) -> float | None:
         if round(larger) and abs(larger / round(larger) - 1) < _WHOLE_NUMBER:
             seen[1 / round(larger) if one >= two else float(round(larger))] += 1
     return seen.most_common(1)[0][0] if seen else None
+
+
+def _scaled_outputs(table: Table, rtol: Floats, scalar: Mask) -> tuple[list[int], dict[str, float]]:
+    """Single outputs that are n times as large in one run, n whole above 1, and whose gradients are n times as small.
+
+    Returns their indices among the DIFFERENT rows, and of chosen ones the ratio of a to b by name.
+
+    Args:
+        table: the step.
+        rtol: relative tolerance of each DIFFERENT row.
+        scalar: whether each DIFFERENT row has no dimensions.
+    """
+    kinds, rows, units = (Kind.OUTPUT, Kind.GRAD_OUTPUT), list[int](), dict[str, float]()
+    numbers: dict[tuple[str, str, int], list[int]] = {}
+    for at in np.flatnonzero(of_kinds(table.kinds, kinds) & scalar).tolist():
+        site = table.named(int(table.differing[at]))
+        numbers.setdefault((site.fqn, site.path, site.call), []).append(at)
+    for (fqn, path, _), places in numbers.items():
+        one, two = table.statistic("mean", table.differing[places])
+        with np.errstate(all="ignore"):
+            times = abs(float(one[0] / two[0]))
+            same = len(places) == len(kinds) and abs(one.prod() - two.prod()) <= rtol[places[0]] * abs(one.prod())
+        more = max(times, 1 / times) if same and np.isfinite(times) and times > 0 else 0
+        if round(more) > 1 and abs(more / round(more) - 1) < _WHOLE_NUMBER:
+            rows += places
+            if table.chosen[table.differing][places].any():
+                units[f"{fqn}{path}"] = times
+    return rows, units
 
 
 # --- columns of the differing rows

@@ -316,6 +316,7 @@ class Learned(NamedTuple):
         let_pass: those parameters for which a difference beyond the tolerance was marked WITHIN.
         backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
             ranks or microbatches are put together; None while that was not seen.
+        units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
         flows_back: whether gradients that were chosen are compared by that factor.
     """
 
@@ -323,6 +324,7 @@ class Learned(NamedTuple):
     unsettled: Mapping[str, tuple[int, bool]] = {}
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
+    units: Mapping[str, float] = {}
     flows_back: bool = False
 
 
