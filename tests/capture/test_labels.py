@@ -128,7 +128,8 @@ def test_a_step_is_shown_with_its_frameworks_numbers(plain, introspect):
     assert "Step 4 (epoch 1, batches 2-3)" in done.stdout
     done = introspect("show", "step", "4", path, "--format", "json")
     assert json.loads(done.stdout)["labels"]["batch"] == [2, 3]
-    assert "lightning, global_step 0 to 5, epoch 0 to 1" in " ".join(introspect("show", path).stdout.split())
+    said = " ".join(introspect("show", path).stdout.split())
+    assert "lightning, global_step 0, epoch 0, batches 0-1 to global_step 5, epoch 1, batches 4-5" in said
 
 
 def test_a_resumed_run_is_numbered_and_compared_as_its_framework_counts(resumed):
