@@ -153,7 +153,7 @@ def _copies(path: str, engine: Engine) -> tuple[str, int]:
     from introspect_cli.store.run import open_run
 
     with open_run(path) as run:
-        odd = [f"rank {each.rank} from step {each.step} on" for each in minority_ranks(run, engine.total).findings]
+        odd = [f"rank {each.rank} from step {each.step} on" for each in minority_ranks(run, engine.run).findings]
     return ", ".join(odd) or "nothing found", 0
 
 
@@ -174,12 +174,12 @@ def _merge(path: str, engine: Engine) -> tuple[str, int]:
     return f"{merge(path, out, engine.run)} steps", _records(path)
 
 
-def _export(path: str, engine: Engine) -> tuple[str, int]:
+def _export(path: str, _engine: Engine) -> tuple[str, int]:
     from introspect_cli.exchange.formats import export
     from introspect_cli.store.run import open_run
 
     with tempfile.TemporaryDirectory(dir=Path(path).parent) as out, open_run(path) as run:
-        return f"{export(run, 'parquet', out, work=engine.elsewhere)} files", _records(path)
+        return f"{export(run, 'parquet', out)} files", _records(path)
 
 
 WORK = {
