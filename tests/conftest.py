@@ -18,6 +18,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from interpreter import PYTHON
 
 import introspect_cli
@@ -39,6 +40,9 @@ os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "01"[shutil.
 os.environ.setdefault("PYTHONHASHSEED", "0")
 # pytest's workers are given a terminal's width; what is printed to a pipe is not wrapped, with and without workers.
 os.environ.pop("COLUMNS", None)
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # a busy machine is no fault of what is tested
 
 pytest_plugins = ["projects", "repositories"]  # fixtures that several files use
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from neutrality import watched
 from store_kills import rows
@@ -50,7 +50,6 @@ def wanted(texts):
     return steps
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault of what is tested
 @given(parts)
 def test_it_wants_what_python_slices_select(texts):
     if any(not wanted([text]) for text in texts):

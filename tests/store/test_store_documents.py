@@ -26,7 +26,7 @@ def round_trip(value):
     return load(dump(value), "x")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PLAIN)
 def test_plain_data_comes_back(value):
     assert round_trip(value) == value
@@ -94,7 +94,7 @@ def test_hostile_documents_end_in_a_sentence(name, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=60) | st.text('[]{}:,"\\u \n\tdb01.-eNanInfity', max_size=60).map(str.encode))
 def test_any_bytes_are_plain_data_or_a_sentence(data):
     try:

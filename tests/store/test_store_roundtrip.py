@@ -41,7 +41,7 @@ def read(path):
         return [list(run.rank(0).records(step.step)) for step in run.rank(0).steps]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example([])
 @example([[], [row("loss", "loss", "loss", summary(1.0))], []])
 @given(STEPS)

@@ -82,7 +82,7 @@ def splits(draw):
     return tensor, boxes(draw, shape)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(splits())
 def test_shards_add_up_whatever_the_split(engine, split):
     """Checksums, counts and sketches to those of the whole; each shard is what the formulas say of its elements."""
