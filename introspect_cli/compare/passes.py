@@ -102,7 +102,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from introspect_cli.compare.comparison import Comparison
-    from introspect_cli.compare.measure import Ids, Mask
     from introspect_cli.compare.result import DiffOptions
     from introspect_cli.compare.table import Columns, Half
     from introspect_cli.store.batch import StepBatch

@@ -238,13 +238,19 @@ class Gathered:
         one, two = table.of_layouts("dtype")
         return np.asarray((one == two) | ~of_kinds(table.kinds, MODULE_VALUES))
 
+    @cached_property
+    def _losses(self) -> tuple[int, int]:
+        """Losses per step of a and of b, of the rank that has most."""
+        one, two = (most_calls(run, {Kind.LOSS.value}) for run in self._readers)
+        return one, two
+
     def _is_scaled(self, ratio: float) -> bool:
         """Whether a gradient scaler makes this factor of gradients (or its inverse).
 
         A power of two above 1 that is not the ratio of the runs' losses per step.
         """
-        times, losses = round(max(ratio, 1 / ratio)), [most_calls(run, {Kind.LOSS.value}) for run in self._readers]
-        return times > 1 and not times & (times - 1) and times * min(losses) != max(losses)
+        times = round(max(ratio, 1 / ratio))
+        return times > 1 and not times & (times - 1) and times * min(self._losses) != max(self._losses)
 
     def _compared_by_moments(self, table: Table, scalar: Mask) -> Mask:
         """Mask of DIFFERENT rows to compare by extrema and means.

@@ -20,6 +20,7 @@ from introspect_cli.records import Given
 from introspect_cli.statistics import STATISTICS
 from introspect_cli.store.columns import LIMIT_NAMES, SKETCH, absent_column
 from introspect_cli.store.files import DamageError
+from introspect_cli.store.names import encode
 from introspect_cli.texts import bounded
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def given_line(given: Mapping[int, Given]) -> bytes:
 
 def _line(table: dict[str, list[Any]]) -> bytes:
     """A table, each column a list, as a line of JSON; empty without rows."""
-    return json.dumps(table, separators=(",", ":")).encode() + b"\n" if table["row"] else b""
+    return encode(table) + b"\n" if table["row"] else b""
 
 
 def decode_lines(data: bytes, rows: int, sites: int, path: str) -> tuple[Texts, dict[int, Given]]:
