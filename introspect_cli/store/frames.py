@@ -160,7 +160,7 @@ class LogWriter:
             OSError: they cannot be written.
             StoreError: too many frames, or a forked child.
         """
-        with self._lock:
+        with self._locked():
             self.undo_uncounted()
             pieces: Pieces = []
             written = self.written
@@ -215,11 +215,16 @@ class LogWriter:
         Raises:
             StoreError: this is a forked child.
         """
+        with self._locked():  # what another thread is writing is not counted yet, nor is it torn
+            if self._torn:
+                self._file.shorten(self.written.length)
+                self._torn = False
+
+    def _locked(self) -> threading.RLock:
+        """The lock; StoreError in a forked child, where a thread that is not there may hold it."""
         if os.getpid() != self._pid:
             raise StoreError("a forked child does not write its parent's store")
-        if self._torn:
-            self._file.shorten(self.written.length)
-            self._torn = False
+        return self._lock
 
     def end(self) -> None:
         """Append the END frame, once.

@@ -151,6 +151,28 @@ def test_sites_are_numbered_once_from_many_threads(tmp_path):
         assert [table[number][0] for number in seen[0]] == sites
 
 
+def test_settings_that_another_thread_writes_meanwhile_take_no_step_away(tmp_path):
+    """What is being written is not torn: nobody else may take it back."""
+    with StoreWriter.create(tmp_path / "run") as store:
+        writer = store.rank(0)
+        done = threading.Event()
+
+        def note():
+            while not done.is_set():
+                store.write_settings("one", {"text": "x" * 100_000})
+
+        thread = threading.Thread(target=note)
+        thread.start()
+        for step in range(200):
+            writer.append(step, batch(writer, STEP))
+        done.set()
+        thread.join()
+        store.write_manifest({"status": "complete"})
+    assert verify_run(tmp_path / "run").sound
+    with open_run(tmp_path / "run") as run:
+        assert [entry.step for entry in run.rank(0).steps] == list(range(200))
+
+
 def append_until_it_fails(writer):
     for step in range(3, 100):
         writer.append(step, batch(writer, STEP))
