@@ -137,7 +137,7 @@ _LEFT: Final[Mapping[str, str]] = {
     "unscaling": "unscaling",
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
-    "gradient-by-hand": "a change of the gradient by hand (also clipping by value)",
+    "gradient-by-hand": "another change of the gradient (by value, by hand)",
     "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
