@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from introspect_cli.capture.capture import Capture
     from introspect_cli.capture.guard import Guard
-    from introspect_cli.capture.options import CaptureOptions
     from introspect_cli.capture.recording.recorder import Recorder
-    from introspect_cli.store.run_writer import Launch
 
 
 # ---
@@ -197,27 +196,18 @@ _CODES = {"same": SAME, "diverged": DIVERGED, "undecided": UNDECIDED}
 class Reference:
     """The run named by `--against`, as a session uses it; does nothing without one."""
 
-    def __init__(
-        self,
-        run: Path,
-        store: Path,
-        options: CaptureOptions,
-        launch: Launch | None,
-        guarded: AbstractContextManager[None],
-    ) -> None:
+    def __init__(self, capture: Capture, guarded: AbstractContextManager[None]) -> None:
         """Start the comparison, on rank 0 alone; without `options.against` nothing happens.
 
         Where all ranks have to learn of a divergence (`--stop`, `--keep-around`), also choose the file that says it.
 
         Args:
-            run: directory of the whole run, which the comparison reads.
-            store: directory of this rank's part in it.
-            options: of the capture.
-            launch: this process's part in a distributed run; None for a run of one process.
+            capture: of the run that is compared.
             guarded: catches failures of the comparison.
         """
-        self._options, self._guarded = options, guarded
-        self._rank = launch.rank if launch is not None else 0
+        options = self._options = capture.options
+        self._guarded = guarded
+        self._rank, launch = capture.rank, capture.launch
         self._process: BackgroundProcess | None = None
         self._called = ""
         """The reference, as messages call it."""
@@ -239,9 +229,13 @@ class Reference:
             self._called = options.against if near.startswith(os.pardir) else near
             with guarded:
                 if launch is not None and launch.world_size > 1 and (options.stop or options.keep_around):
-                    self._notice = store.parent / "rank0" / DIVERGENCE
+                    self._notice = capture.store.path.parent / "rank0" / DIVERGENCE
                 if not self._rank:
-                    asked = {"reference": options.against, "run": str(run), "asked": shlex.split(options.diff or "")}
+                    asked = {
+                        "reference": options.against,
+                        "run": str(capture.path),
+                        "asked": shlex.split(options.diff or ""),
+                    }
                     module = "introspect_cli.commands.live"
                     self._process = BackgroundProcess(module, [json.dumps(asked)], "what compares", errors=False)
 
@@ -250,11 +244,15 @@ class Reference:
 
         {} where the reference is remote, cannot be read, or lacks this rank; None without a reference.
         """
-        if self._options.against is None:
+        reference, digests = self._options.against, dict[int, bytes]()
+        if reference is None:
             return None
-        digests: dict[int, bytes] = {}
-        with self._guarded:
-            digests |= _digests(self._options.against, self._rank)
+        with self._guarded, suppress(StoreError):
+            from introspect_cli.store.run import open_run
+
+            if not is_remote(reference):
+                with open_run(Path(reference)) as run:
+                    digests |= run.rank(self._rank).digests() if self._rank in run.ranks else {}
         return digests
 
     def poll(self, recorder: Recorder, say: Callable[[str], None]) -> bool:
@@ -383,19 +381,3 @@ class Reference:
         if self._process is not None:
             self._process.abandon()
         self._process = self._notice = None
-
-
-def _digests(reference: str, rank: int) -> dict[int, bytes]:
-    """Digest of each step of a run on one rank, by step.
-
-    {} where the run is remote, cannot be read, or lacks the rank.
-    """
-    from introspect_cli.store.remote import is_remote
-    from introspect_cli.store.run import open_run
-
-    if is_remote(reference):
-        return {}
-    path = Path(reference)
-    with suppress(StoreError), open_run(path) as run:
-        return run.rank(rank).digests() if rank in run.ranks else {}
-    return {}

@@ -36,6 +36,7 @@ _PROVED: Final[Mapping[str, str]] = {
     # data and the script
     "repeated": "in {side} it is that of the time before, again",
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
+    "normalised": "extrema, mean and variance are those of {line}: it is scaled and shifted differently",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
