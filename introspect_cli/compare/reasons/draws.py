@@ -107,10 +107,10 @@ def find_one_sided_draw(at: View) -> Iterator[Finding]:
     It names the module that drew, or what was recorded after the draw: a loader's batch, the backward pass, a module.
     """
     for side, site, _ in draws_before(at)[:1]:
-        code = "draw-before" if site.path.endswith(DRAWN_BEFORE) else "draw-by"
+        before = "before" if site.path.endswith(DRAWN_BEFORE) else "in"
         call = f"{site.fqn} #{site.call}" if site.call else site.fqn
         name = {Phase.DATA: f"{BATCH_OF}{site.fqn}", Phase.LOSS: BACKWARD_PASS}.get(site.phase, call)
-        yield found(code, side=side, other=OTHER[side], name=name)
+        yield found("draw", before=before, side=side, other=OTHER[side], name=name)
 
 
 # --- a random state that differs
@@ -133,13 +133,9 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
 
 
 def is_resumed_start(at: View) -> bool:
-    """Whether the divergence is in the first compared step, and the runs begin with other step numbers.
-
-    An offset between them counts as that, too.
-    """
-    comparison = at.step.comparison
-    begins_elsewhere = comparison.a.entry(0).step != comparison.b.entry(0).step
-    return at.is_first_step and (at.first.step != at.first.step_b or begins_elsewhere)
+    """Whether the divergence is in the first compared step, and a run resumes there, or has another number of it."""
+    resumes = at.step.comparison.is_resume_step(at.first.step)
+    return at.is_first_step and (at.first.step != at.first.step_b or resumes)
 
 
 @finds("rng")
@@ -186,12 +182,13 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     """
     step, of_state = at.step, at.cause.reason == "rng"
     now = step.begins.before if of_state else step.table
-    untouched = _start_states_with(now, Status.VALUE)
-    following = (step.table if of_state else _next_table(step)) if untouched else None
-    if following is None:
+    states = step.of(Kind.RNG, frozenset({Phase.START})).tolist()
+    untouched = [] if now is None else [union for union in states if _status_of(now, union) == {Status.VALUE}]
+    next_table = (step.table if of_state else _next_table(step)) if untouched else None
+    if next_table is None:
         return ()
-    drawn = [union for union in _start_states_with(following, Status.OBSERVED) if union in untouched]
-    return tuple(following.alignment.fqn[u] for u in drawn if following.checksum(u, "a") != following.checksum(u, "b"))
+    drawn = [union for union in untouched if _status_of(next_table, union) == {Status.OBSERVED}]
+    return tuple(step.alignment.fqn[u] for u in drawn if next_table.checksum(u, "a") != next_table.checksum(u, "b"))
 
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
@@ -218,14 +215,6 @@ def _next_table(step: Step) -> Table | None:
     return table_of(table.alignment, every, steps, batches, comparison.layouts)
 
 
-def _start_states_with(table: Table | None, status: Status) -> list[int]:
-    """Site numbers of random states at a step's start that have `status` in both runs; [] without a table.
-
-    Untouched generators have `Status.VALUE`, those with a recorded state `Status.OBSERVED`.
-    """
-    if table is None:
-        return []
-    alignment = table.alignment
-    started = (alignment.kind == kind_code(Kind.RNG)) & (alignment.phase == phase_code(Phase.START))
-    states = map(int, np.flatnonzero(started))
-    return [union for union in states if all(table.status(union, side) is status for side in "ab")]
+def _status_of(table: Table, union: int) -> set[Status | None]:
+    """The status of a site in both runs: `VALUE` of an untouched generator, `OBSERVED` of one with a recorded state."""
+    return {table.status(union, side) for side in "ab"}

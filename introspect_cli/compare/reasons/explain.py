@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.evidence import RANDOM, Evidence, Known
+from introspect_cli.compare.evidence import RANDOM, Evidence, Known, with_state
 from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
@@ -48,19 +48,18 @@ def explanation_of(at: View) -> Explanation:
     That copies differ (`copies`) proves no cause. For a gap, all findings are at most likely.
     """
     reason = reason_named(at.explained_reason)
+    quiet = reason.word in _NEVER_RANDOM or (reason.word == "module" and draws_nothing(at.first.module_class))
+    evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
     findings = say.all_found(reason.word, at)
     if at.cause.role is not Role.ORIGIN and at.explained_reason == "gap":
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
-    findings += [] if proved else say.left(reason.remaining(at))
+    unseen = with_state(evidence, Known.UNSEEN) or reason.word == "value"
+    findings += [] if proved else say.left([*reason.remaining(at), *(["not-recorded"] if unseen else [])])
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [told("rounding-alone")] if at.rounding and not proved else []
     more += [told("grown", first=at.tolerated)] if at.cause.has_grown and at.tolerated else []
-    quiet = at.explained_reason in _NEVER_RANDOM or (
-        at.explained_reason == "module" and draws_nothing(at.first.module_class)
-    )
-    evidence = tuple(fact for fact in at.cause.evidence if not (quiet and fact.thing in RANDOM))
     return Explanation(_head_of(at), evidence, tuple(findings), tuple(more))
 
 

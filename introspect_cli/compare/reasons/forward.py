@@ -27,7 +27,7 @@ from introspect_cli.compare.step import (
     trained,
 )
 from introspect_cli.compare.table import OTHER, kind_code
-from introspect_cli.records import GIVEN, SCALER, Kind, Phase, Site
+from introspect_cli.records import GIVEN, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
@@ -251,35 +251,14 @@ def left_in_script(at: View) -> Iterator[str]:
     """Codes of the remaining causes.
 
     Where the model's outputs agree or modules were left out, values made of outputs or by the script; else preparation,
-    and data if batches were not observed. Then models and steps that were not recorded.
+    and data if batches were not observed.
     """
     unseen = at.known(Thing.BATCHES) is Known.UNSEEN
-    if at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT):
-        yield "from-outputs"
-    else:
-        yield from ("preparation", "data") if unseen else ("preparation",)
-    if at.cause.rests_on(Thing.PASSED_OVER):
-        yield "passed-over"
-    if at.step.begins.gap:
-        yield "step-before"
+    of_outputs = at.cause.rests_on(Thing.OUTPUTS, Thing.LEFT_OUT)
+    yield from ("from-outputs",) if of_outputs else ("preparation", "data")[: 1 + unseen]
 
 
-# --- the loss, values, files
-
-
-@finds("loss")
-def find_grad_scale(at: View) -> Iterator[Finding]:
-    """Finding where the losses differ by the ratio of the `GradScaler`'s scales, to a relative `_SIX_DIGITS`.
-
-    Nothing where the scales are equal, or a scale or loss is no plain number.
-    """
-    table = at.table
-    sites = table.alignment.by_fqn.get(SCALER, [])
-    scales = [next(filter(None, (table.plain(site, side) for site in sites)), "") for side in "ab"]
-    losses = [table.plain(at.union, side) for side in "ab"]
-    one, two, loss_a, loss_b = map(number_of, (*scales, *losses))
-    if one != two and abs(one * loss_b - two * loss_a) <= _SIX_DIGITS * abs(one * loss_b):
-        yield found("scaler", a=scales[0], b=scales[1])
+# --- the loss, values
 
 
 def number_of(text: str | None) -> float:
@@ -288,21 +267,6 @@ def number_of(text: str | None) -> float:
         return float(text or "nan")
     except ValueError:
         return float("nan")
-
-
-_SIX_DIGITS = 1e-5
-
-
-def left_in_loss(at: View) -> Iterator[str]:
-    """Codes of the remaining causes.
-
-    The loss code; targets where batches are not known to agree; calls where some were not observed.
-    """
-    yield "loss-code"
-    if at.known(Thing.BATCHES) not in {Known.EQUAL, Known.WITHIN} or at.cause.rests_on(Thing.PASSED_OVER):
-        yield "targets"
-    if at.cause.rests_on(Thing.RAN_UNSEEN):
-        yield "ran-unseen"
 
 
 def plain_cause(step: Step, position: int) -> Cause | None:

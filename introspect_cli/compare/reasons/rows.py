@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 
 def _left_in_gap(at: View) -> Iterator[str]:
-    """Codes of the remaining causes of the reason in `cause.instead`, then `not-recorded`; none without a reason.
-
-    Last `steps-between`, where steps before this one were not recorded.
-    """
-    for reason in ROWS:
-        if reason.word == at.cause.instead:
-            yield from (*reason.remaining(at), "not-recorded")
+    """Codes of the remaining causes of the reason in `cause.instead`; last `steps-between` of what was not recorded."""
+    if at.cause.instead:
+        yield from reason_named(at.cause.instead).remaining(at)
     if at.step.begins.gap:
         yield "steps-between"
 
@@ -101,7 +97,7 @@ ROWS: Final = (
         "value",
         "A value that the script gave to `introspect_cli.record` differs.",
         frozenset({Kind.VALUE}),
-        left=("code-of-value", "not-recorded"),
+        left=("code-of-value",),
     ),
     Reason(
         "module",
@@ -184,7 +180,7 @@ ROWS: Final = (
         "The loss differs although the model's outputs are equal: the loss code, or the targets.",
         frozenset({Kind.LOSS}),
         upstream=frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL}),
-        left=forward.left_in_loss,
+        left=lambda at: ("loss-code",) if at.batches_agree else ("loss-code", "targets"),
         weights={"scalers": 0.96},
         names="loss|smooth|reduc|label|ignore|pad|accum|scale",
     ),

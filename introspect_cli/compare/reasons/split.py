@@ -8,7 +8,6 @@ weighted alike.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,9 +16,8 @@ import numpy as np
 from introspect_cli.compare.ledger import At
 from introspect_cli.compare.measure import Records
 from introspect_cli.compare.names import FORWARD
-from introspect_cli.compare.reasons.base import cause
+from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.say import finds, found
-from introspect_cli.compare.step import RESTS_ON, Place, rests_on
 from introspect_cli.compare.table import OTHER, columns, kind_code
 from introspect_cli.compare.wholes import Microbatch, microbatches
 from introspect_cli.derived import scale_between
@@ -70,16 +68,10 @@ def cuts_of(step: Step) -> list[Cut]:
 
 
 def split_cause(step: Step, position: int) -> Cause | None:
-    """Cause `split` where `split_finding` finds something and nothing differs before; None otherwise.
-
-    Its evidence is that of a gradient, loss or batch, none of it needed.
-    """
+    """Cause `split` where `split_finding` finds something and nothing differs before; None otherwise."""
     if step.anything_before(step.order_at(position)) or split_finding(step, position) is None:
         return None
-    site = step.sites[position]
-    edges = RESTS_ON[{Kind.GRAD: "gradient", Kind.LOSS: "loss"}.get(site.kind, "batch")]
-    evidence = rests_on(step, Place(site, step.order_at(position)), edges)
-    return cause("split", *(replace(fact, needed=False) for fact in evidence))
+    return cause("split", *evidence_of("split", step, position))
 
 
 @finds("split")

@@ -11,7 +11,6 @@ from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.reasons.forward import number_of
-from introspect_cli.compare.reasons.ranks import side_with_copies
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
@@ -19,15 +18,13 @@ from introspect_cli.compare.settings.settings import chooses_kernel
 from introspect_cli.compare.step import (
     PASSES,
     Place,
-    drawn_from,
     gradients_in_step,
     lacks_gradient,
-    owing_side,
     state_before,
     value_before,
 )
 from introspect_cli.compare.table import OTHER
-from introspect_cli.records import Kind, Phase, Site
+from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,14 +87,6 @@ def find_other_optimizer(at: View) -> Iterator[Finding]:
 
 
 @finds("optimizer")
-def find_partial_sum(at: View) -> Iterator[Finding]:
-    """Finding where the ranks of one run had not yet added up the gradient as the optimizer took it."""
-    if at.cause.rests_on(Thing.GRADIENT_SUM):
-        sites = at.step.of(Kind.GRAD, frozenset({Phase.OPTIMIZER}), at.site.fqn)
-        yield found("owed", side=side_with_copies(at.first) or owing_side(at.step, sites.tolist()))
-
-
-@finds("optimizer")
 def find_fresh_state(at: View) -> Iterator[Finding]:
     """Finding where one run's optimizer counts 1 step and the other's more or fewer.
 
@@ -155,8 +144,6 @@ def left_in_optimizer(at: View) -> Iterator[str]:
         return
     yield "optimizer"
     later = at.step.comparison.offset or not at.is_first_step
-    if not at.is_first_step and Kind.OPTIMIZER_STATE not in at.step.comparison.kinds:
-        yield "optimizer-state"
     if later and not recorded_names(at.table) and not hyperparameter_changes_of(at):
         yield "hyperparameters"
     if at.site.call:
@@ -196,37 +183,34 @@ def by_hand_cause(step: Step, position: int) -> Cause | None:
     """
     site = step.sites[position]
     without = site.phase is Phase.OPTIMIZER and not site.call and lacks_gradient(step, site.fqn)
-    if not (without or site.phase is Phase.FORWARD):
+    if not (without or site.phase is Phase.FORWARD) or _is_fed_by_then(step, position):
         return None
-    ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if site.phase is Phase.FORWARD else []
-    made_by = max(ran, default=step.order_at(position))  # it is recorded at the end of the pass
-    fed = step.rng_differs() or step.anything_before(made_by)
-    return None if fed else cause("by_hand", *evidence_of("by_hand", step, position))
+    return cause("by_hand", *evidence_of("by_hand", step, position))
+
+
+def _is_fed_by_then(step: Step, position: int) -> bool:
+    """Whether something differs before a tensor was changed: a buffer, or in the forward pass, by its owner's last call.
+
+    It is recorded at the end of the pass. Where its owner is not called, before the record.
+    """
+    site, order = step.sites[position], step.order_at(position)
+    in_call = site.kind is Kind.BUFFER or site.phase is Phase.FORWARD
+    ran = [ended for _, ended in step.calls.spans_of(owner_of(site.fqn))] if in_call else []
+    return step.rng_differs() or step.anything_before(min(max(ran, default=order), order))
 
 
 def buffer_cause(step: Step, position: int) -> Cause | None:
     """Cause `buffer` of a buffer's first divergence: what its module's call rests on is equal, and it is not.
 
-    None where any of that differs: the module's input (where that was not observed, any earlier record of the forward
-    pass), another tensor of it, a record inside it, or a random state that it draws from. None also for values at the
-    start, for a buffer that is known to differ as the step begins, and for a later divergence of the same buffer.
+    None where anything differs before the module's last call ended, for values at the start, and for a later divergence
+    of the same buffer.
     """
-    site, order = step.sites[position], step.order_at(position)
-    owner = owner_of(site.fqn)
-    if site.phase is Phase.START or site.fqn in step.begins.names:
-        return None
-    if step.differing(Kind.INPUT, owner) or step.differing(Kind.BUFFER, site.fqn)[:1] != [position]:
+    site, owner = step.sites[position], owner_of(step.sites[position].fqn)
+    is_first = step.differing(Kind.BUFFER, site.fqn)[:1] == [position]
+    if site.phase is Phase.START or not is_first or _is_fed_by_then(step, position):
         return None
     unions = step.of(Kind.INPUT, FORWARD, owner)
-    spans, call = step.calls.spans_of(owner), Site(Phase.FORWARD, Kind.OUTPUT, owner)
-    # it may keep what ran inside the module, or be made of what else that holds or draws
-    if any(step.differs_inside(owner, *span) or step.tensors_differ(owner, span[0]) for span in spans):
-        return None
-    if with_state(drawn_from(step, Place(call, order)), Known.DIFFERS):
-        return None
     seen = any(step.state[unions])
-    if not seen and step.differs_before(order, FORWARD):
-        return None
     needed = seen or Kind.INPUT not in step.comparison.kinds
     inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
     return cause("buffer", *inputs, *evidence_of("buffer", step, position), module=owner)

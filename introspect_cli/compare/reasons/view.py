@@ -102,6 +102,11 @@ class View:
         facts = [fact.known for fact in self.cause.rests_on(*things)]
         return facts[0] if facts else Known.UNSEEN
 
+    @property
+    def batches_agree(self) -> bool:
+        """Whether the batches are known to be equal, or within tolerance."""
+        return self.known(Thing.BATCHES) in {Known.EQUAL, Known.WITHIN}
+
     # --- what came before
 
     @property
