@@ -189,7 +189,7 @@ def by_hand_cause(step: Step, position: int) -> Cause | None:
 
 
 def _is_fed_by_then(step: Step, position: int) -> bool:
-    """Whether something differs before a tensor was changed: a buffer, or in the forward pass, by its owner's last call.
+    """Whether something differs before a tensor changed: of a buffer or a forward pass, by its owner's last call.
 
     It is recorded at the end of the pass. Where its owner is not called, before the record.
     """
