@@ -26,16 +26,13 @@ _PROVED: Final[Mapping[str, str]] = {
     "class": "{module} is {a} in a and {b} in b",
     "mode": "{a} mode in a, {b} mode in b[ (of {of})]",
     "attribute": "{name} {a} -> {b}[ of {of}]",
-    "attribute-in-one": "{name} {value}[ of {of}], only in {side}",
     "dtype": "another precision: {a} -> {b}",
-    "draws": "in {side} it draws random numbers there, in {other} it does not",
     "argument": "argument {name} {a} -> {b}",
     "other-operators": "different operators run there in {other}[ ({line})]",
     "calls": "{module} runs {a} in this step of a and {b} in b",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
     "repeated": "in {side} it is that of the time before, again",
-    "shuffled": "the same values in another order: it is shuffled or shifted differently",
     "normalised": "extrema, mean and variance are those of {line}: it is scaled and shifted differently",
     # gradients
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
@@ -78,7 +75,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "copies": "in {side} its copies on the ranks differ[: {text}]",
     "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: it was not reduced",
     "parts": "in {side} its parts are not the whole: {text}",
-    "collective-missing": "[{name} ]is missing in {other}, one too many in {side}, or in another place",
     # splits
     "split-summed": "[gradients of b are {times} x those of a: ]in {side} the losses of the {number} microbatches of "
     "a step are added up, not averaged: divide each by {number}",
@@ -153,7 +149,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "evaluation-in-train": "an evaluation in train mode",
     "outside": "a change outside of an optimizer step (loading a checkpoint, a moving average, copying, in-place code)",
     "steps-between": "the steps between, which cannot be compared",
-    "drew-before-first": "draws before the first step",
     "draws-before-state": "a different number of draws before it",
     "script-generator": "seeding, setting or drawing of the script",
     "draws-between": "random draws of one run since the last random state that agrees",
@@ -165,12 +160,10 @@ _LEFT: Final[Mapping[str, str]] = {
 MOMENTS: Final[Mapping[str, str]] = {
     "": "",
     "untrained": " before any training",
-    "late": " when it is first recorded, in step {step}",
     "begins": " when the step begins",
     "forward": " after the forward pass",
     "given": " that `functional_call` is given",
     "within": " within the optimizer step",
-    "ends": " at the end of the step",
     "run-at": ", run at {source},",
     "updated": " after the optimizer step",
     "taken": ", as the optimizer sees it,",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from introspect_cli.compare.names import generator_of
-from introspect_cli.compare.passes import table_of
+from introspect_cli.compare.passes import pair
 from introspect_cli.compare.reasons.base import cause, is_fed
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
@@ -49,6 +49,14 @@ class Draw(NamedTuple):
     side: str
     site: Site
     sequence: int
+
+    @property
+    def finding(self) -> Finding:
+        """Finding of what drew, or was recorded after the draw: a loader's batch, the backward pass, a module."""
+        site, before = self.site, "before" if self.site.path.endswith(DRAWN_BEFORE) else "in"
+        call = f"{site.fqn} #{site.call}" if site.call else site.fqn
+        name = {Phase.DATA: f"{BATCH_OF}{site.fqn}", Phase.LOSS: BACKWARD_PASS}.get(site.phase, call)
+        return found("draw", before=before, side=self.side, other=OTHER[self.side], name=name)
 
 
 def one_sided_draws(step: Step, table: Table) -> list[Draw]:
@@ -89,28 +97,9 @@ def draws_before(at: View) -> list[Draw]:
     ]
 
 
-def side_that_draws(at: View, *, before: bool = False) -> str:
-    """The run, `a` or `b`, that alone draws in the module's call of this site; "" for none.
-
-    Args:
-        at: the divergence.
-        before: look for draws just before the call instead of in it.
-    """
-    call = at.site.fqn, at.site.call, at.site.phase
-    at_it = (one for one in draws_before(at) if (one.site.fqn, one.site.call, one.site.phase) == call)
-    return next((one.side for one in at_it if one.site.path.endswith(DRAWN_BEFORE) is before), "")
-
-
 def find_one_sided_draw(at: View) -> Iterator[Finding]:
-    """Finding for the first draw of b alone before the divergence, else of a alone.
-
-    It names the module that drew, or what was recorded after the draw: a loader's batch, the backward pass, a module.
-    """
-    for side, site, _ in draws_before(at)[:1]:
-        before = "before" if site.path.endswith(DRAWN_BEFORE) else "in"
-        call = f"{site.fqn} #{site.call}" if site.call else site.fqn
-        name = {Phase.DATA: f"{BATCH_OF}{site.fqn}", Phase.LOSS: BACKWARD_PASS}.get(site.phase, call)
-        yield found("draw", before=before, side=side, other=OTHER[side], name=name)
+    """Finding for the first draw of b alone before the divergence, else of a alone."""
+    yield from (draw.finding for draw in draws_before(at)[:1])
 
 
 # --- a random state that differs
@@ -165,7 +154,7 @@ def left_in_state(at: View) -> Iterator[str]:
     """
     site = at.site
     if site.phase is Phase.START and at.is_first_step:
-        yield from ("not-restored", "drew-before-first") if is_resumed_start(at) else ("seed", "draws-before-state")
+        yield from ("not-restored" if is_resumed_start(at) else "seed", "draws-before-state")
     elif " " in site.fqn:
         yield "script-generator"
     elif site.phase is not Phase.START or site.fqn not in unseeded_names(at):
@@ -184,11 +173,13 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     now = step.begins.before if of_state else step.table
     states = step.of(Kind.RNG, frozenset({Phase.START})).tolist()
     untouched = [] if now is None else [union for union in states if _status_of(now, union) == {Status.VALUE}]
-    next_table = (step.table if of_state else _next_table(step)) if untouched else None
-    if next_table is None:
+    steps = step.table.step + 1, step.table.step_b + 1
+    is_next = steps[0] in step.comparison.a and steps[1] in step.comparison.b
+    if not untouched or not (of_state or is_next):
         return ()
-    drawn = [union for union in untouched if _status_of(next_table, union) == {Status.OBSERVED}]
-    return tuple(step.alignment.fqn[u] for u in drawn if next_table.checksum(u, "a") != next_table.checksum(u, "b"))
+    then = step.table if of_state else pair(step.comparison, *steps)
+    drawn = [union for union in untouched if _status_of(then, union) == {Status.OBSERVED}]
+    return tuple(step.alignment.fqn[union] for union in drawn if then.checksum(union, "a") != then.checksum(union, "b"))
 
 
 _GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
@@ -203,16 +194,6 @@ def find_unseeded_generators(at: View) -> Iterator[Finding]:
             names=", ".join(_GENERATORS.get(name, name) for name in names),
             step=at.first.step - (at.cause.reason == "rng"),
         )
-
-
-def _next_table(step: Step) -> Table | None:
-    """Table of the step after this one, with all its sites; None unless both runs recorded it."""
-    table, comparison = step.table, step.comparison
-    steps = table.step + 1, table.step_b + 1
-    if steps[0] not in comparison.a or steps[1] not in comparison.b:
-        return None
-    every, batches = table.alignment.mask(frozenset(), ()), (comparison.a.read(steps[0]), comparison.b.read(steps[1]))
-    return table_of(table.alignment, every, steps, batches, comparison.layouts)
 
 
 def _status_of(table: Table, union: int) -> set[Status | None]:

@@ -85,20 +85,18 @@ def _head_of(at: View) -> str:
 
 def _moment_code(at: View) -> str:
     """Key in `say.MOMENTS` for the moment of the record; "" where none needs saying."""
-    site = at.site
-    if at.first.source and (site.kind is Kind.COLLECTIVE or not at.first.only):
-        return "run-at"
-    if site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER:
-        return "taken"
-    if site.kind not in _STATES:
-        return "begins" if site.phase is Phase.START else ""
-    if at.explained_reason == "initial":
-        return "late" if at.first.step else "untrained"
-    if site.path == GIVEN:
-        return "given"
-    if site.phase is Phase.OPTIMIZER and not site.call:
-        return "ends" if site.kind is Kind.BUFFER else "updated"
-    return {Phase.START: "begins", Phase.FORWARD: "forward", Phase.OPTIMIZER: "within"}.get(site.phase, "")
+    site, is_state = at.site, at.site.kind in _STATES
+    moments = {
+        "run-at": bool(at.first.source) and (site.kind is Kind.COLLECTIVE or not at.first.only),
+        "taken": site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER,
+        "untrained": at.explained_reason == "initial" and not at.first.step,
+        "begins": site.phase is Phase.START,
+        "given": is_state and site.path == GIVEN,
+        "updated": is_state and site.phase is Phase.OPTIMIZER and not site.call,
+        "forward": is_state and site.phase is Phase.FORWARD,
+        "within": is_state and site.phase is Phase.OPTIMIZER,
+    }
+    return next((code for code, holds in moments.items() if holds), "")
 
 
 # --- what a reader can check
@@ -107,9 +105,10 @@ def _moment_code(at: View) -> str:
 def lines_before(at: View) -> tuple[str, ...]:
     """At most two lines: on compared steps before the divergence, and on records before it in its step that agree."""
     clauses = []
-    if at.steps_before:
-        how = " within tolerance" if at.tolerated else " in what was selected" if at.narrowed else " entirely"
-        clauses.append(told("steps-before", how=how, steps=at.steps_before))
+    if not at.is_first_step:
+        narrowed = at.step.comparison.options.narrowed
+        how = " within tolerance" if at.tolerated else " in what was selected" if narrowed else " entirely"
+        clauses.append(told("steps-before", how=how, steps=int((at.compared < at.first.step).sum())))
     settings = of_kinds(at.step.alignment.kind, SETTING_KINDS)
     states = Counter(at.step.state[(at.table.order_of < at.first.sequence) & ~settings].tolist())
     if states[EQUAL] or states[WITHIN]:

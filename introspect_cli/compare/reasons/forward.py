@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,8 @@ from introspect_cli.compare.evidence import RANDOM, Cause, Known, Thing
 from introspect_cli.compare.measure import WHOLE, moments, straight_line
 from introspect_cli.compare.names import THEN
 from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
-from introspect_cli.compare.reasons.draws import side_that_draws
-from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often, same_values
+from introspect_cli.compare.reasons.draws import draws_before
+from introspect_cli.compare.say import LEFT_OUT_ARGUMENT, finds, found, often
 from introspect_cli.compare.settings.differences import unequal
 from introspect_cli.compare.step import (
     LEFT_OUT,
@@ -26,8 +27,8 @@ from introspect_cli.compare.step import (
     rests_on,
     trained,
 )
-from introspect_cli.compare.table import OTHER, kind_code
-from introspect_cli.records import GIVEN, Kind, Phase, Site
+from introspect_cli.compare.table import kind_code
+from introspect_cli.records import DRAWN_BEFORE, GIVEN, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
@@ -123,7 +124,7 @@ def find_attributes(at: View) -> Iterator[Finding]:
 
 
 def find_attributes_of(at: View, name: str) -> Iterator[Finding]:
-    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`), or that one run alone has.
+    """Findings on attributes of module `name` that differ (`eps 1e-05 -> 0.001`), or that are absent in one run.
 
     `training` is worded as the modes `train` and `eval`. The module is named unless it is the one to blame.
     """
@@ -133,10 +134,8 @@ def find_attributes_of(at: View, name: str) -> Iterator[Finding]:
         if key == "training":
             one, two = (THEN.join(modes.get(mode, "?") for mode in (text or "").split(THEN)) for text in (a, b))
             yield found("mode", a=one, b=two, of=fields["of"])
-        elif a is None or b is None:
-            yield found("attribute-in-one", **fields, value=b if a is None else a, side="b" if a is None else "a")
         else:
-            yield found("attribute", **fields, a=a, b=b)
+            yield found("attribute", **fields, a="absent" if a is None else a, b="absent" if b is None else b)
 
 
 @finds("module")
@@ -149,8 +148,9 @@ def find_dtypes(at: View) -> Iterator[Finding]:
 @finds("module", "own_code")
 def find_draws(at: View) -> Iterator[Finding]:
     """Finding where one run alone draws random numbers in the module's call; for reason `own_code`, just before it."""
-    if side := side_that_draws(at, before=at.cause.reason == "own_code"):
-        yield found("draws", side=side, other=OTHER[side])
+    call, before = (at.site.fqn, at.site.call, at.site.phase), at.cause.reason == "own_code"
+    there = [draw for draw in draws_before(at) if (draw.site.fqn, draw.site.call, draw.site.phase) == call]
+    yield from [draw.finding for draw in there if draw.site.path.endswith(DRAWN_BEFORE) is before][:1]
 
 
 _DRAW_NOTHING = re.compile(
@@ -173,7 +173,7 @@ def left_in_module(at: View) -> Iterator[str]:
     random = at.cause.rests_on(*RANDOM)
     if not draws_nothing(at.first.module_class) and any(fact.thing is Thing.RANDOM_AT_START for fact in random):
         yield "draws-before"
-    if at.steps_before and at.cause.rests_on(Thing.PARAMETERS):
+    if not at.is_first_step and at.cause.rests_on(Thing.PARAMETERS):
         yield "parameters-after"
 
 
@@ -204,13 +204,6 @@ def batch_cause(step: Step, position: int) -> Cause | None:
     return None if fed else cause("batch", *evidence_of("batch", step, position))
 
 
-@finds("batch")
-def find_shuffled_batch(at: View) -> Iterator[Finding]:
-    """Finding where the batch has the same values in another order."""
-    if same_values(at.first):
-        yield found("shuffled")
-
-
 @finds("batch", "script")
 def find_normalisation(at: View) -> Iterator[Finding]:
     """Finding where the statistics of a batch or input of floats are those of a straight line through the other's."""
@@ -235,16 +228,21 @@ def left_in_batch(at: View) -> Iterator[str]:
 
 @finds("script", "loss")
 def find_call_counts(at: View) -> Iterator[Finding]:
-    """Finding where a module runs a different number of times in b's step.
+    """Finding where a module that both call runs a different number of times in b's forward pass: the outermost.
 
     Nothing where equal shapes diverge in a call of that module that both runs make: there the number of calls follows,
     as with a solver that takes more steps for other values.
     """
-    if at.calls:
-        name, one, two = at.calls
-        if f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one, two) and not at.reshaped:
-            return
-        yield found("calls", module=name, a=often(one), b=often(two))
+    unions = [union for kind in (Kind.INPUT, Kind.OUTPUT) for union in at.step.of(kind, frozenset({Phase.FORWARD}))]
+    names, calls = at.step.alignment.fqn, at.step.alignment.call
+    made = (dict.fromkeys((names[union], int(calls[union])) for union in at.recorded(side, unions)) for side in "ab")
+    one, two = (Counter(name for name, _ in each) for each in made)
+    changed = [name for name in one if 0 != two[name] != one[name]]
+    if changed:
+        name = min(changed, key=lambda name: name.count("."))
+        both_make_it = f"{at.site.fqn}.".startswith(f"{name}.") and at.site.call < min(one[name], two[name])
+        if at.reshaped or not both_make_it:
+            yield found("calls", module=name, a=often(one[name]), b=often(two[name]))
 
 
 def left_in_script(at: View) -> Iterator[str]:
@@ -259,14 +257,6 @@ def left_in_script(at: View) -> Iterator[str]:
 
 
 # --- the loss, values
-
-
-def number_of(text: str | None) -> float:
-    """The number that a text is; NaN where it is none."""
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return float("nan")
 
 
 def plain_cause(step: Step, position: int) -> Cause | None:

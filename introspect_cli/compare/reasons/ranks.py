@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from introspect_cli.compare.ledger import At
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.say import finds, found, told
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.table import OTHER, columns
 from introspect_cli.records import Joined, Kind, Site, Status, Summary
 from introspect_cli.texts import rank_list
 
@@ -113,10 +114,9 @@ def _copies_by_rank(at: View, name: str, site: Site) -> dict[int, Summary]:
     copies = {}
     for rank in run.recorded:
         reader = run.rank(rank)
-        numbers = [n for n, fqn in enumerate(reader.sites.fqn) if fqn == site.fqn and reader.sites[n][0] == site]
-        batch = reader.read(step) if numbers and step in reader else None
-        row = None if batch is None else next(iter(np.flatnonzero(batch.site == numbers[0])), None)
-        summary = None if batch is None or row is None else reader.record(batch, int(row), step).summary
+        of_step = At(reader, columns(reader.sites), step)
+        rows = [row for row, number in of_step.rows([site.kind], site.phase) if reader.sites[number][0] == site]
+        summary = reader.record(of_step.batch, rows[0], step).summary if rows else None
         if summary is None or summary.status is not Status.OBSERVED or summary.layout.part is not None:
             return {}
         copies[rank] = summary
@@ -135,17 +135,6 @@ def _add_up_to(copies: Sequence[Sequence[float]], wanted: Sequence[float]) -> bo
     apart = np.linalg.norm(held - mean, axis=1).max() > _APART * np.linalg.norm(mean)
     far = min(np.linalg.norm(total - one) for total in (mean, mean * len(held)))
     return bool(apart and far <= _CLOSE * np.linalg.norm(one))
-
-
-# --- collectives
-
-
-@finds("collective")
-def find_collective(at: View) -> Iterator[Finding]:
-    """Finding where one run alone has the collective."""
-    summary = at.first.a or at.first.b
-    if (side := at.first.only) and summary is not None:
-        yield found("collective-missing", side=side, other=at.side_without, name=summary.text.strip("'\""))
 
 
 # --- parts

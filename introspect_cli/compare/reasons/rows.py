@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from introspect_cli.compare.evidence import Cause, Known, with_state
+from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
 from introspect_cli.compare.reasons import back, draws, forward, ranks, split, start, structure, update
 from introspect_cli.compare.reasons.base import KERNEL_WEIGHTS, Reason, cause
 from introspect_cli.compare.result import Role
@@ -180,7 +180,7 @@ ROWS: Final = (
         "The loss differs although the model's outputs are equal: the loss code, or the targets.",
         frozenset({Kind.LOSS}),
         upstream=frozenset({Phase.DATA, Phase.FORWARD, Phase.EVAL}),
-        left=lambda at: ("loss-code",) if at.batches_agree else ("loss-code", "targets"),
+        left=lambda at: ("loss-code", *["targets"] * (at.known(Thing.BATCHES) not in {Known.EQUAL, Known.WITHIN})),
         weights={"scalers": 0.96},
         names="loss|smooth|reduc|label|ignore|pad|accum|scale",
     ),

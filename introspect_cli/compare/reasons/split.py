@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,23 +38,12 @@ _ROUND = 1e-5
 _DEPENDS_ON_PARTS = re.compile(r"BatchNorm|Dropout|RReLU")
 
 
-class Cut(NamedTuple):
-    """The microbatches of a run's step.
+def cuts_of(step: Step) -> list[tuple[list[Microbatch], int]]:
+    """Of a and of b the microbatches of this step on all ranks, and how many the first rank has.
 
-    Attributes:
-        every: those of all ranks.
-        number: how many the first rank has; where not recorded, the usual number of the run.
-        ranks: how many ranks are read.
+    Where that is not recorded, the usual number of the run. Asserts that `comparison.splits` is set.
     """
-
-    every: list[Microbatch]
-    number: int
-    ranks: int
-
-
-def cuts_of(step: Step) -> list[Cut]:
-    """The microbatches of a and of b in this step; asserts that `comparison.splits` is set."""
-    comparison, splits, table, cuts = step.comparison, step.comparison.splits, step.table, list[Cut]()
+    comparison, splits, table, cuts = step.comparison, step.comparison.splits, step.table, []
     assert splits is not None
     change = comparison.rename or str
     root = next((name for name in dict.fromkeys(comparison.a.sites.fqn) if change(name) == splits.root), splits.root)
@@ -63,7 +52,7 @@ def cuts_of(step: Step) -> list[Cut]:
         (comparison.b, splits.root, table.step_b, splits.b),
     ):
         of_ranks = microbatches(reader, name, number)
-        cuts.append(Cut([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or rule.usual, reader.rank_count))
+        cuts.append(([*chain.from_iterable(of_ranks)], len(of_ranks[0]) or rule.usual))
     return cuts
 
 
@@ -123,16 +112,16 @@ def _gradient_finding(step: Step) -> Finding | None:
     Summed where one factor fits all gradients and is the number of microbatches of either run, or their ratio. Clipped
     where no factor fits: see `_clipping_finding`.
     """
-    a, b = cuts_of(step)
+    (_, a), (_, b) = cuts_of(step)
     factor = _common_factor(step)
     if factor is None:
-        return _clipping_finding(step, "b" if b.number > a.number else "a")
+        return _clipping_finding(step, "b" if b > a else "a")
     inside = step.learned.backward_ratio
     # A factor that only comes after the backward pass is no loss's.
-    times = factor if inside is None else inside / (b.ranks / a.ranks)
-    for side, wanted, by in (("b", b.number, b), ("a", 1 / a.number, a), ("a, b", b.number / a.number, b)):
+    times = factor if inside is None else inside / (step.comparison.b.rank_count / step.comparison.a.rank_count)
+    for side, wanted, by in (("b", b, b), ("a", 1 / a, a), ("a, b", b / a, b)):
         if wanted != 1 and is_near(times, wanted) and (is_near(times, factor) or (times > 1) == (factor > 1)):
-            return found("split-summed", times=f"{times:.4g}", side=side, number=by.number)
+            return found("split-summed", times=f"{times:.4g}", side=side, number=by)
     return None
 
 
@@ -167,13 +156,13 @@ def _loss_finding(step: Step, site: Site) -> Finding | None:
     """
     one, two = _recorded_numbers(step, site)
     a, b = cuts_of(step)
-    for side, cut, parts, whole in (("b", b, two, one), ("a", a, one, two)):
+    for side, (every, usual), parts, whole in (("b", b, two, one), ("a", a, one, two)):
         for by in ("samples", "tokens"):
-            counts, number = [getattr(micro, by) for micro in cut.every], len(parts)
+            counts, number = [getattr(micro, by) for micro in every], len(parts)
             if number < 2 or len(whole) != 1 or len(counts) != number or not all(counts) or len(set(counts)) == 1:
                 continue
             weighted = float(np.average(parts, weights=counts))
-            if any(is_near(weighted * times, whole[0], _EXACT) for times in {1, number, cut.number}):
+            if any(is_near(weighted * times, whole[0], _EXACT) for times in {1, number, usual}):
                 numbers = ", ".join(f"{count:,}" for count in counts)
                 return found("split-uneven", side=side, by=by, counts=numbers, other=OTHER[side])
     return None

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_state
 from introspect_cli.compare.names import FORWARD, owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
-from introspect_cli.compare.reasons.forward import number_of
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
 from introspect_cli.compare.settings.hyperparameters import hyperparameter_changes, recorded_names
@@ -94,10 +91,9 @@ def find_fresh_state(at: View) -> Iterator[Finding]:
     """
     unions = at.step.of(Kind.OPTIMIZER_STATE, frozenset(Phase), at.site.fqn).tolist()
     for union in (u for u in unions if "step" in at.step.alignment.path[u]):
-        texts = at.table.plain(union, "a"), at.table.plain(union, "b")
-        counts = number_of(texts[0]), number_of(texts[1])
-        if counts[0] != counts[1] and 1.0 in counts and not np.isnan(counts).any():
-            yield found("fresh-state", side="a" if counts[0] == 1.0 else "b", a=texts[0], b=texts[1])
+        a, b = at.table.plain(union, "a"), at.table.plain(union, "b")
+        if a != b and "1" in {a, b} and None not in {a, b}:
+            yield found("fresh-state", side="a" if a == "1" else "b", a=a, b=b)
             return
 
 

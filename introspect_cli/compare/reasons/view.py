@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,6 @@ class View:
         outcome: what came out of comparing the rank that diverges first.
         compared: the compared steps of its rank, in a's numbering.
         ranks: how many ranks were compared.
-        narrowed: whether only some records were selected.
         tolerated: the first difference that tolerance or noise let pass, in words; "" for none.
         peers: the first divergence of each rank.
         settings: settings that differ, the strongest explanation first.
@@ -51,11 +49,10 @@ class View:
         assert outcome.step is not None and outcome.first is not None and outcome.cause is not None  # noqa: PT018 - they are set together
         self.step, self.first, self.cause = outcome.step, outcome.first, outcome.cause
         self.table, self.site = self.step.table, self.first.site
-        stored = self.step.comparison.tensors
-        self.runs = stored.a, stored.b
+        self.runs = self.step.comparison.tensors.a, self.step.comparison.tensors.b
         self.compared, self.ranks = outcome.paired.steps, len(peers)
         self.settings: tuple[SettingChange, ...] = ()
-        self.narrowed, self.tolerated = self.step.comparison.options.narrowed, outcome.tolerated
+        self.tolerated = outcome.tolerated
         self.peers = tuple(peer.first for peer in peers if peer.first is not None)
 
     # --- the place
@@ -102,22 +99,12 @@ class View:
         facts = [fact.known for fact in self.cause.rests_on(*things)]
         return facts[0] if facts else Known.UNSEEN
 
-    @property
-    def batches_agree(self) -> bool:
-        """Whether the batches are known to be equal, or within tolerance."""
-        return self.known(Thing.BATCHES) in {Known.EQUAL, Known.WITHIN}
-
     # --- what came before
 
     @property
     def is_first_step(self) -> bool:
         """Whether it is in the first compared step."""
         return self.first.step == int(self.compared[0])
-
-    @cached_property
-    def steps_before(self) -> int:
-        """Number of compared steps before it."""
-        return int((self.compared < self.first.step).sum())
 
     @cached_property
     def alike(self) -> tuple[int, int]:
@@ -137,22 +124,6 @@ class View:
         """Number of losses in the step, in a and in b."""
         losses = self.step.of(Kind.LOSS, frozenset(Phase))
         return len(self.recorded("a", losses)), len(self.recorded("b", losses))
-
-    @cached_property
-    def calls(self) -> tuple[str, int, int] | None:
-        """(FQN, calls in a, calls in b) of a module that both runs call, a different number of times; None for none.
-
-        The outermost, the first of several. Counted are calls in the step's forward pass, not recomputed or evaluating
-        ones.
-        """
-        unions = [
-            u for kind in (Kind.INPUT, Kind.OUTPUT) for u in self.step.of(kind, frozenset({Phase.FORWARD})).tolist()
-        ]
-        names, calls = self.step.alignment.fqn, self.step.alignment.call
-        made = (dict.fromkeys((names[u], int(calls[u])) for u in self.recorded(side, unions)) for side in "ab")
-        one, two = (Counter(name for name, _ in each) for each in made)
-        changed = [(name, count, two[name]) for name, count in one.items() if 0 != two[name] != count]
-        return min(changed, key=lambda item: item[0].count("."), default=None)
 
     # --- modules
 
@@ -240,12 +211,10 @@ class View:
     @cached_property
     def optimizers(self) -> tuple[list[str], list[str]]:
         """Names of the optimizers that recorded hyper-parameters in the step: in a, in b; scalers left out."""
-        alignment = self.table.alignment
-        one, two = (
-            [alignment.fqn[u] for u in self.table.rows_of(side) if KINDS[alignment.kind[u]] in SETTING_KINDS]
-            for side in "ab"
-        )
-        return [name for name in dict.fromkeys(one) if name != SCALER], [n for n in dict.fromkeys(two) if n != SCALER]
+        names, kinds = self.table.alignment.fqn, self.table.alignment.kind
+        every = ([(names[union], KINDS[kinds[union]]) for union in self.table.rows_of(side)] for side in "ab")
+        one, two = ([*dict.fromkeys(n for n, kind in each if kind in SETTING_KINDS and n != SCALER)] for each in every)
+        return one, two
 
     @property
     def steppers(self) -> tuple[list[str], list[str]]:
