@@ -70,7 +70,6 @@ _PROVED: Final[Mapping[str, str]] = {
     "structure-of-value": "the structure of the value is different[; only in a: {a}][; only in b: {b}]",
     "model-not-run": "in {other} its model has not run in training by then",
     "not-stepped": "in {other} no optimizer steps it here",
-    "random-follows": "the random state of {names}, which differs too, follows from it where it is drawn at random",
     # ranks
     "copies": "in {side} its copies on the ranks differ[: {text}]",
     "not-reduced-proved": "the copies of {side} add up to, or average to, the other run's: it was not reduced",

@@ -17,14 +17,13 @@ import numpy as np
 
 from introspect_cli.compare.names import generator_of
 from introspect_cli.compare.passes import pair
-from introspect_cli.compare.reasons.base import cause, is_fed
+from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.say import BACKWARD_PASS, BATCH_OF, finds, found
 from introspect_cli.compare.settings.beginning import (
     differing_calls,
     find_first_event,
     find_script_seedings,
 )
-from introspect_cli.compare.step import Place, random_at_start
 from introspect_cli.compare.table import OTHER, Table, kind_code, phase_code
 from introspect_cli.records import DRAWN_BEFORE, Kind, Phase, Site, Status
 
@@ -116,9 +115,8 @@ def random_state_cause(step: Step, position: int) -> Cause | None:
         states = step.of(Kind.RNG, frozenset(Phase)).tolist()
         states = [union for union in states if generator_of(step.alignment.site(union)) == site.fqn]
         return None if step.differed_before(states) else cause("rng")
-    if step.begins.diverged or is_fed(step, position):
-        return None
-    return cause("rng", *random_at_start(step, Place(site, step.order_at(position))))
+    fed = step.begins.diverged or is_fed(step, position)
+    return None if fed else cause("rng", *evidence_of("rng", step, position))
 
 
 def is_resumed_start(at: View) -> bool:
@@ -182,18 +180,11 @@ def unseeded_names(at: View) -> tuple[str, ...]:
     return tuple(step.alignment.fqn[union] for union in drawn if then.checksum(union, "a") != then.checksum(union, "b"))
 
 
-_GENERATORS = {"python": "python's random", "numpy": "numpy.random"}
-
-
 @finds("*")
 def find_unseeded_generators(at: View) -> Iterator[Finding]:
     """Finding that names `unseeded_names`, and the step in which they were first drawn from."""
     if names := unseeded_names(at):
-        yield found(
-            "unseeded",
-            names=", ".join(_GENERATORS.get(name, name) for name in names),
-            step=at.first.step - (at.cause.reason == "rng"),
-        )
+        yield found("unseeded", names=", ".join(names), step=at.first.step - (at.cause.reason == "rng"))
 
 
 def _status_of(table: Table, union: int) -> set[Status | None]:

@@ -75,10 +75,10 @@ def call_cause(step: Step, position: int) -> Cause | None:
 def _script_cause(step: Step, position: int) -> Cause:
     """Cause `script`, with what is known of the model's outputs before."""
     evidence = evidence_of("script", step, position)
-    if step.comparison.leaves_modules_out:
-        return cause("script", *evidence, LEFT_OUT)
-    before = outputs(step, Place(step.sites[position], step.order_at(position)))
-    return cause("script", *evidence, *(fact for fact in before if fact.known in {Known.EQUAL, Known.WITHIN}))
+    place = Place(step.sites[position], step.order_at(position))
+    before = [LEFT_OUT] if step.comparison.leaves_modules_out else outputs(step, place)
+    known = (fact for fact in before if fact is LEFT_OUT or fact.known in {Known.EQUAL, Known.WITHIN})
+    return cause("script", *evidence, *known)
 
 
 def last_child(step: Step, fqn: str, low: float, high: float) -> str:

@@ -37,8 +37,7 @@ _DRAWN = {"command": 0.9, "seeds": 1.0, "options": 0.95}
 ROWS: Final = (
     Reason(
         "split",
-        "A batch is cut into microbatches in another way, and that has an effect: their losses are added up and not "
-        "averaged, or means over uneven numbers of tokens or samples count alike.",
+        "A batch is cut into microbatches in another way: their losses are added up, or uneven means count alike.",
         frozenset({Kind.LOSS, Kind.GRAD, Kind.OUTPUT, Kind.INPUT, Kind.BATCH}),
         applies=split.split_cause,
         names="accum|micro|batch|loss|reduc|clip|sync",
@@ -72,8 +71,7 @@ ROWS: Final = (
     ),
     Reason(
         "gap",
-        "Not everything that went in was recorded, so the cause cannot be named: what is missing and which causes "
-        "remain is listed.",
+        "Not everything that went in was recorded: it is listed what is missing and which causes remain.",
         frozenset({*_TENSORS, Kind.OPTIMIZER_STATE}),
         applies=start.start_cause,
         left=_left_in_gap,
@@ -87,8 +85,7 @@ ROWS: Final = (
     ),
     Reason(
         "script",
-        "The code between the data loader and the model gives the model another input, or `functional_call` other "
-        "parameters to run with.",
+        "The code between the data loader and the model, or around `functional_call`, gives the model other values.",
         frozenset({Kind.INPUT, Kind.PARAM}),
         applies=forward.call_cause,
         left=forward.left_in_script,
@@ -101,8 +98,7 @@ ROWS: Final = (
     ),
     Reason(
         "module",
-        "A module whose inputs, parameters and buffers are equal computes a different output: the cause is its code, "
-        "its options, its mode, or the kernel that ran.",
+        "A module whose inputs, parameters and buffers are equal computes a different output.",
         frozenset({Kind.OUTPUT}),
         applies=forward.call_cause,
         left=forward.left_in_module,
@@ -158,8 +154,7 @@ ROWS: Final = (
     ),
     Reason(
         "gradient",
-        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees: the cause is "
-        "clipping, unscaling, accumulation, zero_grad, or the reduction over ranks.",
+        "A parameter's gradient differs when the optimizer sees it, although the backward pass agrees.",
         frozenset({Kind.GRAD}),
         applies=back.gradient_cause,
         left=back.left_in_gradient,
@@ -193,8 +188,7 @@ ROWS: Final = (
     ),
     Reason(
         "optimizer",
-        "A parameter or optimizer state differs after the step although its gradient and its value before are equal: "
-        "the cause is the optimizer or its hyper-parameters.",
+        "A parameter or its state differs after the step although its gradient and what was before are equal.",
         frozenset({Kind.PARAM, Kind.OPTIMIZER_STATE}),
         applies=update.optimizer_cause,
         left=update.left_in_optimizer,

@@ -9,14 +9,13 @@ import numpy as np
 from introspect_cli.compare.evidence import Cause, Known
 from introspect_cli.compare.match import tied_to
 from introspect_cli.compare.names import FORWARD, owner_of
-from introspect_cli.compare.outcome import drawn_one_sided_start
 from introspect_cli.compare.reasons.base import cause
 from introspect_cli.compare.reasons.forward import find_call_counts, find_class
 from introspect_cli.compare.reasons.update import find_other_optimizer
 from introspect_cli.compare.result import Role
 from introspect_cli.compare.say import WHOLE_VALUE, finds, found, often, some
 from introspect_cli.compare.step import Place, backward
-from introspect_cli.compare.table import OTHER, PHASES, kind_code, phase_code
+from introspect_cli.compare.table import OTHER, PHASES, kind_code
 from introspect_cli.records import Kind, Phase
 
 if TYPE_CHECKING:
@@ -59,17 +58,9 @@ def subject_of(step: Step, position: int) -> tuple[str, Role]:
 
 @finds("structure")
 def find_why_one_sided(at: View) -> Iterator[Finding]:
-    """Findings of the first function in `_CLAUSES` that gives any; and one that random states differ because of it.
-
-    The latter only for the tensor of `drawn_one_sided_start`.
-    """
-    for kinds, clause in _CLAUSES:
-        if at.site.kind in kinds and (findings := list(clause(at))):
-            yield from findings
-            break
-    if drawn_one_sided_start(at.step) == at.position and at.step.rng_differs():
-        names = [site.fqn for site in at.step.sites if site.kind is Kind.RNG and site.phase is Phase.START]
-        yield found("random-follows", names=", ".join(names))
+    """Findings of the first function in `_CLAUSES` that gives any."""
+    every = (list(clause(at)) for kinds, clause in _CLAUSES if at.site.kind in kinds)
+    yield from next(filter(None, every), ())
 
 
 # --- why one run alone has it: each of these says so, or nothing where it is something else
@@ -176,9 +167,8 @@ def _find_not_stepped(at: View) -> Iterator[Finding]:
     The latter at the start of the first step that has it, the former in the optimizer phase; nothing otherwise.
     """
     root, alignment = at.site.fqn.partition(".")[0], at.step.alignment
-    sites = at.table.sites_a if at.side_without == "a" else at.table.sites_b
-    before = sites[alignment.phase[sites] != phase_code(Phase.OPTIMIZER)]
-    ran = any(alignment.fqn[site].partition(".")[0] == root for site in before.tolist())
+    others = (u for u in at.table.rows_of(at.side_without) if PHASES[alignment.phase[u]] is not Phase.OPTIMIZER)
+    ran = any(alignment.fqn[union].partition(".")[0] == root for union in others)
     if at.site.phase is Phase.START and not ran and not at.step.is_recorded_before(at.site.fqn):
         yield found("model-not-run", other=at.side_without)
     elif at.site.phase is Phase.OPTIMIZER:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from introspect_cli.compare.evidence import Cause, Evidence, Known, Thing, with_state
-from introspect_cli.compare.names import FORWARD, owner_of
+from introspect_cli.compare.evidence import Cause, Known, Thing, with_state
+from introspect_cli.compare.names import owner_of
 from introspect_cli.compare.reasons.base import cause, evidence_of
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.settings.differences import Difference
@@ -16,12 +16,13 @@ from introspect_cli.compare.step import (
     PASSES,
     Place,
     gradients_in_step,
+    inputs,
     lacks_gradient,
     state_before,
     value_before,
 )
 from introspect_cli.compare.table import OTHER
-from introspect_cli.records import Kind, Phase
+from introspect_cli.records import Kind, Phase, Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,10 +136,7 @@ def left_in_optimizer(at: View) -> Iterator[str]:
 
     For a state at the start of a step only `checkpoint`.
     """
-    if at.site.phase is Phase.START:
-        yield "checkpoint"
-        return
-    yield "optimizer"
+    yield "checkpoint" if at.site.phase is Phase.START else "optimizer"
     later = at.step.comparison.offset or not at.is_first_step
     if later and not recorded_names(at.table) and not hyperparameter_changes_of(at):
         yield "hyperparameters"
@@ -205,8 +203,5 @@ def buffer_cause(step: Step, position: int) -> Cause | None:
     is_first = step.differing(Kind.BUFFER, site.fqn)[:1] == [position]
     if site.phase is Phase.START or not is_first or _is_fed_by_then(step, position):
         return None
-    unions = step.of(Kind.INPUT, FORWARD, owner)
-    seen = any(step.state[unions])
-    needed = seen or Kind.INPUT not in step.comparison.kinds
-    inputs = [Evidence(Thing.INPUTS, step.known(unions), needed=needed, of=owner)] if needed else []
-    return cause("buffer", *inputs, *evidence_of("buffer", step, position), module=owner)
+    place = Place(Site(Phase.FORWARD, Kind.INPUT, owner), step.order_at(position), owner)
+    return cause("buffer", *inputs(step, place), *evidence_of("buffer", step, position), module=owner)
