@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from introspect_cli.compare.answer.causes import code_changes, likely_words, ranked_candidates, weighed_by_code
 from introspect_cli.compare.answer.compared import (
     cut_short,
@@ -21,7 +23,7 @@ from introspect_cli.compare.outcome import strip_of
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
 from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
-from introspect_cli.compare.reasons.rows import reason_named
+from introspect_cli.compare.reasons.rows import judge, reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
 from introspect_cli.compare.result import (
@@ -38,7 +40,7 @@ from introspect_cli.compare.result import (
     Verdict,
 )
 from introspect_cli.compare.resumed import RATES
-from introspect_cli.compare.say import head_of, how_far, parts_words, sentence, thing, told, what
+from introspect_cli.compare.say import head_of, how_far, parts_words, sentence, some, thing, told, what
 from introspect_cli.compare.settings.beginning import (
     MAY_REST_ON_THEM,
     MODES,
@@ -49,7 +51,8 @@ from introspect_cli.compare.settings.beginning import (
     last_fillings,
     variables_that_differ,
 )
-from introspect_cli.compare.table import OTHER
+from introspect_cli.compare.step import Step
+from introspect_cli.compare.table import OTHER, WITHIN
 from introspect_cli.compare.walk import holds_part
 from introspect_cli.records import Kind, Phase
 
@@ -202,7 +205,7 @@ def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> D
         answer,
         sentence=begins + whole,
         head=begins + (whole if leads else f"{place}: {story.head}"),
-        also=tuple(filter(None, (*story.more, _beyond_rounding_words(at), beside, *nothing))),
+        also=tuple(filter(None, (*story.more, _beyond_rounding_words(compared, at, code), beside, *nothing))),
         rests_on=tuple(
             Fact(fact.thing.name.lower(), fact.known.name.lower(), fact.of, fact.inside, thing(fact))
             for fact in story.evidence
@@ -235,14 +238,23 @@ def _defined_in(at: View) -> str:
     return next((module.source for module in found), "")
 
 
-def _beyond_rounding_words(at: View) -> str:
+def _beyond_rounding_words(compared: Compared, at: View, code: CodeChanges | None) -> str:
     """Sentence on the step's first listed divergence that is more than rounding, where the first one is rounding.
 
-    "" otherwise.
+    With the changed statements that are near it, as if what is before it agreed, and are not near the first. "" where
+    the first one is more than rounding, or none is.
     """
     listed = at.outcome.listed if at.rounding else []
     more = next((one for one in listed if one.step == at.first.step and one.size is Size.MORE), None)
-    return told("first-more", name=what(more.site, more.module_class), far=how_far(more)) if more else ""
+    if more is None:
+        return ""
+    far_ones = [] if code is None else [one.change.place for one in code.ranked if not one.likely]
+    before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(more.site)])
+    step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
+    there = View(replace(at.outcome, first=more, step=step, cause=judge(step, step.sites.index(more.site))), ())
+    near = code_changes(compared.a, compared.b, lambda: clues_of(there)) if far_ones else None
+    lines = [] if near is None else [one.change.place for one in near.likely if one.change.place in far_ones]
+    return told("first-more", name=what(more.site, more.module_class), far=how_far(more), lines=some(lines))
 
 
 def _nothing_changed_words(at: View, code: CodeChanges | None) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class Draw(NamedTuple):
         site, before = self.site, "before" if self.site.path.endswith(DRAWN_BEFORE) else "in"
         call = f"{site.fqn} #{site.call}" if site.call else site.fqn
         name = {Phase.DATA: f"{BATCH_OF}{site.fqn}", Phase.LOSS: BACKWARD_PASS}.get(site.phase, call)
-        return found("draw", before=before, side=self.side, other=OTHER[self.side], name=name)
+        return found("draws", before=before, side=self.side, other=OTHER[self.side], name=name)
 
 
 def one_sided_draws(step: Step, table: Table) -> list[Draw]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from introspect_cli.compare import say
-from introspect_cli.compare.evidence import RANDOM, Evidence, Known, with_state
+from introspect_cli.compare.evidence import RANDOM, Evidence, Known, Thing
 from introspect_cli.compare.reasons.draws import find_one_sided_draw
 from introspect_cli.compare.reasons.forward import draws_nothing, find_call_counts
 from introspect_cli.compare.reasons.rows import reason_named
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
 
 _STATES = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE})
+_RAN_UNSEEN = {Thing.PASSED_OVER: "passed-over", Thing.RAN_UNSEEN: "ran-unseen"}
 _NEVER_RANDOM = frozenset({"backward", "plain", "loss"})
 
 
@@ -55,8 +56,8 @@ def explanation_of(at: View) -> Explanation:
         findings = [replace(one, certainty=Certainty.LIKELY) for one in findings]
     # that copies differ is on record, and tells no cause
     proved = any(one.certainty is Certainty.PROVED and one.code != "copies" for one in findings)
-    unseen = with_state(evidence, Known.UNSEEN) or reason.word == "value"
-    findings += [] if proved else say.left([*reason.remaining(at), *(["not-recorded"] if unseen else [])])
+    unseen = (code for thing, code in _RAN_UNSEEN.items() if at.cause.rests_on(thing))
+    findings += [] if proved else say.left([*reason.remaining(at), *unseen])
     findings.sort(key=lambda one: list(Certainty).index(one.certainty))
     more = [told("rounding-alone")] if at.rounding and not proved else []
     more += [told("grown", first=at.tolerated)] if at.cause.has_grown and at.tolerated else []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _left_in_gap(at: View) -> Iterator[str]:
     """Codes of the remaining causes of the reason in `cause.instead`; last `steps-between` of what was not recorded."""
     if at.cause.instead:
-        yield from reason_named(at.cause.instead).remaining(at)
+        yield from (*reason_named(at.cause.instead).remaining(at), "not-recorded")
     if at.step.begins.gap:
         yield "steps-between"
 
@@ -94,7 +94,7 @@ ROWS: Final = (
         "value",
         "A value that the script gave to `introspect_cli.record` differs.",
         frozenset({Kind.VALUE}),
-        left=("code-of-value",),
+        left=("code-of-value", "not-recorded"),
     ),
     Reason(
         "module",

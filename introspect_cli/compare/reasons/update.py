@@ -138,6 +138,8 @@ def left_in_optimizer(at: View) -> Iterator[str]:
     """
     yield "checkpoint" if at.site.phase is Phase.START else "optimizer"
     later = at.step.comparison.offset or not at.is_first_step
+    if not at.is_first_step and Kind.OPTIMIZER_STATE not in at.step.comparison.kinds:
+        yield "optimizer-state"
     if later and not recorded_names(at.table) and not hyperparameter_changes_of(at):
         yield "hyperparameters"
     if at.site.call:

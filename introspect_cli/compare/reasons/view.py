@@ -167,9 +167,8 @@ class View:
         if one is None or two is None or not (one.attributes and two.attributes):
             return []
         sources = [settings.get("sources") for settings in self.documents]
-        edited = (
-            not every and all(sources) and len({*map(str, sources)}) > 1
-        )  # what changed code sets says only that it changed
+        # what changed code sets says only that it changed
+        edited = not every and all(sources) and len({*map(str, sources)}) > 1
         differ = list(unequal(dict(one.attributes), dict(two.attributes)))
         differ.sort(key=lambda change: change[0] != "training")
         return [change for change in differ if not (edited and None in change[1:] and change[0] != "training")]
@@ -231,12 +230,12 @@ class View:
     def may_have_stepped(self) -> bool:
         """Whether an optimizer may have stepped before, also in a process that was not recorded.
 
-        False only in the first compared step, if that is step 0, for the first call of a record that is a gradient or
+        False only in step 0, for the first call of a record that is a gradient or
         of a phase other than start, optimizer and evaluation.
         """
         site = self.site
         after = site.phase in {Phase.START, Phase.OPTIMIZER, Phase.EVAL} and site.kind is not Kind.GRAD
-        return after or site.call > 0 or not self.is_first_step or self.first.step > 0
+        return after or site.call > 0 or self.first.step > 0
 
     # --- data
 
