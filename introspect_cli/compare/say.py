@@ -48,7 +48,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
+    "changed-in-one": "{side} alone changes it, and no optimizer does",
     # what tensors begin with
     "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
@@ -87,8 +87,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "a step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they are "
     "that of {other}",
-    "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
-    "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
+    "split-parts": "it takes statistics over each part of a batch, or draws numbers for it: splitting a batch by "
+    "itself changes it",
 }
 
 _LIKELY: Final[Mapping[str, str]] = {
@@ -135,11 +135,10 @@ _LEFT: Final[Mapping[str, str]] = {
     "backward-of-user": "the backward pass of what uses that output",
     "reduction": "its reduction over the ranks",
     "clipping": "clipping",
-    "clipping-by-value": "clipping by value",
     "unscaling": "unscaling",
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
-    "gradient-by-hand": "a change of the gradient by hand",
+    "gradient-by-hand": "another change of the gradient (by value, by hand)",
     "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
@@ -153,7 +152,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
-    "steps-before": "the steps before, which are not on record",
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
@@ -244,15 +242,13 @@ _TOLD: Final[Mapping[str, str]] = {
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
     "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
-    "between-calls": "between calls {one} and {two} of {after}, in {module}",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",
     "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
     "observed in both runs: {unseen:,}].",
     "first-tolerated": "The first difference within the tolerance is {first}.",
-    "gradients": "Gradients of this step that differ: {differ} of {all}.",
-    "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
+    "alike": "Of the {kinds} recorded there, {differ} of {all} differ.",
     # a run that ended by an exception
     "both-raised": " Both runs ended by the same exception: {words}.",
     "raised-after": " After that, run {run} ended by an exception: {words}[; and run a by another one: {other}].",
