@@ -174,17 +174,12 @@ def _cut_together(module: Any) -> list[Any]:
     return [] if one is None else [one]
 
 
-def fsdp_groups(module: Any) -> tuple[list[Any], list[Any]]:
-    """Process groups over which `fully_shard` shards and replicates a module; [] twice where it was not called.
-
-    Returns:
-        all shard groups and replicate groups; and for each set of parameters that is sharded together its replicate
-        group, None where it has none.
-    """
+def fsdp_groups(module: Any) -> list[Any]:
+    """Process groups over which `fully_shard` shards and replicates a module; [] where it was not called."""
     meshes = [getattr(together, "mesh_info", None) for together in _cut_together(module)]
-    replicas = [getattr(mesh, "replicate_process_group", None) for mesh in meshes]
-    pairs = zip([getattr(mesh, "shard_process_group", None) for mesh in meshes], replicas, strict=True)
-    return [group for pair in pairs for group in pair if group is not None], replicas
+    names = ("shard_process_group", "replicate_process_group")
+    groups = (getattr(mesh, name, None) for mesh in meshes for name in names)
+    return [group for group in groups if group is not None]
 
 
 class Unsharded(NamedTuple):

@@ -36,6 +36,7 @@ _PROVED: Final[Mapping[str, str]] = {
     # data and the script
     "repeated": "in {side} it is that of the time before, again",
     "shuffled": "the same values in another order: it is shuffled or shifted differently",
+    "normalised": "extrema, mean and variance are those of {line}: it is scaled and shifted differently",
     "scaler": "the scale of GradScaler {a} -> {b}",
     # gradients
     "stale": "in {side} it is the other's plus that of the {of} before: zero_grad is missing or late in {side}",
@@ -47,7 +48,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "hyperparameter": "{name} {a} -> {b}",
     "untouched": "in {side} the optimizer[ ({name})] leaves it as it was",
     "fresh-state": "the optimizer state of {side} started from scratch (it has counted {a} steps in a and {b} in b)",
-    "changed-in-one": "{side} alone changes it, and no optimizer does[, after step {step}]",
+    "changed-in-one": "{side} alone changes it, and no optimizer does",
     # what tensors begin with
     "filled": "what initialises it[, in a {a}][, in b {b}]",
     "filled-with": "{by} initialises it with {a} in a, {b} in b",
@@ -85,8 +86,8 @@ _PROVED: Final[Mapping[str, str]] = {
     "a step are added up, not averaged: divide each by {number}",
     "split-uneven": "in {side} the losses are means over {counts} {by}, and count alike: weighted by these they are "
     "that of {other}",
-    "split-statistics": "its statistics are taken over each part of a batch, which splitting a batch changes by itself",
-    "split-draws": "each part of a batch draws its own random numbers, which splitting a batch changes by itself",
+    "split-parts": "it takes statistics over each part of a batch, or draws numbers for it: splitting a batch by "
+    "itself changes it",
 }
 
 _LIKELY: Final[Mapping[str, str]] = {
@@ -133,11 +134,10 @@ _LEFT: Final[Mapping[str, str]] = {
     "backward-of-user": "the backward pass of what uses that output",
     "reduction": "its reduction over the ranks",
     "clipping": "clipping",
-    "clipping-by-value": "clipping by value",
     "unscaling": "unscaling",
     "accumulation": "accumulation",
     "zero-grad": "zero_grad",
-    "gradient-by-hand": "a change of the gradient by hand",
+    "gradient-by-hand": "another change of the gradient (by value, by hand)",
     "rounding-in-backward": "rounding in the backward pass of its module",
     "use-in-module": "how its module uses the parameter",
     "penalty": "a penalty on the parameters in the loss",
@@ -151,7 +151,6 @@ _LEFT: Final[Mapping[str, str]] = {
     "before-recorded": "it was built, copied or updated differently before",
     "cast": "the model was cast",
     "sizes": "the model is built with other sizes",
-    "steps-before": "the steps before, which are not on record",
     "initialisation": "its initialisation",
     "seed": "the seed",
     "checkpoint": "another checkpoint, a change by the script before it was recorded",
@@ -224,15 +223,13 @@ _TOLD: Final[Mapping[str, str]] = {
     "on-all-ranks": "on all {ranks} ranks",
     "only-has-it": "only {side} has {name}{moment}",
     "differs-by": "{name}{moment}[, {size}][; b is {times} times a][; {place}]",
-    "between-calls": "between calls {one} and {two} of {after}, in {module}",
     "between": "in the forward code of {module}[, after {after}][, before {before}]",
     # what a reader can check
     "steps-before": "Compared steps before that agree{how}: {steps:,}.",
     "records-before": "Of {all} before it in step {step}, equal: {equal:,}[; within tolerance: {within:,}][; not "
     "observed in both runs: {unseen:,}].",
     "first-tolerated": "The first difference within the tolerance is {first}.",
-    "gradients": "Gradients of this step that differ: {differ} of {all}.",
-    "tensors": "Tensors recorded there that differ: {differ} of {all}; equal: {equal}.",
+    "alike": "Of the {kinds} recorded there, {differ} of {all} differ.",
     # a run that ended by an exception
     "exception": "{text}[, at {where}][ in {function}]",
     "raised": "Run {run} ended by an exception[ in {step}][ where run {other} goes on]: {words}.",

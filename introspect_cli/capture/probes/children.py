@@ -36,13 +36,11 @@ class ChildrenProbe(GuardedProbe):
     name = "children"
     lost = "processes that the script starts are"
 
-    def __init__(self, context: Context, *, followed: bool) -> None:
-        """Watch nothing before `install`; `followed` says whether child processes are recorded (`--children all`)."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
-        self._followed = followed
+        self._followed = context.options.children == "all"
         self._spawning: tuple[int, str] | None = None  # how many processes are being spawned, and a name for all
-        self.started: list[str] = []
-        """Names of functions that unrecorded processes run, each once."""
 
     def install(self) -> None:
         """Watch `Process.start`; and `start_processes` of `mp.spawn`, if child processes are recorded."""
@@ -107,8 +105,8 @@ class ChildrenProbe(GuardedProbe):
             work: name of the function.
             remedy: what follows the sentence; "" for nothing.
         """
-        if self._guarded.on and work not in self.started:
-            self.started.append(work)
+        if self._guarded.on and work not in self._context.started:
+            self._context.started.append(work)
             self._context.guard.note(
                 f"the script runs {work} in a process of its own, and what that computes is not recorded{remedy}"
             )

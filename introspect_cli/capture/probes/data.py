@@ -11,6 +11,7 @@ import torch
 from introspect_cli.capture import private_api
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.objects import BuiltProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.flatten import flatten
 from introspect_cli.tensors.views import unobserved
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
-    from introspect_cli.capture.probes.objects import BuiltProbe
     from introspect_cli.capture.recording.rows import Row
 
 
@@ -39,10 +39,10 @@ class DataProbe(GuardedProbe):
     name = "data"
     lost = "batches are"
 
-    def __init__(self, context: Context, built: BuiltProbe) -> None:
-        """Watch nothing before `install`; `built` takes the loaders' settings."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
-        self._built = built
+        self._built = context.probe(BuiltProbe)
         self._names = {Phase.DATA: FreeNames(), Phase.EVAL: FreeNames()}
         self._sources: ById[_Source] = ById()
         self._source_of: ById[_Source] = ById()

@@ -27,6 +27,7 @@ from introspect_cli.capture.naming import (
     parameters_in,
     wrapped,
 )
+from introspect_cli.capture.probes.gradients import GradientProbe
 from introspect_cli.capture.probes.module_values import WHOLE, ModuleValues, may_be_shares
 from introspect_cli.capture.probes.own_calls import OwnCalls, tensors_given
 from introspect_cli.records import EVALUATED, Kind, Phase
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from introspect_cli.capture.context import Context, Stack
     from introspect_cli.capture.naming import ModuleState
-    from introspect_cli.capture.probes.gradients import GradientProbe
 
 _INPUT, _OUTPUT = Kind.INPUT, Kind.OUTPUT  # an attribute of an enumeration takes as long as a call
 
@@ -48,11 +48,11 @@ class ModuleProbe(OwnCalls):
     name = "modules"
     lost = "module inputs and outputs are"
 
-    def __init__(self, context: Context, gradients: GradientProbe) -> None:
-        """Watch nothing before `install`; `gradients` records the gradients of inputs and outputs."""
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`."""
         super().__init__(context)
         self._stacks = context.stacks
-        self.values = ModuleValues(context, gradients)
+        self.values = ModuleValues(context, context.probe(GradientProbe))
         """Recorder of inputs and outputs."""
         self._names, self._draws, self._parts = context.names, context.draws, context.parts
 

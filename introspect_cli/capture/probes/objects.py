@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.environment.sources import attributes_of, is_users
-from introspect_cli.capture.frames import Places
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.records import ModuleInfo
-    from introspect_cli.store.rank_writer import RankWriter
 
 
 # ---
@@ -327,18 +325,10 @@ class AttributeProbe(GuardedProbe):
     name = "attributes"
     lost = "attributes of modules are"
 
-    def __init__(self, context: Context, rank: RankWriter, secret: tuple[str, ...]) -> None:
-        """Record nothing before `install`.
-
-        Args:
-            context: shared by all probes.
-            rank: the writer of rows of modules.
-            secret: globs over names whose values are redacted.
-        """
+    def __init__(self, context: Context) -> None:
+        """Record nothing before `install`."""
         self._watched: dict[str, AttributeSnapshot] = {}
         super().__init__(context, then=self._watched.clear)
-        self._rank = rank
-        self._secret = secret
         self._recorded: dict[str, ModuleInfo] = {}
         self._changes: dict[tuple[str, str], int] = {}
 
@@ -397,7 +387,7 @@ class AttributeProbe(GuardedProbe):
         self._watched[root_name] = AttributeSnapshot(modules, list(map(self._followed, modules)))
         rows = [*new.values(), *changed]
         if rows:
-            self._rank.modules(rows)
+            self._context.rank.modules(rows)
 
     def _followed(self, module: nn.Module) -> dict[str, object]:
         """The module's plain attributes; those that have changed 8 times are left out."""
@@ -424,7 +414,7 @@ class AttributeProbe(GuardedProbe):
             if not text:
                 continue
             if value is not None and type(value) is not bool:
-                text = redact.value(name, text, self._secret)[:MAX_TEXT]
+                text = redact.value(name, text, self._context.options.redact)[:MAX_TEXT]
             times = self._changes.get((fqn, name), 0) + (before.get(name, text) != text)
             if times:
                 self._changes[fqn, name] = times
@@ -532,7 +522,6 @@ class BuiltProbe(GuardedProbe):
         super().__init__(context)
         self._autocast: dict[str, None] = {}
         context.facts["autocast"] = lambda: {"autocast": ", ".join(self._autocast) or "off"}
-        self._places = Places()
         self._lines: ById[str] = ById()
         self.loaders: dict[tuple[Phase, str], list[dict[str, Any]]] = {}
         """Settings of loaders by what they are for and name, each variant once."""
@@ -557,7 +546,7 @@ class BuiltProbe(GuardedProbe):
 
     def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
         """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
-        return lambda _: self._note_object(call.first, self._places.line(call.frame))
+        return lambda _: self._note_object(call.first, self._context.places.line(call.frame))
 
     def _note_object(self, thing: object, line: str) -> None:
         """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""

@@ -15,7 +15,7 @@ import torch
 
 from introspect_cli.capture import private_api
 from introspect_cli.capture.frames import outward
-from introspect_cli.capture.naming import ById, FreeNames, Holder, parameters_of
+from introspect_cli.capture.naming import ById, FreeNames, parameters_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.optimizer_values import (
     OTHER,
@@ -28,6 +28,7 @@ from introspect_cli.capture.probes.optimizer_values import (
     setting,
     with_gradients,
 )
+from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.ranks.flat import ALL
 from introspect_cli.records import SCALER, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors import parallel
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.events import Call
     from introspect_cli.capture.naming import ParameterName
-    from introspect_cli.capture.probes.state import StateProbe
 
 
 class OptimizerProbe(GuardedProbe):
@@ -54,13 +54,10 @@ class OptimizerProbe(GuardedProbe):
     name = "optimizers"
     lost = "optimizer steps (and so the ends of steps) are"
 
-    def __init__(self, context: Context, state: StateProbe) -> None:
-        """Watch nothing before `install`; `state` records parameters.
-
-        A failure leaves the clock without optimizers' steps.
-        """
+    def __init__(self, context: Context) -> None:
+        """Watch nothing before `install`; a failure leaves the clock without optimizers' steps."""
         super().__init__(context, then=context.clock.give_up_on_optimizers)
-        self._state = state
+        self._state = context.probe(StateProbe)
         self._names = FreeNames()
         self._parameters: ById[ParameterSites] = ById()
         self._state_seen: set[tuple[str, int]] = set()
@@ -240,7 +237,7 @@ class OptimizerProbe(GuardedProbe):
                         self._script_name(parameter) or f"{name}.group{turn.first + number}.{position}",
                         type(optimizer).__name__,
                     )
-                parameter_name.add_holder(Holder(optimizer, (number, position)))
+                parameter_name.add_holder(optimizer, (number, position))
                 inside = parts.names_inside(parameter)
                 parameter_name.watched |= any(named.watched for named in inside or ())
                 names.append(parameter_name)

@@ -57,8 +57,6 @@ class OwnCalls(GuardedProbe):
     def __init__(self, context: Context) -> None:
         """Watch nothing before `install`."""
         super().__init__(context)
-        self.unseen: dict[str, dict[str, list[str]]] = {}
-        """By module and phase, the methods that ran unseen; "" where a gradient alone says that something did."""
         self._looked: set[tuple[int, int, Phase]] = set()
 
     def subclassing(self, _original: object) -> Any:
@@ -184,8 +182,7 @@ class OwnCalls(GuardedProbe):
         for optimizer in clock.trained.of_this_thread():
             for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
                 name = names.parameters.name_of(parameter)
-                place = None if name is None or parameter.grad is None else name.place_of(parameter)
-                module = None if place is None else place[0]()
+                module = None if name is None or parameter.grad is None else name.module_of(parameter)
                 if module is not None and not known.setdefault(id(module), self._was_called(module)):
                     self._add_unseen(module, "", Phase.FORWARD)
 
@@ -205,10 +202,10 @@ class OwnCalls(GuardedProbe):
             how: the method's name; "" where a gradient alone says that something ran.
             phase: in which.
         """
-        state = self._context.names.find(module)
-        if state is None or len(self.unseen) >= MAX_UNSEEN:
+        state, unseen = self._context.names.find(module), self._context.unseen
+        if state is None or len(unseen) >= MAX_UNSEEN:
             return
-        methods = self.unseen.setdefault(state.fqn, {}).setdefault(phase.value, [])
+        methods = unseen.setdefault(state.fqn, {}).setdefault(phase.value, [])
         if how not in methods:
             methods.append(how)
         if how in {"", "forward"}:

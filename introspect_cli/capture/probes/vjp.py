@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from introspect_cli.capture.options import parse_pairs
 from introspect_cli.capture.probes.base import GuardedProbe
+from introspect_cli.capture.probes.modules import ModuleProbe
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
 
 if TYPE_CHECKING:
     from introspect_cli.capture.context import Context
     from introspect_cli.capture.naming import ModuleState
     from introspect_cli.capture.options import Pair
-    from introspect_cli.capture.probes.modules import ModuleProbe
 
 _SEED = 20260
 
@@ -32,24 +33,17 @@ class VjpProbe(GuardedProbe):
     name = "vjp"
     lost = "vector-Jacobian products are"
 
-    def __init__(self, context: Context, modules: ModuleProbe, pairs: tuple[Pair, ...], probes: int) -> None:
-        """Listen to nothing before `install`.
-
-        Args:
-            context: shared by all probes.
-            modules: whose inputs and outputs are heard of.
-            pairs: what to record.
-            probes: how many random vectors estimate a norm.
-        """
+    def __init__(self, context: Context) -> None:
+        """Listen to nothing before `install`."""
         super().__init__(context)
-        self._modules = modules
-        self._pairs = pairs
-        self._probes = probes
+        options = context.options
+        self._pairs = parse_pairs(options.vjp, options.jacobian_norm)
+        self._probes = options.probes  # random vectors that estimate a norm
         self._earlier: dict[Pair, torch.Tensor] = {}
 
     def install(self) -> None:
         """Hear of all inputs and outputs of modules."""
-        self._modules.values.listen(self._hear_value)
+        self._context.probe(ModuleProbe).values.listen(self._hear_value)
         super().install()
 
     def remove(self) -> None:

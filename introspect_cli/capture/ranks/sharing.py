@@ -13,8 +13,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from introspect_cli.capture import torch_distributed
 from introspect_cli.capture.naming import ById, modules_in, unwrap
 from introspect_cli.records import Phase
@@ -30,57 +28,37 @@ class DataParallel:
 
     Attributes:
         ranks: that share the work by samples, this one among them; empty where no wrapper says so.
-        copies: ranks that hold the same parts of everything as this one, which is among them; empty where that is not
-            known: without a wrapper, or where some parameters are left to each rank.
         broadcasts: whether buffers are broadcast before each forward pass; None without a wrapper.
     """
 
     def __init__(self) -> None:
         """Know nothing before `find_ranks`."""
         self.ranks: list[int] = []
-        self.copies: list[int] = []
         self.broadcasts: bool | None = None
         self._seen: ById[bool] = ById()
 
     def find_ranks(self, root: nn.Module) -> None:
         """Look for wrappers in an outermost module, once each, and set the attributes; nothing once ranks are known.
 
-        `ranks` are those of the first module, from the outermost on, that shares samples; `copies` is empty where
-        parameters have copies on different ranks.
+        `ranks` are those of the first module, from the outermost on, that shares samples.
         """
         if self.ranks or "torch.distributed.distributed_c10d" not in sys.modules or self._seen.get(root):
             return
         self._seen.set(root, True)
         modules = list(modules_in(root))
-        shared = list(map(_groups_of, modules))
-        groups = next((samples for samples, _ in shared if samples), [])
+        groups = next(filter(None, map(_groups_of, modules)), [])
         self.ranks = sorted({rank for group in groups for rank in torch_distributed.ranks_of(group)})
         if self.ranks:
-            alone = [torch.distributed.get_rank()]
-            copies = {
-                tuple(alone if group is None else torch_distributed.ranks_of(group))
-                for _, same in shared
-                for group in same
-            }
-            self.copies = list(copies.pop()) if len(copies) == 1 else []
             self.broadcasts = any(getattr(module, "broadcast_buffers", False) is True for module in modules)
 
 
-def _groups_of(module: nn.Module) -> tuple[list[Any], list[Any]]:
-    """Groups over which DDP, FSDP or `fully_shard` shares samples, and groups of ranks with the same parameters.
-
-    Of the latter one for each set of parameters, None for this rank alone; two empty lists for any other module.
-    """
+def _groups_of(module: nn.Module) -> list[Any]:
+    """Groups over which DDP, FSDP or `fully_shard` shares samples; [] for any other module."""
     name = type(module).__name__
     if name not in ("DistributedDataParallel", "FullyShardedDataParallel"):
-        return torch_distributed.fsdp_groups(module) if name.startswith("FSDP") else ([], [])
+        return torch_distributed.fsdp_groups(module) if name.startswith("FSDP") else []
     group = getattr(module, "process_group", None)
-    same = [group]
-    if name == "DistributedDataParallel" and getattr(module, "parameters_to_ignore", None):
-        same = [group, None]
-    elif name == "FullyShardedDataParallel" and module.sharding_strategy.name != "NO_SHARD":  # type: ignore[union-attr] # an enum
-        same = [getattr(module, "_inter_node_pg", None)]
-    return [group] if group is not None else [], same
+    return [] if group is None else [group]
 
 
 class _Order:
