@@ -124,7 +124,7 @@ def _call_back(loader: Any, done: Callable[[], None]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         """Run the module, then call back."""
-        del loader.exec_module
+        vars(loader).pop("exec_module", None)  # gone already where another watch has done so
         run(module)
         done()
 
