@@ -159,15 +159,14 @@ _LEFT: Final[Mapping[str, str]] = {
 }
 
 MOMENTS: Final[Mapping[str, str]] = {
-    "": "",
     "untrained": " before any training",
     "begins": " when the step begins",
     "forward": " after the forward pass",
     "given": " that `functional_call` is given",
     "within": " within the optimizer step",
-    "run-at": ", run at {source},",
+    "run-at": ", run at {source}",
     "updated": " after the optimizer step",
-    "taken": ", as the optimizer sees it,",
+    "taken": ", as the optimizer sees it",
 }
 """When a tensor or a state differs, after its name."""
 

@@ -34,6 +34,17 @@ def test_a_changed_line_is_likely_where_it_rounds_otherwise_and_nothing_else_doe
     assert "Likely: model.py:12 (Net.forward)" in document["sentence"]
 
 
+def test_a_changed_line_is_told_beside_one_that_only_rounds_otherwise(said):
+    """A sum in another order comes first and explains nothing of the loss, whose weight changed as well."""
+    rounds = MODEL.replace("torch.relu(self.a(x))", "torch.relu(self.a(x)) * (1 + 2 ** -23)")
+    document, text = said(rounds, TRAIN.replace(".mean()", ".mean() * 1.1"))
+    assert document["first"]["size"] == "rounding"
+    assert [place for place, _, likely in changes(document) if likely] == ["model.py:12"]
+    assert "First that is more than rounding: the loss differs" in text
+    assert "; likely: train.py:9." in text
+    assert "more than rounding: the loss" not in said(rounds)[1]
+
+
 def test_a_mode_of_the_models_own_is_looked_at_where_a_step_was_not_recorded(said):
     model = (
         MODEL

@@ -23,7 +23,7 @@ from introspect_cli.compare.names import ancestors, owner_of
 from introspect_cli.compare.outcome import strip_of
 from introspect_cli.compare.reasons import ranks
 from introspect_cli.compare.reasons.draws import unseeded_names
-from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of, lines_before
+from introspect_cli.compare.reasons.explain import evidence_lines, explanation_of
 from introspect_cli.compare.reasons.rows import judge, reason_named
 from introspect_cli.compare.reasons.update import hyperparameter_changes_of
 from introspect_cli.compare.reasons.view import View
@@ -195,7 +195,7 @@ def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> D
         ),
         explains=story.findings,
         causes=causes,
-        evidence=(*lines_before(at), *evidence_lines(at, story), *nothing, *([unchanged] if unchanged else ())),
+        evidence=(*evidence_lines(at, story), *nothing, *([unchanged] if unchanged else ())),
         first=first,
         candidates=tuple(sorted(at.peers, key=order_of_ranks)),
         divergences=tuple(listed[: None if options.whole_step else options.limit]),

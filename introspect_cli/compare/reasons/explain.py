@@ -70,7 +70,18 @@ def _head_of(at: View) -> str:
     if after and after == before:
         after, before = f"call {site.call - 1} of {after}", f"call {site.call}"
     name = what(site, "" if at.explained_reason in {"script", "backward", "propagated"} else first.module_class)
-    moment = say.MOMENTS[_moment_code(at)].format(step=first.step, source=first.source).rstrip(",")
+    is_state, updates = site.kind in _STATES, site.phase is Phase.OPTIMIZER
+    moments = {
+        "run-at": bool(first.source) and (site.kind is Kind.COLLECTIVE or not first.only),
+        "taken": site.kind is Kind.GRAD and updates,
+        "untrained": at.explained_reason == "initial" and not first.step,
+        "begins": site.phase is Phase.START,
+        "given": is_state and site.path == GIVEN,
+        "updated": is_state and updates and not site.call,
+        "forward": is_state and site.phase is Phase.FORWARD,
+        "within": is_state and updates,
+    }
+    moment = next((say.MOMENTS[code] for code, holds in moments.items() if holds), "").format(source=first.source)
     if first.only:
         return told("only-has-it", side=first.only, name=name, moment=moment)
     far = (both_values(first) if site.kind is not Kind.RNG else "") or how_far(first)
@@ -84,60 +95,36 @@ def _head_of(at: View) -> str:
     )
 
 
-def _moment_code(at: View) -> str:
-    """Key in `say.MOMENTS` for the moment of the record; "" where none needs saying."""
-    site, is_state = at.site, at.site.kind in _STATES
-    moments = {
-        "run-at": bool(at.first.source) and (site.kind is Kind.COLLECTIVE or not at.first.only),
-        "taken": site.kind is Kind.GRAD and site.phase is Phase.OPTIMIZER,
-        "untrained": at.explained_reason == "initial" and not at.first.step,
-        "begins": site.phase is Phase.START,
-        "given": is_state and site.path == GIVEN,
-        "updated": is_state and site.phase is Phase.OPTIMIZER and not site.call,
-        "forward": is_state and site.phase is Phase.FORWARD,
-        "within": is_state and site.phase is Phase.OPTIMIZER,
-    }
-    return next((code for code, holds in moments.items() if holds), "")
-
-
 # --- what a reader can check
 
 
-def lines_before(at: View) -> tuple[str, ...]:
-    """At most two lines: on compared steps before the divergence, and on records before it in its step that agree."""
+def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
+    """Lines of evidence under the answer, in this order.
+
+    Compared steps before the divergence, and records before it in its step that agree; what first passed by tolerance;
+    evidence that is equal, within tolerance, in another form, or not observed (none that differs); counts; modules
+    called another number of times; draws of one run alone; the script's seedings, in the first step and for reasons
+    that may rest on them. Of the last three, findings whose text is in `story` are left out.
+    """
     clauses = []
     if not at.is_first_step:
         narrowed = at.step.comparison.options.narrowed
         how = " within tolerance" if at.tolerated else " in what was selected" if narrowed else " entirely"
         clauses.append(told("steps-before", how=how, steps=int((at.compared < at.first.step).sum())))
     settings = of_kinds(at.step.alignment.kind, SETTING_KINDS)
-    states = Counter(at.step.state[(at.table.order_of < at.first.sequence) & ~settings].tolist())
-    if states[EQUAL] or states[WITHIN]:
-        every = count(sum(states.values()) - states[ABSENT], "record")
-        numbers = {"equal": states[EQUAL], "within": states[WITHIN], "unseen": states[NOT_SEEN]}
+    before = Counter(at.step.state[(at.table.order_of < at.first.sequence) & ~settings].tolist())
+    if before[EQUAL] or before[WITHIN]:
+        every = count(sum(before.values()) - before[ABSENT], "record")
+        numbers = {"equal": before[EQUAL], "within": before[WITHIN], "unseen": before[NOT_SEEN]}
         clauses.append(told("records-before", all=every, step=at.first.step, **numbers))
-    return tuple(clauses)
-
-
-def evidence_lines(at: View, story: Explanation) -> tuple[str, ...]:
-    """Lines of evidence under the answer, in this order.
-
-    What first passed by tolerance; evidence that is equal, within tolerance, in another form, or not observed (none
-    that differs); counts; modules called another number of times; draws of one run alone, unless the reason is `rng`;
-    the script's seedings, in the first step and for reasons that may rest on them. Of the last three, findings whose
-    text is in `story` are left out.
-    """
-    clauses = [told("first-tolerated", first=at.tolerated)] if at.tolerated else []
+    clauses += [told("first-tolerated", first=at.tolerated)] if at.tolerated else []
     states = (Known.EQUAL, Known.WITHIN, Known.FORM, Known.UNSEEN)
     clauses += [
         f"{state.value.capitalize()}: {words}." for state in states if (words := evidence_words(story.evidence, state))
     ]
     if at.explained_reason in {"gradient", "initial", "outside"} and not at.first.only:
-        differ, every = at.alike
-        clauses.append(told("alike", kinds=at.site.kind.several, differ=differ, all=every))
-    further = [*find_call_counts(at)]
-    if at.cause.reason != "rng":
-        further += find_one_sided_draw(at)
+        clauses.append(told("alike", kinds=at.site.kind.several, differ=at.alike[0], all=at.alike[1]))
+    further = [*find_call_counts(at), *find_one_sided_draw(at)]
     if at.is_first_step and at.explained_reason in MAY_REST_ON_THEM:
         further += find_script_seedings(at.runs, at.first.rank)
     said = {one.text for one in story.findings}
