@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
-from introspect_cli.compare.table import EQUAL, PHASES
+from introspect_cli.compare.table import EQUAL
 from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
 
@@ -84,13 +84,11 @@ def _has_no_factor(at: View) -> bool:
 
 @finds("backward")
 def find_recomputation(at: View) -> Iterator[Finding]:
-    """Finding where the module has, in either run, a record of phase `recompute` in the step.
+    """Finding where the module has, in either run, an output of phase `recompute` in the step.
 
     That is activation checkpointing.
     """
-    step, alignment = at.step, at.step.alignment
-    unions = alignment.by_fqn.get(at.site.fqn, [])
-    if any(step.state[union] and PHASES[alignment.phase[union]] is Phase.RECOMPUTE for union in unions):
+    if at.step.state[at.step.of(Kind.OUTPUT, frozenset({Phase.RECOMPUTE}), at.site.fqn)].any():
         yield found("recomputed", module=at.site.fqn)
 
 
@@ -157,16 +155,12 @@ def left_in_gradient(at: View) -> Iterator[str]:
 def side_with_stale(step: Step, position: int) -> str:
     """The side whose gradient is a sum of the other's and of a's previous one, with positive weights; "" for neither.
 
-    Previous is the step before, or, in an optimizer step that evaluates the model several times, the call before.
-    Compared are sketches; where one is missing, the answer is "".
+    Previous is that of the step before, or, in an optimizer step that evaluates the model several times, of the call
+    before. Compared are sketches; where one is missing, the answer is "".
     """
-    site, union, table = step.sites[position], int(step.divergences.site[position]), step.table
-    if site.call:  # an optimizer that evaluates the model several times a step
-        earlier = step.of_call(site.phase, Kind.GRAD, site.fqn, site.call - 1)
-        old = table.sketch(earlier[0], "a") if earlier else None
-    else:
-        found = step.last(union, "a")
-        old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
+    union, table = int(step.divergences.site[position]), step.table
+    found = step.last(union, "a")
+    old = None if found is None or found[0].sketch is None else found[0].sketch[found[1]].astype(np.float64)
     sketches = table.sketches(union)
     if sketches is None or old is None or not (old.any() and np.isfinite(old).all()):
         return ""
