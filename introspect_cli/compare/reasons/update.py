@@ -198,12 +198,11 @@ def _is_fed_by_then(step: Step, position: int) -> bool:
 def buffer_cause(step: Step, position: int) -> Cause | None:
     """Cause `buffer` of a buffer's first divergence: what its module's call rests on is equal, and it is not.
 
-    None where anything differs before the module's last call ended, for values at the start, and for a later divergence
-    of the same buffer.
+    None where anything differs before the module's last call ended, or an input of it in any call, and for values at
+    the start.
     """
     site, owner = step.sites[position], owner_of(step.sites[position].fqn)
-    is_first = step.differing(Kind.BUFFER, site.fqn)[:1] == [position]
-    if site.phase is Phase.START or not is_first or _is_fed_by_then(step, position):
+    if site.phase is Phase.START or step.differing(Kind.INPUT, owner) or _is_fed_by_then(step, position):
         return None
     place = Place(Site(Phase.FORWARD, Kind.INPUT, owner), step.order_at(position), owner)
     return cause("buffer", *inputs(step, place), *evidence_of("buffer", step, position), module=owner)
