@@ -32,6 +32,7 @@ _PROVED: Final[Mapping[str, str]] = {
     "calls": "{module} runs {a} in this step of a and {b} in b",
     "recomputed": "{module} was recomputed under activation checkpointing: look at what it draws (preserve_rng_state)",
     # data and the script
+    "scaler": "the scale of GradScaler {a} -> {b}",
     "repeated": "in {side} it is that of the time before, again",
     "normalised": "extrema, mean and variance are those of {line}: it is scaled and shifted differently",
     # gradients

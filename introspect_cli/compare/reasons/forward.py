@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ from introspect_cli.compare.step import (
     trained,
 )
 from introspect_cli.compare.table import kind_code
-from introspect_cli.records import DRAWN_BEFORE, GIVEN, Kind, Phase, Site
+from introspect_cli.records import DRAWN_BEFORE, GIVEN, SCALER, Kind, Phase, Site
 
 if TYPE_CHECKING:
     from introspect_cli.compare.reasons.view import View
@@ -257,6 +258,18 @@ def left_in_script(at: View) -> Iterator[str]:
 
 
 # --- the loss, values
+
+
+@finds("loss")
+def find_grad_scale(at: View) -> Iterator[Finding]:
+    """Finding where the losses differ by the ratio of the `GradScaler`'s scales, to five digits."""
+    sites = at.table.alignment.by_fqn.get(SCALER, [])
+    scales = [next(filter(None, (at.table.plain(site, side) for site in sites)), "") for side in "ab"]
+    with suppress(ValueError):  # where any is no number
+        one, two = map(float, scales)
+        a, b = (float(at.table.plain(at.union, side) or "") for side in "ab")
+        if one != two and abs(one * b - two * a) <= 1e-5 * abs(one * b):
+            yield found("scaler", a=scales[0], b=scales[1])
 
 
 def plain_cause(step: Step, position: int) -> Cause | None:
