@@ -140,23 +140,15 @@ def find_random_cause(at: View) -> Iterator[Finding]:
             yield from find_script_seedings(*who) if by_script else find_first_event(*who, site.fqn)
         return
     set_by = list(differing_calls(at.runs, at.first).finding())
-    # nobody sees what draws from a generator of the script's
-    drawn = " " not in site.fqn and (site.phase is not Phase.START or site.fqn not in unseeded_names(at))
-    yield from set_by or (find_one_sided_draw(at) if drawn else ())
+    yield from set_by or find_one_sided_draw(at)
 
 
 def left_in_state(at: View) -> Iterator[str]:
-    """Codes of the remaining causes of a random state that differs: seeds or draws, by when it is recorded.
-
-    None for a state at the start of a later step, of a generator that nobody seeded.
-    """
-    site = at.site
-    if site.phase is Phase.START and at.is_first_step:
+    """Codes of the remaining causes of a random state that differs: seeds or draws, by when it is recorded."""
+    if at.site.phase is Phase.START and at.is_first_step:
         yield from ("not-restored" if is_resumed_start(at) else "seed", "draws-before-state")
-    elif " " in site.fqn:
-        yield "script-generator"
-    elif site.phase is not Phase.START or site.fqn not in unseeded_names(at):
-        yield "draws-between"
+    else:
+        yield "script-generator" if " " in at.site.fqn else "draws-between"
 
 
 # --- generators that nobody seeded
