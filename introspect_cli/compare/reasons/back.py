@@ -20,7 +20,7 @@ from introspect_cli.compare.reasons.base import cause, evidence_of, is_fed
 from introspect_cli.compare.reasons.ranks import reduction_factor
 from introspect_cli.compare.say import finds, found
 from introspect_cli.compare.step import PASSES
-from introspect_cli.compare.table import EQUAL
+from introspect_cli.compare.table import EQUAL, PHASES
 from introspect_cli.derived import scale_between
 from introspect_cli.records import Kind, Phase
 
@@ -84,11 +84,12 @@ def _has_no_factor(at: View) -> bool:
 
 @finds("backward")
 def find_recomputation(at: View) -> Iterator[Finding]:
-    """Finding where the module has, in either run, an output of phase `recompute` in the step.
+    """Finding where the module has, in either run, a record of phase `recompute` in the step.
 
     That is activation checkpointing.
     """
-    if at.step.state[at.step.of(Kind.OUTPUT, frozenset({Phase.RECOMPUTE}), at.site.fqn)].any():
+    phases, unions = at.step.alignment.phase, at.step.alignment.by_fqn.get(at.site.fqn, [])
+    if any(at.step.state[union] and PHASES[phases[union]] is Phase.RECOMPUTE for union in unions):
         yield found("recomputed", module=at.site.fqn)
 
 
