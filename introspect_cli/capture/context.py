@@ -63,8 +63,6 @@ class Draws:
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
         self._shared = False
-        self.state = self._generators.state
-        """64 bits of a generator's state as it was last looked at; None for one that is not watched."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
 

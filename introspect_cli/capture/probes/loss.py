@@ -71,8 +71,6 @@ class LossProbe(GuardedProbe):
             if not self._recorder.wanted:
                 return None
             call = self._context.count(self)
-            if stage is not None and stage.chunk >= 0:
-                call = self._context.pipelines.loss_number(stage.stage, stage.chunk, self._recorder.step)
             roots = [roots] if isinstance(roots, torch.Tensor) else roots
             if not isinstance(roots, (list, tuple)):
                 return None  # an iterator would be empty when torch gets it

@@ -132,8 +132,8 @@ class ModuleProbe(OwnCalls):
             return self._run_unrecorded(original, module, args, kwargs)
         with self._guarded:
             self._tell_clock(module, args, kwargs)
-            if stage is not None and stage.what == "forward" and stage.chunk >= 0:
-                self._number_by_microbatch(stage, module)
+            if stage is not None and stage.what == "forward":
+                self._context.pipelines.note_stage(stage.stage, module)
         if not self._guarded.on:  # that failed: what the call is for is not known
             return original(module, *args, **kwargs)
         if not self._recorder.wanted:
@@ -179,19 +179,6 @@ class ModuleProbe(OwnCalls):
             return  # what we read now would become part of the traced graph
         with unobserved():
             self._stacks.now.outer = self._context.clock.outermost_forward(module)
-
-    def _number_by_microbatch(self, found: torch_distributed.InStage, module: nn.Module) -> None:
-        """Number calls in a pipeline stage by its microbatch; in evaluation or an unrecorded step only note the stage.
-
-        Args:
-            found: what the stage is doing.
-            module: of the stage.
-        """
-        pipelines, trains = self._context.pipelines, self._stacks.now.outer is not Phase.EVAL
-        if trains and self._recorder.wanted:
-            pipelines.number_forward(found.stage, found.chunk, module, self._recorder.step)
-        else:
-            pipelines.note_stage(found.stage, module)
 
     @uncounted
     def _record_call(

@@ -129,38 +129,31 @@ def _flat_tensors(optimizer: Any) -> list[Flat]:
     kept: dict[str, Any] = getattr(optimizer, "__dict__", {})
     for groups, flats, is_cut in _LISTS:
         if kept.get(flats):
-            find = _shards if is_cut else _fragments
-            every = kept.get(groups) or [()] * len(kept[flats])
-            return [
-                Flat(flat, _fragments_within(flat, find(group)), not is_cut)
-                for flat, group in zip(kept[flats], every, strict=False)
-            ]
+            pairs = zip(kept[flats], kept.get(groups) or [()] * len(kept[flats]), strict=False)
+            return [Flat(flat, _fragments(flat, group, is_cut=is_cut), not is_cut) for flat, group in pairs]
     return []
 
 
-def _fragments_within(flat: torch.Tensor, fragments: Fragments | None) -> Fragments | None:
-    """The fragments; None if any ends beyond the flat tensor: its values are elsewhere for a while."""
-    needed = max((fragment.first + fragment.part.numel for _, fragment in fragments or ()), default=0)
-    return fragments if needed <= flat.numel() else None
+def _fragments(flat: torch.Tensor, group: Sequence[torch.Tensor], *, is_cut: bool) -> Fragments | None:
+    """Fragments of a group; None if it is empty, or any parameter's is not known or ends beyond the flat tensor.
 
+    Then its values are elsewhere for a while.
 
-def _shards(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Fragments of a ZeRO-3 group, its shards one after the other; None if it is empty, or any shard is not known."""
+    Args:
+        flat: the flat tensor.
+        group: the parameters.
+        is_cut: whether these are cut, and the shards lie one after the other, as of ZeRO-3.
+    """
     fragments: Fragments = []
     first = 0
     for parameter in group:
-        shard = shard_of(parameter)
-        if shard is None:
+        shard = shard_of(parameter) if is_cut else None
+        piece = _fragment(parameter) if shard is None else Fragment(shard.shape, first, shard.part)
+        if piece is None or piece.first + piece.part.numel > flat.numel():
             return None
-        fragments.append((parameter, Fragment(shard.shape, first, shard.part)))
-        first += vars(parameter)["ds_tensor"].ds_numel
+        fragments.append((parameter, piece))
+        first += 0 if shard is None else vars(parameter)["ds_tensor"].ds_numel
     return fragments or None
-
-
-def _fragments(group: Sequence[torch.Tensor]) -> Fragments | None:
-    """Fragments of a ZeRO-1 or ZeRO-2 group; None if it is empty, or any parameter's is not known."""
-    every = [(parameter, fragment) for parameter in group if (fragment := _fragment(parameter)) is not None]
-    return every if every and len(every) == len(group) else None
 
 
 def _fragment(parameter: torch.Tensor) -> Fragment | None:
