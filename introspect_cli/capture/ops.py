@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.frames import is_introspects, outward
+from introspect_cli.capture.frames import is_introspects, line_of, outward
 from introspect_cli.capture.probes.base import GuardedProbe, tensors
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
@@ -420,7 +420,7 @@ class OpProbe(GuardedProbe):
         number = self._context.count(facts, fqn, phase)
         call = self._calls.get((facts, fqn, phase, number))
         if call is None:
-            source = self._context.places.line(frame) or (origin.source if origin is not None else "")
+            source = line_of(frame) or (origin.source if origin is not None else "")
             call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
@@ -533,7 +533,10 @@ class OpProbe(GuardedProbe):
                 continue
             site = call.sites.get(path)
             if site is None:
-                site = self._new_site(call, path)
+                place = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
+                site = call.sites[path] = self._recorder.site(
+                    place, SiteInfo(call.module_class, facts.name, call.source)
+                )
                 self._note_arguments(func, call, args, kwargs)
             if facts.each:
                 given = self._given_of(node, arguments_of_element(args, path), kwargs)
@@ -593,13 +596,6 @@ class OpProbe(GuardedProbe):
                         break
         return found
 
-    def _new_site(self, call: OpCall, path: str) -> int:
-        """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
-        facts = call.facts
-        site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
-        number = call.sites[path] = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
-        return number
-
     def _given_of(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
         """Sites that wrote an operator's inputs, and the forward operator of a backward one.
 
@@ -610,19 +606,10 @@ class OpProbe(GuardedProbe):
         """
         sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
-        return Given(tuple(sites), *_forward_operator(origin))
-
-
-def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
-    """A forward operator for `Given`: the number of its first site and ""; without a site, -1 and its name.
-
-    Args:
-        origin: the forward call, or the name of an autograd node whose call is not known; None gives -1 and "".
-    """
-    if origin is None or isinstance(origin, str):
-        return -1, origin or ""
-    site = next(iter(origin.sites.values()), -1)
-    return site, "" if site >= 0 else origin.facts.name
+        if origin is None or isinstance(origin, str):
+            return Given(tuple(sites), -1, origin or "")
+        site = next(iter(origin.sites.values()), -1)
+        return Given(tuple(sites), site, "" if site >= 0 else origin.facts.name)
 
 
 _DEEPEST = 200

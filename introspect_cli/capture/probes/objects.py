@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from introspect_cli.capture.environment import redact
 from introspect_cli.capture.environment.sources import attributes_of, is_users
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.records import Phase
@@ -546,7 +547,7 @@ class BuiltProbe(GuardedProbe):
 
     def _watch_constructor(self, call: Call) -> Callable[[Any], None]:
         """Called before a constructor; returns what passes the new object and the caller's line to `_note_object`."""
-        return lambda _: self._note_object(call.first, self._context.places.line(call.frame))
+        return lambda _: self._note_object(call.first, line_of(call.frame))
 
     def _note_object(self, thing: object, line: str) -> None:
         """Keep a new scheduler or scaler for `document`, each once, 64 in all; of a loader keep the line alone."""

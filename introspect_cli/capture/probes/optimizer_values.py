@@ -149,21 +149,6 @@ class Plan:
         return recorder.record_compiled(KERNELS.record_state, self.sites, *known)
 
 
-def with_gradients(
-    sites: Sequence[int], parameters: list[torch.Tensor]
-) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-    """Sites, parameters and gradients of those parameters that have a site (not -1) and a gradient."""
-    kept_sites: list[int] = []
-    kept: list[torch.Tensor] = []
-    gradients: list[torch.Tensor] = []
-    for site, parameter in zip(sites, parameters, strict=True):
-        if site >= 0 and (gradient := parameter.grad) is not None:
-            kept_sites.append(site)
-            kept.append(parameter)
-            gradients.append(gradient)
-    return kept_sites, kept, gradients
-
-
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     """Optimizers in the attributes of another, or in lists and tuples there (ZeroRedundancyOptimizer); not deeper."""
     optimizers: list[Optimizer] = []

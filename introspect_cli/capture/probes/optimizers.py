@@ -26,7 +26,6 @@ from introspect_cli.capture.probes.optimizer_values import (
     Stepping,
     is_fixed,
     setting,
-    with_gradients,
 )
 from introspect_cli.capture.probes.state import StateProbe
 from introspect_cli.capture.ranks.flat import ALL
@@ -311,9 +310,12 @@ class OptimizerProbe(GuardedProbe):
         at_once = held.all_watched and not context.parts.is_active
         if at_once and self._recorder.record_compiled(KERNELS.record_gradients, sites, parameters):
             return
-        sites, parameters, gradients = with_gradients(sites, parameters)
+        found = {
+            at: gradient for at, each in enumerate(parameters) if sites[at] >= 0 and (gradient := each.grad) is not None
+        }
+        of = [sites[at] for at in found], [parameters[at] for at in found], list(found.values())
         placed = context.parts.placed_values(
-            sites, parameters, gradients, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
+            *of, lambda name: context.site(name, Phase.OPTIMIZER, Kind.GRAD, call=call)
         )
         self._recorder.emit_many(*placed)
 
