@@ -225,7 +225,8 @@ class FlatParts:
         self._pieces: dict[int, list[tuple[ParameterName, Fragment]]] = {}
         self._turns: dict[int, Turn] = {}
         self._rounded: set[int] = set()
-        self._looked = self._has_none = self._was_grouped = False
+        self._was_grouped = False
+        self._is_active: bool | None = None
         self._is_grouped: bool | None = None
 
     def clear(self) -> None:
@@ -234,12 +235,12 @@ class FlatParts:
         self._pieces.clear()
         self._turns.clear()
         self._rounded.clear()
-        self._looked = False
+        self._is_active = None
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Have `is_grouped`, and `is_active` if nothing was there to find, look again at their next call."""
-        self._has_none, self._is_grouped = False, None
+        """Have `is_grouped`, and `is_active` where it was False, look again at their next call."""
+        self._is_active, self._is_grouped = self._is_active or None, None
 
     @property
     def is_grouped(self) -> bool:
@@ -254,18 +255,16 @@ class FlatParts:
 
         The first call in a step looks for them, and may note what cannot be recorded.
         """
-        if not self._looked and not self._has_none:
+        if self._is_active is None:
+            self._is_active = False
             # torch itself loads FSDP, in a script with an optimizer: without a group, there can be no such wrapper.
-            is_flat = _HOME in sys.modules and (self._was_grouped or self.is_grouped)
-            if not is_flat and not is_loaded():
-                self._has_none = True
-                return False
-            self._looked, self._was_grouped = True, self._was_grouped or is_flat
-            if is_flat:
+            self._was_grouped = self._was_grouped or (_HOME in sys.modules and self.is_grouped)
+            if self._was_grouped and _HOME in sys.modules:
                 self._find_fsdp_places()
             if is_loaded():
                 self._find_zero_places()
-        return bool(self._stretches or self._pieces or self._turns)
+            self._is_active = bool(self._stretches or self._pieces or self._turns)
+        return self._is_active
 
     def turn_of(self, parameters: Sequence[torch.Tensor]) -> Turn:
         """Which groups of DeepSpeed's optimizer an inner one steps now, as `is_active` found them last.
