@@ -433,30 +433,23 @@ class OpProbe(GuardedProbe):
         self._by_node.setdefault(private_api.next_node() - 1, None)
 
     def _forward_call(self, node: Any) -> OpCall | None:
-        """The forward call of an autograd node; of one that accumulates a gradient, see `_accumulating_call`.
+        """The forward call of an autograd node.
 
         Returns:
-            None where that call was not recorded, or the node is a compiled region's; for a node whose forward was not
-            seen in this step, a new call without operator under `SCRIPT`.
+            None where that call was not recorded, or the node is a compiled region's; for a node that accumulates a
+            gradient, a new call without operator of the parameter's module, None where that is not watched; for a node
+            whose forward was not seen in this step, one under `SCRIPT`.
         """
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
-            return self._accumulating_call(node)
+            name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
+            if name is None or not name.watched:
+                return None
+            return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
         try:
             return self._by_node[number]
         except KeyError:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
-
-    def _accumulating_call(self, node: Any) -> OpCall | None:
-        """For a node that accumulates a parameter's gradient: a new call, without operator, of the parameter's module.
-
-        Returns:
-            None where the parameter has no name or is not watched.
-        """
-        name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
-        if name is None or not name.watched:
-            return None
-        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
     def record_results(
         self,
