@@ -58,7 +58,7 @@ class ChildrenProbe(GuardedProbe):
         self._announce_rank(process)
 
         def started(_: None) -> None:
-            """Note the process's function, once, unless it is a helper's or the process is recorded; forks never are."""
+            """Note the process's function, once, unless it is a helper's or is recorded; forks never are."""
             if self._spawning is not None:
                 forget_spawned()
             is_fork = getattr(getattr(process, "_popen", None), "method", "fork") == "fork"
