@@ -308,8 +308,9 @@ class OpProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         """Watch nothing yet."""
         self.live = False
-        super().__init__(context, then=self._switch_off)
-        self._facts: dict[int, tuple[Any, OpFacts]] = {}
+        super().__init__(context, then=self.on_tick)
+        options = context.options
+        self._facts_of = functools.cache(functools.partial(facts_of, globs=options.ops, views=options.views))
         self._between = Phase.DATA  # the phase of what runs outside every module
         self._calls: dict[tuple[OpFacts, str, Phase, int], OpCall] = {}
         self._by_node: dict[int, OpCall | None] = {}
@@ -324,10 +325,6 @@ class OpProbe(GuardedProbe):
         super().remove()
         self.live = False
         self._mode.leave_stack()
-
-    def _switch_off(self) -> None:
-        """Record nothing from now on: called after a failure."""
-        self.live = False
 
     def on_begin(self) -> None:
         """Start to record as a step begins, with phase data for operators outside of modules.
@@ -353,7 +350,7 @@ class OpProbe(GuardedProbe):
         self._between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """Stop recording until the next step begins, and forget the step's nodes and writers.
+        """Stop recording until the next step begins, or after a failure, and forget the step's nodes and writers.
 
         Pops the mode too if the recorder does not want what comes next.
         """
@@ -362,16 +359,6 @@ class OpProbe(GuardedProbe):
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._mode.leave_stack()
-
-    def _facts_of(self, func: Any) -> OpFacts:
-        """Facts of an operator (an overload, or a higher-order operator), worked out at its first call and cached."""
-        known = self._facts.get(id(func))
-        if known is None:
-            known = self._facts[id(func)] = (
-                func,
-                facts_of(func, self._context.options.ops, views=self._context.options.views),
-            )
-        return known[1]
 
     def _find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
         """Count a call of an operator, and return its `OpCall`, which is made at the first such call.
