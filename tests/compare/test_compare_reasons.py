@@ -180,7 +180,7 @@ def test_results_that_are_nan_throughout_do_not_show_that_a_difference_is_harmle
     manifest = {"observed": [kind.value for kind in Kind]}
     result = compare(steps(ones), steps(ones + 1), manifest=manifest)
     assert (result.verdict, result.first.site.kind) == (Verdict.DIVERGED, Kind.INPUT)
-    assert any("NaN throughout in both runs: that hides what comes of it" in line for line in result.evidence)
+    assert any("NaN throughout in both runs, which hides what comes of it: losses" in line for line in result.evidence)
     numbers = steps(ones, ones), steps(ones + 1, ones)
     assert compare(*numbers, manifest=manifest).verdict is Verdict.SAME
     later = steps(ones, none, numbers[0]), steps(ones + 1, none, numbers[1])
