@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import random
 import sys
 import threading
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from introspect_cli.capture.frames import Places, instances_in, script_frames
+from introspect_cli.capture.frames import instances_in, line_of, script_frames
 from introspect_cli.capture.naming import NameFilter, Names
 from introspect_cli.capture.ranks.flat import FlatParts
 from introspect_cli.capture.ranks.sharing import DataParallel, Pipelines
@@ -63,8 +62,6 @@ class Draws:
         """Generators that are as the process found them: their states mean nothing."""
         self._thread = 0
         self._shared = False
-        self.state = self._generators.state
-        """64 bits of a generator's state as it was last looked at; None for one that is not watched."""
         self.moved = self._generators.moved
         """Whether any generator has moved since it was last looked at; asked twice for every call of a module."""
 
@@ -214,11 +211,6 @@ class Stack:
         self.own: tuple[ModuleState | None, frozenset[int]] = (None, frozenset())
         """The last call of a module whose class has a `__call__` of its own, and the tensors it was given."""
 
-    @property
-    def innermost(self) -> Phase | None:
-        """Phase of the innermost running call; None outside of calls, or where that call is not recorded."""
-        return self.phase if self.calls and self.calls[-1] is not None else None
-
 
 class Stacks(threading.local):
     """The stack of each thread: `now` is this one's."""
@@ -246,7 +238,6 @@ class Context:
         parts: pieces of parameters that lie in flat tensors.
         data_parallel: the ranks that share the work by samples.
         pipelines: the stages that this process runs.
-        places: gives lines of the script, cached by code.
         clock: the step: when it begins and ends, and what it is for.
         probes: all of them, in the order in which they are installed.
         leaf_names: what the script calls the tensors that its last backward pass led to, by identity, where it runs no
@@ -284,7 +275,6 @@ class Context:
         self.stacks = Stacks()
         self.parts = FlatParts(names, self.guard.note)
         self.data_parallel = DataParallel()
-        self.places = Places()
         self.pipelines = Pipelines(names)
         self.probes: list[Any] = []
         self.leaf_names: dict[int, str] = {}
@@ -316,13 +306,6 @@ class Context:
         self.counts[what] = number + 1
         return number
 
-    def line(self) -> str:
-        """`file:line` of the innermost frame in the user's files, among callers of this.
-
-        "" where none is among the first 200, and in what a backward pass runs.
-        """
-        return self.places.line(inspect.currentframe())
-
     def site(self, of: Named, phase: Phase, kind: Kind, path: str = "", call: int = 0) -> int:
         """Number of the site of a value of a module or parameter; registered at the first call.
 
@@ -338,7 +321,7 @@ class Context:
         key = (phase, kind, path, call)
         site = of.sites.get(key)
         if site is None:
-            line = "" if phase in _ELSEWHERE else self.line()
+            line = "" if phase in _ELSEWHERE else line_of(sys._getframe(1))  # noqa: SLF001 - the documented way to a frame
             site = self.recorder.site(Site(phase, kind, of.fqn, call, path), _info(of.module_class, "", line))
             of.sites[key] = site
         return site

@@ -65,13 +65,14 @@ def closing(capture: Capture, probes: Probes | None, ending: Ending) -> dict[str
         ending: how the script ended.
     """
     options, guard = capture.options, capture.guard
-    place = _raised_at(ending)
+    left = ((path, line, function) for path, line, function in reversed(ending.frames) if sources.is_users(path))
+    raised_at = [{"file": sources.relative(path), "line": line, "function": function} for path, line, function in left]
     facts = {
         "ended": _now(),  # which of several ranks ended first
         "exit_code": ending.exit_code,
         "how": ending.how,
         "exception": redact.without_credentials(ending.exception),
-        **({"raised_at": place} if place is not None else {}),
+        **({"raised_at": raised_at[0]} if raised_at else {}),  # the innermost frame of the user's
         "observed": sorted(kind.value for kind in options.record),
         "draws": probes is not None and probes.context.draws.complete,
         "not_observed": redact.nested_without_secrets(
@@ -104,14 +105,6 @@ def _recorded(probes: Probes) -> dict[str, Any]:
         # What comes after the last optimizer step is in the store as one more step, and is none.
         "remainder": context.recorder.steps_written > probes.complete_steps,
     }
-
-
-def _raised_at(ending: Ending) -> dict[str, Any] | None:
-    """File, line and function of the innermost frame in the user's files that an exception left; None without one."""
-    for path, line, function in reversed(ending.frames):
-        if sources.is_users(path):
-            return {"file": sources.relative(path), "line": line, "function": function}
-    return None
 
 
 def never_seen(options: CaptureOptions, probes: Probes) -> list[str]:

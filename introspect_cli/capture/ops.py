@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from introspect_cli.capture import private_api
-from introspect_cli.capture.frames import is_introspects, outward
+from introspect_cli.capture.frames import is_introspects, line_of, outward
 from introspect_cli.capture.probes.base import GuardedProbe, tensors
 from introspect_cli.records import Given, Kind, Phase, Site, SiteInfo
 from introspect_cli.tensors.views import memory_of
@@ -308,8 +308,9 @@ class OpProbe(GuardedProbe):
     def __init__(self, context: Context) -> None:
         """Watch nothing yet."""
         self.live = False
-        super().__init__(context, then=self._switch_off)
-        self._facts: dict[int, tuple[Any, OpFacts]] = {}
+        super().__init__(context, then=self.on_tick)
+        options = context.options
+        self._facts_of = functools.cache(functools.partial(facts_of, globs=options.ops, views=options.views))
         self._between = Phase.DATA  # the phase of what runs outside every module
         self._calls: dict[tuple[OpFacts, str, Phase, int], OpCall] = {}
         self._by_node: dict[int, OpCall | None] = {}
@@ -324,10 +325,6 @@ class OpProbe(GuardedProbe):
         super().remove()
         self.live = False
         self._mode.leave_stack()
-
-    def _switch_off(self) -> None:
-        """Record nothing from now on: called after a failure."""
-        self.live = False
 
     def on_begin(self) -> None:
         """Start to record as a step begins, with phase data for operators outside of modules.
@@ -353,7 +350,7 @@ class OpProbe(GuardedProbe):
         self._between = Phase.LOSS
 
     def on_tick(self) -> None:
-        """Stop recording until the next step begins, and forget the step's nodes and writers.
+        """Stop recording until the next step begins, or after a failure, and forget the step's nodes and writers.
 
         Pops the mode too if the recorder does not want what comes next.
         """
@@ -362,16 +359,6 @@ class OpProbe(GuardedProbe):
         self.live = False  # until the next step begins
         if not self._recorder.wanted:
             self._mode.leave_stack()
-
-    def _facts_of(self, func: Any) -> OpFacts:
-        """Facts of an operator (an overload, or a higher-order operator), worked out at its first call and cached."""
-        known = self._facts.get(id(func))
-        if known is None:
-            known = self._facts[id(func)] = (
-                func,
-                facts_of(func, self._context.options.ops, views=self._context.options.views),
-            )
-        return known[1]
 
     def _find_call(self, facts: OpFacts, node: Any, frame: FrameType | None) -> OpCall | None:
         """Count a call of an operator, and return its `OpCall`, which is made at the first such call.
@@ -420,7 +407,7 @@ class OpProbe(GuardedProbe):
         number = self._context.count(facts, fqn, phase)
         call = self._calls.get((facts, fqn, phase, number))
         if call is None:
-            source = self._context.places.line(frame) or (origin.source if origin is not None else "")
+            source = line_of(frame) or (origin.source if origin is not None else "")
             call = self._calls[facts, fqn, phase, number] = OpCall(phase, fqn, module_class, facts, number, source)
         # The first operator seen since a node was made is the one it was made for; inside an autograd function of the
         # script's, the first that its forward runs. A backward pass that makes no graph makes none.
@@ -433,30 +420,23 @@ class OpProbe(GuardedProbe):
         self._by_node.setdefault(private_api.next_node() - 1, None)
 
     def _forward_call(self, node: Any) -> OpCall | None:
-        """The forward call of an autograd node; of one that accumulates a gradient, see `_accumulating_call`.
+        """The forward call of an autograd node.
 
         Returns:
-            None where that call was not recorded, or the node is a compiled region's; for a node whose forward was not
-            seen in this step, a new call without operator under `SCRIPT`.
+            None where that call was not recorded, or the node is a compiled region's; for a node that accumulates a
+            gradient, a new call without operator of the parameter's module, None where that is not watched; for a node
+            whose forward was not seen in this step, one under `SCRIPT`.
         """
         number = node._sequence_nr()  # noqa: SLF001 - as above
         if number == _LAST:
-            return self._accumulating_call(node)
+            name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
+            if name is None or not name.watched:
+                return None
+            return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
         try:
             return self._by_node[number]
         except KeyError:
             return None if "Compiled" in node.name() else OpCall(Phase.FORWARD, SCRIPT, "", _NO_OPERATOR)
-
-    def _accumulating_call(self, node: Any) -> OpCall | None:
-        """For a node that accumulates a parameter's gradient: a new call, without operator, of the parameter's module.
-
-        Returns:
-            None where the parameter has no name or is not watched.
-        """
-        name = self._context.names.parameters.name_of(node.variable) if hasattr(node, "variable") else None
-        if name is None or not name.watched:
-            return None
-        return OpCall(Phase.FORWARD, name.fqn.rpartition(".")[0], name.module_class, _NO_OPERATOR)
 
     def record_results(
         self,
@@ -533,7 +513,10 @@ class OpProbe(GuardedProbe):
                 continue
             site = call.sites.get(path)
             if site is None:
-                site = self._new_site(call, path)
+                place = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
+                site = call.sites[path] = self._recorder.site(
+                    place, SiteInfo(call.module_class, facts.name, call.source)
+                )
                 self._note_arguments(func, call, args, kwargs)
             if facts.each:
                 given = self._given_of(node, arguments_of_element(args, path), kwargs)
@@ -593,13 +576,6 @@ class OpProbe(GuardedProbe):
                         break
         return found
 
-    def _new_site(self, call: OpCall, path: str) -> int:
-        """Register the site of the result at `path` of a call, keep it in the call, and return its number."""
-        facts = call.facts
-        site = Site(call.phase, Kind.OP_OUTPUT, call.fqn, call.number, facts.name + path)
-        number = call.sites[path] = self._recorder.site(site, SiteInfo(call.module_class, facts.name, call.source))
-        return number
-
     def _given_of(self, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Given:
         """Sites that wrote an operator's inputs, and the forward operator of a backward one.
 
@@ -610,19 +586,10 @@ class OpProbe(GuardedProbe):
         """
         sites = self._writers_of(args if not kwargs else (*args, *kwargs.values()))
         origin = None if node is None else self._by_node.get(node._sequence_nr()) or node.name()  # noqa: SLF001 - documented in torch's notes on autograd
-        return Given(tuple(sites), *_forward_operator(origin))
-
-
-def _forward_operator(origin: OpCall | str | None) -> tuple[int, str]:
-    """A forward operator for `Given`: the number of its first site and ""; without a site, -1 and its name.
-
-    Args:
-        origin: the forward call, or the name of an autograd node whose call is not known; None gives -1 and "".
-    """
-    if origin is None or isinstance(origin, str):
-        return -1, origin or ""
-    site = next(iter(origin.sites.values()), -1)
-    return site, "" if site >= 0 else origin.facts.name
+        if origin is None or isinstance(origin, str):
+            return Given(tuple(sites), -1, origin or "")
+        site = next(iter(origin.sites.values()), -1)
+        return Given(tuple(sites), site, "" if site >= 0 else origin.facts.name)
 
 
 _DEEPEST = 200

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from introspect_cli.capture.environment import redact, sources
 from introspect_cli.capture.events import Patches
-from introspect_cli.capture.frames import Places
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.guard import in_section, uncounted
 from introspect_cli.sums import source_digest
 
@@ -93,7 +93,7 @@ class ReadFiles:
         self._patterns, self._texts = capture.options.redact, texts
         self._began = time.time()
         self._lock = threading.Lock()
-        self._patches, self._places = Patches(), Places()
+        self._patches = Patches()
         self._original: Callable[..., Any] = open
         self._opener = self._open  # one object, as `builtins.open` and `io.open` are
         self._seen: set[tuple[int, ...]] = set()
@@ -165,7 +165,7 @@ class ReadFiles:
         if not stat.S_ISREG(status.st_mode) or key in self._seen:
             return
         ending = os.path.splitext(path)[1].lower()  # noqa: PTH122 - as above
-        line = self._places.line(frame, through=True)
+        line = line_of(frame, through=True)
         if (line, ending) in self._many:
             return
         self._opened += 1

@@ -223,15 +223,15 @@ def unsharded_of(module: Any) -> list[Unsharded]:
 _PIPELINES = "torch.distributed.pipelining."
 _STAGE, _SCHEDULES = f"{_PIPELINES}stage", f"{_PIPELINES}schedules"
 _IN_STAGE = {
-    "_forward_metadata_inference": ("inference", _STAGE, "self", ""),
-    "_backward_metadata_inference": ("inference", _STAGE, "self", ""),
-    "_shape_inference": ("inference", _STAGE, "self", ""),
-    "forward_one_chunk": ("forward", _STAGE, "self", "fwd_chunk_id"),
-    "backward_one_chunk": ("backward", _STAGE, "self", "bwd_chunk_id"),
-    "backward_weight_one_chunk": ("weight", _STAGE, "self", "bwd_chunk_id"),
-    "_maybe_compute_loss": ("loss", _SCHEDULES, "stage", "mb_index"),
+    "_forward_metadata_inference": ("inference", _STAGE, "self"),
+    "_backward_metadata_inference": ("inference", _STAGE, "self"),
+    "_shape_inference": ("inference", _STAGE, "self"),
+    "forward_one_chunk": ("forward", _STAGE, "self"),
+    "backward_one_chunk": ("backward", _STAGE, "self"),
+    "backward_weight_one_chunk": ("weight", _STAGE, "self"),
+    "_maybe_compute_loss": ("loss", _SCHEDULES, "stage"),
 }
-"""torch's functions: activity, module, and variables that hold the stage and its microbatch."""
+"""torch's functions: activity, module, and the variable that holds the stage."""
 
 
 class InStage(NamedTuple):
@@ -241,29 +241,25 @@ class InStage(NamedTuple):
         what: `inference` of the shapes of what it passes on, on memory without values; `forward`, `backward`, or
             `weight`, the part of a backward pass that is left for later; `loss`.
         stage: the stage.
-        chunk: the number of the microbatch; -1 where that is not known.
     """
 
     what: str
     stage: Any
-    chunk: int
 
 
 def in_stage() -> InStage | None:
     """What a pipeline stage is doing in this thread, by the innermost of its frames under way; None outside of stages.
 
-    Where torch lacks this, two equal runs of a pipeline differ in step 0, and calls are counted instead of
-    microbatches.
+    Where torch lacks this, two equal runs of a pipeline differ in step 0.
     """
     if _STAGE not in sys.modules:
         return None
     for frame in outward(sys._getframe(1)):  # noqa: SLF001 - the documented way to a frame
-        what, home, stage, number = _IN_STAGE.get(frame.f_code.co_name, ("", "", "", ""))
+        what, home, stage = _IN_STAGE.get(frame.f_code.co_name, ("", "", ""))
         if what and frame.f_code.co_filename == getattr(sys.modules.get(home), "__file__", None):
-            held = frame.f_locals
-            chunk = held.get(number, -1)
-            if held.get(stage) is not None:
-                return InStage(what, held[stage], chunk if type(chunk) is int else -1)
+            held = frame.f_locals.get(stage)
+            if held is not None:
+                return InStage(what, held)
     return None
 
 

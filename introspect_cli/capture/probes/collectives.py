@@ -15,6 +15,7 @@ import torch
 
 from introspect_cli.capture import private_api, torch_distributed
 from introspect_cli.capture.events import FUNCTIONAL, FUNCTIONALS, RAISED
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.base import tensors as tensors_in
 from introspect_cli.records import Kind, Phase, Site, SiteInfo
@@ -299,7 +300,7 @@ class CollectiveProbe(GuardedProbe):
         counted = f"{label} {what}" if word in _MESSAGES else label
         call = self._context.count(self, counted)
         fqn = f"messages of {label}" if word in _MESSAGES else label
-        source = self._context.places.line(frame, through=True)
+        source = line_of(frame, through=True)
         path = what if word in _MESSAGES else ""
         phase = Phase.BACKWARD if private_api.graph_task() != -1 else Phase.FORWARD
         phase = Phase.OPTIMIZER if self._context.stack.optimizers else phase

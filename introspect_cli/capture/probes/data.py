@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from introspect_cli.capture import private_api
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.naming import ById, FreeNames
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.probes.objects import BuiltProbe
@@ -195,7 +197,7 @@ class DataProbe(GuardedProbe):
         """
         if self._context.draws.moved():
             self._context.draws.note(phase, loader, call, before=True)
-        info = SiteInfo(loader.partition("#")[0], source=self._context.line())
+        info = SiteInfo(loader.partition("#")[0], source=line_of(sys._getframe(1)))  # noqa: SLF001 - the documented way to a frame
         try:
             leaves = flatten(batch)
         except Exception as error:  # looking into an object of the script's runs code of the script's

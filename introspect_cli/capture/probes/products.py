@@ -91,8 +91,6 @@ def tensors_of(held: object) -> list[tuple[str, torch.Tensor]]:
 
     A tensor in two places comes twice.
     """
-    if issubclass(type(held), nn.Module):
-        return [(f"[{name!r}]", tensor) for name, tensor in tensors_in_module(held)]
     tensors: list[tuple[str, torch.Tensor]] = []
     for path, leaf in flatten(held):
         if issubclass(type(leaf), nn.Module):

@@ -15,6 +15,7 @@ from torch import nn
 from introspect_cli.capture.context import UNTOUCHED, generator_words, script_generators, state_of, state_word
 from introspect_cli.capture.environment.sources import is_users, relative
 from introspect_cli.capture.events import DRAWS, Patches
+from introspect_cli.capture.frames import line_of
 from introspect_cli.capture.probes.base import GuardedProbe
 from introspect_cli.capture.start import numpy_state, python_state
 from introspect_cli.records import Kind, Phase, Site
@@ -275,7 +276,7 @@ class DrawProbe(GuardedProbe):
             drawn = self._take_moved() + ([("own", before)] if before else [])
             if drawn:
                 tensor = tensor_key(call.first)
-                line, by = self._context.places.line(call.frame), call.name + arguments_word(call.args, call.kwargs)
+                line, by = line_of(call.frame), call.name + arguments_word(call.args, call.kwargs)
                 for generator, state in drawn:
                     self._note(Drawn(generator, state, by, tensor, line))
 
@@ -289,7 +290,7 @@ class DrawProbe(GuardedProbe):
             whole: True to compare the generators' states in full.
         """
         for generator, state in self._take_moved(whole=whole):
-            self._note(Drawn(generator, state, "-", None, self._context.places.line(frame)))
+            self._note(Drawn(generator, state, "-", None, line_of(frame)))
 
     def _take_moved(self, *, whole: bool = False) -> list[tuple[str, int]]:
         """Name, and state before the draw, of each generator that has moved since the last call; [] without generators.
@@ -314,7 +315,7 @@ class DrawProbe(GuardedProbe):
 
         def was_set(_: object) -> None:
             """Note the call as an early event, or count it; nothing for one of checkpointing in a step."""
-            line = self._context.places.line(call.frame) or "-"
+            line = line_of(call.frame) or "-"
             if was_early:
                 self._take_moved()  # the move that it made is no draw
                 self._note(f"seed {call.function} {_seed_or_digest(call)} {line}")

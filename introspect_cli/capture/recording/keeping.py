@@ -187,7 +187,7 @@ class StepPolicy:
         values = {"step": float(step)}
         if records is not None and self._rule.names:
             values |= records.take_values(self._losses)
-        expiry = NEVER if self.left_out else self._rule.expiry(step, values)
+        expiry = self._rule.expiry(step, values)
         if records is not None and self._until_nan and self.nan_at is None and records.has_nan():
             self.nan_at, expiry = step, ALWAYS
         return expiry if expiry > step else NEVER
@@ -218,30 +218,29 @@ class StepPolicy:
         self._tensors[step] = tensors
         if expiry < ALWAYS:
             self._expiry[step] = expiry
-        expired = self._expired(step)
-        if len(expired) >= max(MIN_DROPPED, len(self._tensors) - len(expired)):
-            self._drop(expired)
+        self._drop(step, MIN_DROPPED)
 
     def finish(self, last: int) -> None:
         """Drop all expired steps, at the end of a run whose last step was `last`; the newest in the store stays."""
-        self._drop(self._expired(last))
-
-    def _expired(self, step: int) -> list[int]:
-        """Steps in the store, in the order of writing, that may be dropped when `step` was the last to end."""
-        return [one for one, expiry in self._expiry.items() if expiry <= step]
+        self._drop(last, 0)
 
     def _tensors_of(self, steps: set[int]) -> set[int]:
         """Checksums of whole tensors stored for some steps, by `--save-tensors` or the black box."""
         boxed = {} if self.box is None else self.box.stored
         return {one for step in steps for one in self._tensors[step] | boxed.get(step, frozenset())}
 
-    def _drop(self, steps: list[int]) -> None:
-        """Drop steps from the store, never the newest one, and tensors that no other step has; `dropped` counts them.
+    def _drop(self, last: int, least: int) -> None:
+        """Drop expired steps from the store, never the newest one, and tensors that no other step has.
 
-        A failure is noted and ends all dropping.
+        `dropped` counts them. A failure is noted and ends all dropping.
+
+        Args:
+            last: the step that was the last to end.
+            least: how many steps there must be, and as many as those that stay; 0 for any number.
         """
-        gone = set(steps) - {next(reversed(self._tensors), None)}
-        if not gone or self._gave_up:
+        expired = {step for step, expiry in self._expiry.items() if expiry <= last}
+        gone = expired - {next(reversed(self._tensors), None)}
+        if not gone or self._gave_up or (least and len(expired) < max(least, len(self._tensors) - len(expired))):
             return
         try:
             self._rank.thin(sorted(gone))
