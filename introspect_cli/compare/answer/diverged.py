@@ -162,8 +162,8 @@ def diverged_answer(answer: DiffResult, compared: Compared, unchanged: str) -> D
     training, evaluation = separate_answers(compared)
     story, nothing = explanation_of(at), _nothing_changed_words(at, code)
     causes = ranked_candidates(story.findings, code, settings)
-    listed = best.listed if at.rounding else []
-    larger = [one for one in listed if one.step == first.step and one.size is Size.MORE][:1]
+    listed = [one for one in best.listed if at.rounding and one.step == first.step and one.site in at.step.sites]
+    larger = [one for one in listed if one.size is Size.MORE][:1]
     more = [told("first-more", what=what_diverges(one), lines=_lines_near(one, at, code, compared)) for one in larger]
     beside = training if at.site.evaluates else evaluation
     also = (*story.more, *more, *([] if beside is None else [beside.sentence]), *nothing)
@@ -238,7 +238,7 @@ def _lines_near(later: Divergence, at: View, code: CodeChanges | None, compared:
     Those that are near the first are left out.
     """
     others = [] if code is None else [one.change.place for one in code.ranked if not one.likely]
-    before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)])
+    before = np.isin(at.table.site, at.step.divergences.site[: at.step.sites.index(later.site)]) & ~at.table.one_sided
     step = Step(at.step.comparison, at.table.marked(before, WITHIN), at.step.begins, at.step.learned)
     there = View(replace(at.outcome, first=later, step=step, cause=judge(step, step.sites.index(later.site))), ())
     near = code_changes(compared.a, compared.b, lambda: clues_of(there)) if others else None
