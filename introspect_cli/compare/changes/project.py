@@ -26,7 +26,7 @@ from introspect_cli.compare.changes.statements import (
     statements_of,
     tree_of,
 )
-from introspect_cli.compare.changes.values import Difference, Names, Reader, Value, differences, parameters_of
+from introspect_cli.compare.changes.values import STATEMENTS, Difference, Names, Reader, Value, differences, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _ALIKE = 0.5
 _MOST_PASSES = 4
-_MOST_REROUTED = 3
+_MOST_REROUTED = 4
 _NAMED = frozenset({"attribute", "name", "keyword", "defines"})
 """Kinds of values whose name is the only thing that a rename changes."""
 
@@ -242,41 +242,29 @@ def _syntax_without_comments(text: str) -> str:
     return ast.dump(tree)
 
 
-def _statements_on_sides(
-    a: Version, b: Version, found: Difference
-) -> tuple[WrittenStatement | None, WrittenStatement | None]:
-    """The statements of a and of b that wrote a difference; None where one has none.
-
-    Where code was put around a value in one version, the other's is the statement that it replaced.
-    """
-    around = found.around or (None, None)
-    one, two = a.statement_of(found.a or around[0]), b.statement_of(found.b or around[1])
-    if found.wrapped is not None and one is not None and two is not None:
-        made_a, made_b = a.statement_of(found.wrapped[0]), b.statement_of(found.wrapped[1])
-        if found.wrapped[1] is found.b and made_a is not None and made_a[:3] != one[:3]:  # it was around in a
-            return one, a.replaced_by(one, b)
-        if found.wrapped[0] is found.a and made_b is not None and made_b[:3] != two[:3]:
-            return b.replaced_by(two, a), two
-    return one, two
-
-
 def _statements_of(
     a: Version, b: Version, found: Difference
 ) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
     """Pairs of statements of a difference (None where one has none), each with whether it only moved.
 
-    Moved also where both versions have both statements. Where they are one statement, its value takes another way: then
-    it is the statements of the scope that one version alone has, if they are at most `_MOST_REROUTED`, else that
-    statement.
+    A statement that both versions have, in one function, is no change by itself: two of them moved, and where they are
+    one, its value takes another way. Then it is the statements of the function that one version alone has, if they are
+    at most `_MOST_REROUTED`, else that statement. Where one version alone has a statement, the other's is the one that
+    it most likely replaced.
     """
-    one, two = _statements_on_sides(a, b, found)
-    if one is None or two is None or found.moved:
-        yield one, two, found.moved
-        return
-    in_a, in_b = a.beside(one, two.file), b.beside(two, one.file)
-    if two.side.text not in in_a or one.side.text not in in_b:
+    one, two = a.statement_of(found.a), b.statement_of(found.b)
+    in_a = a.beside(one or two, two.file if two else "") if one or two else {}
+    in_b = b.beside(two or one, one.file if one else "") if one or two else {}
+    stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
+    alone = None in found and any(part.kind in STATEMENTS for part in found if part)
+    if found.moved:
+        yield one, two, True
+    elif alone and not all(stand):
         yield one, two, False
-    elif one.side.text != two.side.text:
+    elif not all(stand):
+        one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
+        yield one or (two and b.replaced_by(two, a)), two or (one and a.replaced_by(one, b)), False
+    elif one is not None and two is not None and one.side.text != two.side.text:
         yield in_a[two.side.text], two, True
     else:
         gone = [line for text, line in in_a.items() if text not in in_b]

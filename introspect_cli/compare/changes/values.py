@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _TURNED = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _SWAPPED = {ast.Gt: ast.Lt, ast.GtE: ast.LtE}
-_STATEMENTS = frozenset(
+STATEMENTS = frozenset(
     {"do", "store", "return", "if", "loop", "with", "try", "match", "raise", "assert", "delete", "break", "continue"}
     | {"defines", "unused"}
 )
@@ -44,28 +44,25 @@ class Value:
         file: where that stands.
         key: equal for equal values of both versions.
         inside: keys of the values that it is made of, its own among them.
+        uses: how many values are made of it.
     """
 
-    __slots__ = ("file", "inside", "key", "kind", "node", "parts")
+    __slots__ = ("file", "inside", "key", "kind", "node", "parts", "uses")
 
     def __init__(self, kind: str, parts: tuple[Any, ...], node: ast.AST, file: str, key: int) -> None:
         """Keep the parts, and collect the keys inside them."""
-        self.kind, self.parts, self.node, self.file, self.key = kind, parts, node, file, key
-        self.inside: frozenset[int] = frozenset({key}).union(*(p.inside for p in parts if isinstance(p, Value)))
+        self.kind, self.parts, self.node, self.file, self.key, self.uses = kind, parts, node, file, key, 0
+        values = [part for part in parts if isinstance(part, Value)]
+        self.inside: frozenset[int] = frozenset({key}).union(*(value.inside for value in values))
+        for value in values:
+            value.uses += 1
 
 
 class Difference(NamedTuple):
-    """The smallest parts in which two versions differ; None for what only the other has.
-
-    Attributes:
-        around: of a part that only one has, such as an argument of a call, what it is a part of.
-        wrapped: where something was put around a value, or taken away, that value in both versions.
-    """
+    """The smallest parts in which two versions differ; None for what only the other has."""
 
     a: Value | None
     b: Value | None
-    around: tuple[Value, Value] | None = None
-    wrapped: tuple[Value, Value] | None = None
 
     @property
     def moved(self) -> bool:
@@ -670,14 +667,14 @@ def _filling_of(effect: Value) -> tuple[Any, ...]:
 
 # --- what differs
 
-_WrittenAt: TypeAlias = "tuple[int, str, int]"
-"""The key of a value, and the file and line that wrote it."""
-
 
 def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Value]) -> list[Difference]:
     """The smallest parts in which the effects of two functions differ.
 
-    A value that one version alone has at one place, and the other alone at another, is one difference that `moved`.
+    Values of one shape are compared part by part. Of two of other shapes, it is what is new in each: the smallest
+    values that the other function has nowhere. Where both have all of both, the choice between them differs, and so
+    what they are a part of. A value that one version alone has at one place, and the other alone at another, is one
+    difference that `moved`.
 
     Args:
         a: effects in a.
@@ -686,30 +683,24 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
-    both = frozenset().union(*(effect.inside for effect in a)) & frozenset().union(*(effect.inside for effect in b))
-    uses, pending = _parent_counts((*a, *b)), [*_replaced_parts(a, b, heads)]
+    known = [frozenset[int]().union(*(effect.inside for effect in effects)) for effects in (b, a)]
+    pending = [*_replaced_parts(a, b, heads)]
     while pending:
         one, two, around = pending.pop()
-        difference = Difference(one, two)
-        if one is None or two is None:
-            part = one or two
-            difference = Difference(one, two, None if part is None or part.kind in _STATEMENTS else around)
-        elif one.key == two.key or (id(one), id(two)) in seen:
-            continue
-        else:
+        if one is not None and two is not None:
+            if one.key == two.key or (id(one), id(two)) in seen:
+                continue
             seen.add((id(one), id(two)))
-            if one.kind == two.kind == "list":
-                pending += _replaced_parts(one.parts, two.parts, around)
+            inside = one.key in two.inside, two.key in one.inside
+            once = (inside[0] and two.uses == 1) or (inside[1] and one.uses == 1)
+            if one.key in known[0] and two.key in known[1] and not once:
+                one, two = around
+            elif (inner := _differing_parts(one, two, around)) is not None:
+                pending += inner
                 continue
-            if one.key in both and two.key in both and _is_choice(one, two, uses):
-                difference = Difference(*around)  # both versions have both values: which is taken differs
-            elif (differ := _differing_parts(one, two)) is not None:
-                pending += ((x, y, (one, two)) for x, y in differ)
-                continue
-            elif (inner := _wrapped_pair(one, two)) is not None:
-                difference = Difference(one, two, wrapped=inner)
-                pending.append((*inner, (one, two)))
-        found.setdefault((_written_at(difference.a), _written_at(difference.b)), difference)
+            else:
+                one, two = (None if within else each for each, within in zip((one, two), inside, strict=True))
+        found.setdefault((_written_at(one), _written_at(two)), Difference(one, two))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
     for spots, each in list(found.items()):
         if each.a is None and each.b is not None and each.b.key in gone:
@@ -717,140 +708,70 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
     return list(found.values())
 
 
+_WrittenAt: TypeAlias = "tuple[int, str, int]"
+"""The key of a value, and the file and line that wrote it."""
+
+
 def _written_at(value: Value | None) -> _WrittenAt | None:
     return None if value is None else (value.key, value.file, getattr(value.node, "lineno", 0))
 
 
-def _replaced_parts(
-    one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]
-) -> Iterator[tuple[Value | None, Value | None, tuple[Value, Value]]]:
-    """Parts of two lists that were replaced, in pairs, None for one that only one has; with what is `around`."""
+_Pairs: TypeAlias = "Iterator[tuple[Value | None, Value | None, tuple[Value, Value]]]"
+"""Values of a and of b, None for what the other alone has, each pair with what it is in."""
+
+
+def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> _Pairs:
+    """Parts of two lists that were replaced, in pairs."""
     keys = [[value.key for value in values] for values in (one, two)]
     for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
         if tag != "equal":
             yield from ((x, y, around) for x, y in _paired_effects(one[low:high], two[start:stop]))
 
 
-_WRITTEN = frozenset({"Constant", "import", "name"})
-"""Kinds of values that are made where they are written."""
+def _differing_parts(one: Value, two: Value, around: tuple[Value, Value]) -> _Pairs | None:
+    """Pairs of parts in which two lists, or two values of one kind and of equal names, differ.
 
-
-def _is_choice(one: Value, two: Value, uses: Counter[int]) -> bool:
-    """Whether two values that differ are both computed elsewhere too, so that the choice between them differs.
-
-    False if both are constants, imports or names, or if one contains the other and is itself used only once.
-
-    Args:
-        one: a value of a that also occurs in b.
-        two: a value of b that also occurs in a.
-        uses: numbers of `_parent_counts`.
+    None where they differ as a whole: in kind, names or number of parts, or since one is inside the other.
     """
-    if {one.kind, two.kind} <= _WRITTEN:
-        return False
-    outer = one if two.key in one.inside else two if one.key in two.inside else None
-    return outer is None or uses[id(outer)] > 1
-
-
-def _parent_counts(effects: Iterable[Value]) -> Counter[int]:
-    """Number of values that each value is a part of, by `id`."""
-    uses: Counter[int] = Counter()
-    pending = {id(effect): effect for effect in effects}
-    while pending:
-        parts = [part for part in pending.popitem()[1].parts if isinstance(part, Value)]
-        pending |= {id(part): part for part in parts if id(part) not in uses}
-        uses.update(map(id, parts))
-    return uses
-
-
-def _differing_parts(one: Value, two: Value) -> list[tuple[Value, Value]] | None:
-    """Pairs of parts in which two values of equal kind and equal names differ.
-
-    None where they are one difference as a whole: where kinds, names or numbers of parts differ, and, with several
-    parts that differ, where one value is inside the other or calls call another function.
-    """
+    if one.kind == two.kind == "list":
+        return _replaced_parts(one.parts, two.parts, around)
     values = [[part for part in value.parts if isinstance(part, Value)] for value in (one, two)]
     plain = [[part for part in value.parts if not isinstance(part, Value)] for value in (one, two)]
     if one.kind != two.kind or plain[0] != plain[1] or len(values[0]) != len(values[1]):
         return None
-    differ = [(x, y) for x, y in zip(*values, strict=True) if x.key != y.key]
-    if len(differ) == 1:
-        return differ
-    if two.key in one.inside or one.key in two.inside:
-        return None
-    return None if one.kind == "call" and differ[0][0] is one.parts[0] else differ
-
-
-def _wrapped_pair(one: Value, two: Value) -> tuple[Value, Value] | None:
-    """Where something was put around a value: that value in both versions; None where nothing was.
-
-    Equal values, else the most alike of equal kind, if they are alike over `_WRAPPED`.
-    """
-    if one.key in two.inside:
-        return one, _part_with_key(one.key, two)
-    if two.key in one.inside:
-        return _part_with_key(two.key, one), two
-    candidates = [(part, two) for part in _parts(one)] + [(one, part) for part in _parts(two)]
-    pairs = [(_likeness(x, y), x, y) for x, y in candidates if x.kind == y.kind]
-    like, *pair = max(pairs, key=lambda each: each[0], default=(0.0, one, two))
-    return (pair[0], pair[1]) if like > _WRAPPED else None
-
-
-def _part_with_key(key: int, value: Value) -> Value:
-    """The innermost value with this key inside `value`, which must have one."""
-    while value.key != key:
-        value = next(part for part in value.parts if isinstance(part, Value) and key in part.inside)
-    return value
-
-
-def _parts(value: Value) -> Iterator[Value]:
-    """Parts of a value that are values; of a `list` among them, its parts."""
-    for part in value.parts:
-        if isinstance(part, Value):
-            yield from part.parts if part.kind == "list" else [part]
+    differ = [(x, y, (one, two)) for x, y in zip(*values, strict=True) if x.key != y.key]
+    whole = two.key in one.inside or one.key in two.inside or (one.kind == "call" and differ[0][0] is one.parts[0])
+    return None if whole and len(differ) > 1 else iter(differ)
 
 
 def _paired_effects(one: Sequence[Value], two: Sequence[Value]) -> Iterator[tuple[Value | None, Value | None]]:
     """Pairs of values of two lists, None for what one list alone has.
 
-    If kinds are equal one by one, in order. Else first values of which one contains the other, then the most alike of
-    equal kind (`_likeness` over `_LIKE`), without crossings. What remains, and is in none of its list's partners, pairs
-    up in order if it is equally many, else with None.
+    If kinds are equal one by one, in order. Else the most alike first (`_likeness` over `_LIKE`); what remains, and is
+    inside nothing of the other list, pairs up in order if it is equally many.
     """
-    if len(one) == len(two) and all(x.kind == y.kind for x, y in zip(one, two, strict=True)):
+    if [value.kind for value in one] == [value.kind for value in two]:
         yield from zip(one, two, strict=True)
         return
-    likeness = {
-        (i, j): 2.0 if around else _likeness(x, y)
-        for i, x in enumerate(one)
-        for j, y in enumerate(two)
-        if (around := x.key in y.inside or y.key in x.inside) or x.kind == y.kind  # a condition came, or a block
-    }
-    taken: dict[int, int] = {}
-    for (i, j), like in sorted(likeness.items(), key=lambda item: -item[1]):
-        crosses = any((i < k) != (j < m) for k, m in taken.items())
-        if like > _LIKE and i not in taken and j not in taken.values() and not crosses:
-            taken[i] = j
-    yield from ((one[i], two[j]) for i, j in taken.items())
-    left = [i for i, x in enumerate(one) if i not in taken and not any(x.key in two[j].inside for j in taken.values())]
-    right = [j for j, y in enumerate(two) if j not in taken.values() and not any(y.key in one[i].inside for i in taken)]
-    if len(left) == len(right):
-        yield from ((one[i], two[j]) for i, j in zip(left, right, strict=True))
+    left, right = dict(enumerate(one)), dict(enumerate(two))
+    alike = ((_likeness(x, y), i, j) for i, x in enumerate(one) for j, y in enumerate(two))
+    for like, i, j in sorted(alike, key=lambda each: -each[0]):
+        if like > _LIKE and i in left and j in right:
+            yield left.pop(i), right.pop(j)
+    gone = [value for value in left.values() if not any(value.key in other.inside for other in two)]
+    come = [value for value in right.values() if not any(value.key in other.inside for other in one)]
+    if len(gone) == len(come):
+        yield from zip(gone, come, strict=True)
     else:
-        yield from ((one[i], None) for i in left)
-        yield from ((None, two[j]) for j in right)
+        yield from ((value, None) for value in gone)
+        yield from ((None, value) for value in come)
 
 
 _LIKE = 0.1
-_WRAPPED = 0.5
 
 
 def _likeness(one: Value, two: Value) -> float:
-    """Share of keys that two values have in common, 0 to 1, plus 0.5 if they store to one target or call one name."""
-    heads = []
-    for value in (one, two):
-        first = value.parts[0] if value.parts else None
-        if value.kind == "do" and isinstance(first, Value) and first.kind == "call":
-            value, first = first, first.parts[0]  # noqa: PLW2901 - what is called counts
-        heads.append(first.parts[-1:] if value.kind == "call" and isinstance(first, Value) else first)
-    one_head, two_head = (head.key if isinstance(head, Value) else head for head in heads)
-    return len(one.inside & two.inside) / len(one.inside | two.inside) + 0.5 * (one_head == two_head)
+    """Share of keys that two values of one kind have in common, 0 to 1; 2 where one is inside the other."""
+    if one.key in two.inside or two.key in one.inside:  # a condition came, or a block
+        return 2.0
+    return len(one.inside & two.inside) / len(one.inside | two.inside) * (one.kind == two.kind)
