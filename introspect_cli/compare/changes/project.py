@@ -26,7 +26,15 @@ from introspect_cli.compare.changes.statements import (
     statements_of,
     tree_of,
 )
-from introspect_cli.compare.changes.values import STATEMENTS, Difference, Names, Reader, Value, differences, parameters_of
+from introspect_cli.compare.changes.values import (
+    STATEMENTS,
+    Difference,
+    Names,
+    Reader,
+    Value,
+    differences,
+    parameters_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -113,7 +121,7 @@ class Version:
             for place, node in self.nodes.items():
                 if place[0] == file:
                     reader = Reader(interned, self.names, file)
-                    reader.read_definition(node, dict(env), self.names.numbers.get(place))
+                    reader.read(node, env if place[1] else {}, self.names.numbers.get(place))
                     self.effects[place] = reader.all_effects()
                     self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
@@ -391,7 +399,7 @@ def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:
     mine, other = (a, b) if one.b is None else (b, a)
     if not (isinstance(mine, FUNCTIONS) and isinstance(other, FUNCTIONS)):
         return False
-    names, given = {argument.arg for argument in parameters_of(other)}, mine.args
+    names, given = {argument.arg for argument, _ in parameters_of(other)}, mine.args
     alone = [*takewhile(lambda each: each.arg not in names, reversed([*given.posonlyargs, *given.args]))]
     return part.node in {*given.defaults[::-1][: len(alone)], *given.kw_defaults}
 
@@ -451,7 +459,7 @@ def _numbers_in_a(one: ast.AST, two: ast.AST) -> dict[str, int]:
     """
     if not (isinstance(one, FUNCTIONS) and isinstance(two, FUNCTIONS)):
         return {}
-    old, new = ([argument.arg for argument in parameters_of(node)] for node in (one, two))
+    old, new = ([argument.arg for argument, _ in parameters_of(node)] for node in (one, two))
     numbers = {name: len(old) + place for place, name in enumerate(new)}
     for _, low, high, start, stop in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         numbers |= zip(new[start:stop], range(low, high), strict=False)  # the same, or renamed
@@ -470,6 +478,7 @@ def _unpaired_functions(
     found = {}
     for file, name in version.nodes.keys() - matched:
         node = version.nodes[file, name]
-        if isinstance(node, FUNCTIONS) and not node.decorator_list and not node.name.startswith("__"):
+        plain = isinstance(node, FUNCTIONS) and not (node.decorator_list or node.args.vararg or node.args.kwarg)
+        if plain and not node.name.startswith("__"):
             found[node.name] = file, node
     return {name: each for name, each in found.items() if times[name] == 1 and name not in {"forward", "step"}}

@@ -93,11 +93,18 @@ Interned: TypeAlias = "dict[object, int]"
 """The keys of the values of both versions."""
 
 
-def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[ast.arg]:
-    """The parameters of a function, in the order of their numbers: those with `*` and `**` last."""
+def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[tuple[ast.arg, ast.expr | None]]:
+    """The parameters of a function with their defaults, in the order of their numbers: those with `*` and `**` last."""
     given = node.args
-    rest = filter(None, (given.vararg, given.kwarg))
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]
+    placed, rest = [*given.posonlyargs, *given.args], [each for each in (given.vararg, given.kwarg) if each is not None]
+    none = [None] * (len(placed) - len(given.defaults))
+    return [
+        *zip(
+            [*placed, *given.kwonlyargs, *rest],
+            [*none, *given.defaults, *given.kw_defaults, *[None] * len(rest)],
+            strict=True,
+        )
+    ]
 
 
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
@@ -121,32 +128,42 @@ class Reader:
         described = (kind, *((part.key,) if isinstance(part, Value) else (type(part), part) for part in parts))
         return Value(kind, parts, node, self._file, self._interned.setdefault(described, len(self._interned)))
 
-    def read_function(
-        self,
-        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
-        env: Environment,
-        numbers: Mapping[str, int] | None = None,
+    def read(
+        self, node: Any, env: Environment, numbers: Mapping[str, int] | None = None, *, whole: bool = False
     ) -> None:
-        """Add the effects of a function: decorators, defaults, then its body; of a lambda, a `return`.
+        """Add the effects of a function, class or file: decorators, bases and defaults, then its body.
 
-        `env` is not changed. A parameter is known by its place, or by its number in `numbers`, not by its name.
+        Of a lambda, a `return`; of a class or file, `defines` for the names that it binds and that are no imports.
+
+        Args:
+            node: the syntax.
+            env: names around it; not changed.
+            numbers: a parameter is known by its place, or by its number here, not by its name.
+            whole: whether functions and classes inside a class or file are read too.
         """
-        if isinstance(node, FUNCTIONS):
-            for decorator in node.decorator_list:
-                self._add_effect("decorator", decorator, self.value(decorator, dict(env)))
-        inner, arguments = dict(env), node.args
-        for place, argument in enumerate(parameters_of(node)):
+        inner = dict(env)
+        heads = [each for name in ("decorator_list", "bases", "keywords") for each in getattr(node, name, ())]
+        for part in heads:
+            self._add_effect("head", part, self.value(getattr(part, "value", part), dict(env)))
+        if not isinstance(node, (*FUNCTIONS, ast.Lambda)):
+            self.read_block([each for each in node.body if whole or not isinstance(each, DEFINITIONS)], inner)
+            for name, value in inner.items():
+                if env.get(name) is not value and not isinstance(value.node, _IMPORTS):
+                    self._add_effect("defines", value.node, self.names.renamed.get(name, name), value)
+            return
+        for place, (argument, default) in enumerate(parameters_of(node)):
             number = (numbers or {}).get(argument.arg, place)
             inner[argument.arg] = self.make("argument", argument, self._depth, number)
-        places = [*arguments.posonlyargs, *arguments.args]
-        defaults = [*zip(reversed(places), reversed(arguments.defaults), strict=False)][::-1]
-        for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
             if default is not None:
-                self._add_effect("default", default, inner[argument.arg].parts[1], self.value(default, dict(env)))
-        if isinstance(node, ast.Lambda):
-            self._add_effect("return", node.body, self.value(node.body, inner))
-        else:
-            self.read_block(node.body, inner)
+                self._add_effect("default", default, number, self.value(default, dict(env)))
+        lambda_body = ast.copy_location(ast.Return(node.body), node.body) if isinstance(node, ast.Lambda) else None
+        self.read_block([lambda_body] if lambda_body is not None else node.body, inner)
+
+    def _inner_reader(self, file: str) -> Reader:
+        """A reader of what is inside, one deeper."""
+        reader = Reader(self._interned, self.names, file)
+        reader._depth, reader._context = self._depth + 1, self._context
+        return reader
 
     # --- expressions: `_on_X` makes the value of an `ast.X`; `value` finds it by this name
 
@@ -218,15 +235,13 @@ class Reader:
         none = self.make("unset", node)
         return self.make("either", node, test, one or none, two or none)
 
-    def _function_value(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, env: Environment) -> Value:
-        """A nested function or lambda as a value made of its effects."""
-        reader = Reader(self._interned, self.names, self._file)
-        reader._depth = self._depth + 1
-        env = {**env, node.name: self.make("itself", node)} if isinstance(node, FUNCTIONS) else env
-        reader.read_function(node, env)
+    def _nested_value(self, node: Any, env: Environment) -> Value:
+        """A nested function, lambda or class as a value made of its effects."""
+        reader = self._inner_reader(self._file)
+        reader.read(node, {**env, getattr(node, "name", ""): self.make("itself", node)}, whole=True)
         return self.make("function", node, self.make("list", node, *reader.all_effects()))
 
-    _on_lambda = _function_value
+    _on_lambda = _nested_value
 
     def _comprehension(self, node: Any, env: Environment) -> Value:
         """A comprehension as element, iterables and conditions; list comprehensions and generators are equal."""
@@ -281,7 +296,7 @@ class Reader:
         )
         name = str(function.parts[-1]) if function.kind in {"name", "attribute"} else ""
         if name in self.names.inlined and self._depth < _MOST_INLINED:
-            done = self._inline(self.names.inlined[name], node, function, given, dict(keywords))
+            done = self._inline(node, function, given, dict(keywords))
             if done is not None:
                 return done
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
@@ -291,54 +306,33 @@ class Reader:
         return value
 
     def _inline(
-        self,
-        defined: tuple[str, ast.FunctionDef | ast.AsyncFunctionDef],
-        node: ast.Call,
-        function: Value,
-        given: Sequence[Value],
-        keywords: Mapping[str, Value],
+        self, node: ast.Call, function: Value, given: Sequence[Value], keywords: Mapping[str, Value]
     ) -> Value | None:
-        """Add the effects of a function's body and return its result; None, and no effects, where it cannot be inlined.
+        """Add the effects of the body of a function in `names.inlined` and return its result.
 
-        It cannot where arguments cannot be bound one by one, or where it returns before its last statement. The
-        constant None where it returns nothing.
+        None, and no effects, where it cannot be inlined: where arguments cannot be bound one by one, or where it
+        returns before its last statement. The constant None where it returns nothing.
 
         Args:
-            defined: the function's file and node.
             node: the call.
             function: value of what is called; `self` is what it is an attribute of.
             given: values of positional arguments.
             keywords: values of keyword arguments.
         """
-        file, made = defined
-        names = [argument.arg for argument in (*made.args.posonlyargs, *made.args.args)]
+        file, made = self.names.inlined[function.parts[-1]]
+        names = [argument.arg for argument, _ in parameters_of(made)]
         of = [function.parts[0]] if names[:1] == ["self"] and function.kind == "attribute" else []
-        env = dict(zip(names, [*of, *given], strict=False)) | dict(keywords)
-        placed = dict(zip(reversed(names), reversed(made.args.defaults), strict=False))
-        needed = {*names, *(argument.arg for argument in made.args.kwonlyargs)}
-        env |= {name: self.value(placed[name], {}) for name in placed if name not in env}
-        listed = any(each.kind == "Starred" for each in given) or "**" in keywords
-        if listed or made.args.vararg or made.args.kwarg or not needed <= env.keys():
-            return None
-        mark, outer = len(self.effects), (self._depth, self._shared, self._file)
-        self._depth, self._shared, self._file = self._depth + 1, set(), file
-        self.read_block(made.body, env)
-        self._depth, self._shared, self._file = outer
-        done = self.effects[mark:]
-        del self.effects[mark:]
-        last = done.pop() if done and done[-1].kind == "return" else None
-        if any(map(self._returns_inside, done)):
-            return None
-        self.effects += done
-        return self.make("Constant", node, "None") if last is None else last.parts[0]
-
-    def _returns_inside(self, effect: Value) -> bool:
-        """Whether an effect is a `return`, or an `if`, loop, `try` or `with` that contains one."""
-        if effect.kind == "return":
-            return True
-        lists = [part for part in effect.parts if isinstance(part, Value) and part.kind == "list"]
-        inside = effect.kind in {"if", "loop", "try", "with"}
-        return inside and any(self._returns_inside(each) for part in lists for each in part.parts)
+        env = {each.arg: self.value(default, {}) for each, default in parameters_of(made) if default is not None}
+        env |= {**dict(zip(names, [*of, *given], strict=False)), **keywords}
+        reader = self._inner_reader(file)
+        if {*names} == env.keys() and not any(each.kind == "Starred" for each in given):
+            reader.read_block(made.body, env)
+            last = reader.effects.pop() if reader.effects and reader.effects[-1].kind == "return" else None
+            if not any(map(_returns, reader.effects)):
+                self.effects += reader.effects
+                self.calls += reader.calls
+                return self.make("Constant", node, "None") if last is None else last.parts[0]
+        return None
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
         """A value of a node whose class has no `_on_` method, made of its fields."""
@@ -574,50 +568,10 @@ class Reader:
 
     _on_nonlocal = _on_global
 
-    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, env: Environment) -> None:
-        env[node.name] = self._function_value(node, env)
+    def _on_functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, env: Environment) -> None:
+        env[node.name] = self._nested_value(node, env)
 
-    def _on_classdef(self, node: ast.ClassDef, env: Environment) -> None:
-        """Bind the class's name to a value of its effects, methods included; it adds no effect by itself."""
-        reader = Reader(self._interned, self.names, self._file)
-        reader.read_class_body(node, env, methods=True)
-        env[node.name] = self.make("class", node, self.make("list", node, *reader.all_effects()))
-
-    def read_definition(self, node: ast.AST, env: Environment, numbers: Mapping[str, int] | None = None) -> None:
-        """Add the effects of a function, class or file; functions and classes inside a class or file are left out.
-
-        `numbers` is that of `read_function`.
-        """
-        if isinstance(node, FUNCTIONS):
-            self.read_function(node, env, numbers)
-        elif isinstance(node, ast.ClassDef):
-            self.read_class_body(node, env)
-        elif isinstance(node, ast.Module):
-            inner: Environment = {}
-            self.read_block([each for each in node.body if not isinstance(each, DEFINITIONS)], inner)
-            self.add_defined_names(inner)
-
-    def read_class_body(self, node: ast.ClassDef, env: Environment, *, methods: bool = False) -> None:
-        """Add the effects of a class: decorators, bases, keywords, then `defines` for the names that its body binds.
-
-        Args:
-            node: the class.
-            env: names around it; not changed.
-            methods: whether functions and classes in it are read too.
-        """
-        for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
-            self._add_effect("base", part, self.value(part, env))
-        inner = dict(env)
-        self.read_block(
-            node.body if methods else [each for each in node.body if not isinstance(each, DEFINITIONS)], inner
-        )
-        self.add_defined_names({name: value for name, value in inner.items() if env.get(name) is not value})
-
-    def add_defined_names(self, env: Environment) -> None:
-        """Add an effect `defines` for each name in `env` that is no import, under its name in the other version."""
-        for name, value in env.items():
-            if not isinstance(value.node, _IMPORTS):
-                self.effects.append(self.make("defines", value.node, self.names.renamed.get(name, name), value))
+    _on_classdef = _on_functiondef
 
     def _on_import(self, node: ast.Import, env: Environment) -> None:
         """Bind each module's name: an own module to a `name`, another one to an `import`."""
@@ -648,6 +602,12 @@ class Reader:
         )
         left = (call for key, call in unused.items() if key not in inner)
         return [*self.effects, *(self.make("unused", call.node, call) for call in left)]
+
+
+def _returns(effect: Value) -> bool:
+    """Whether an effect is a `return`, or a block that contains one."""
+    blocks = (part for part in effect.parts if isinstance(part, Value) and part.kind in {"list", "handler"})
+    return effect.kind == "return" or any(_returns(each) for block in blocks for each in block.parts)
 
 
 def _filling_of(effect: Value) -> tuple[Any, ...]:
