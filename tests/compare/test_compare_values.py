@@ -95,7 +95,7 @@ def test_another_way_to_write_it_is_no_change(told, a, b):
         ("def f(x):\n    with a():\n        y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    return y", 2),
         ("def f(x):\n    return (\n        g(x)\n        + 1\n        + 2\n    )",
          "def f(y):\n    return (\n        g(y)\n        + 1\n        + 3\n    )", 5),
-        ("def f(x):\n    g(x)\n    draw()", "def f(x):\n    g(x)\n    unused = draw()\n    draw()", 4),
+        ("def f(x):\n    g(x)\n    draw()", "def f(x):\n    g(x)\n    unused = draw()\n    draw()", 3),
         ("def f(x, y):\n    a = g(x)\n    b = h(y)\n    return a @ b",
          "def f(x, y):\n    p = g(x)\n    q = h(y)\n    return p @ p", 4),
         ("def f(x):\n    y = g(x)\n    return y", "def f(x):\n    y = g(x)\n    y = ~y\n    return y", 3),

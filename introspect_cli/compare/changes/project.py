@@ -146,13 +146,13 @@ class Version:
         text = dedent("\n".join(self.lines[file][first - 1 : last]))
         return WrittenStatement(file, scope, Side(first, last, text), first)
 
-    def beside(self, line: WrittenStatement, file_b: str = "") -> dict[str, WrittenStatement]:
-        """This version's statements of the file and scope of `line`, by their texts.
+    def beside(self, *lines: WrittenStatement | None) -> dict[str, WrittenStatement]:
+        """This version's statements by their texts: of the file and scope of the first of `lines` whose file it has.
 
-        Those of `file_b` where it has no such file; {} where it has neither.
+        {} where it has none.
         """
-        file = line.file if line.file in self.texts else file_b
-        return {each.side.text: each for each in self.statements.get(file, ()) if each.scope == line.scope}
+        at = next(((line.file, line.scope) for line in lines if line is not None and line.file in self.texts), ("", ""))
+        return {each.side.text: each for each in self.statements.get(at[0], ()) if each.scope == at[1]}
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
@@ -261,8 +261,7 @@ def _statements_of(
     it most likely replaced.
     """
     one, two = a.statement_of(found.a), b.statement_of(found.b)
-    in_a = a.beside(one or two, two.file if two else "") if one or two else {}
-    in_b = b.beside(two or one, one.file if one else "") if one or two else {}
+    in_a, in_b = a.beside(one, two), b.beside(two, one)
     stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
     alone = None in found and any(part.kind in STATEMENTS for part in found if part)
     if found.moved:

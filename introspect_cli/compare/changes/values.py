@@ -48,6 +48,7 @@ class Value:
     """
 
     __slots__ = ("file", "inside", "key", "kind", "node", "parts", "uses")
+    __match_args__ = ("kind", "parts")
 
     def __init__(self, kind: str, parts: tuple[Any, ...], node: ast.AST, file: str, key: int) -> None:
         """Keep the parts, and collect the keys inside them."""
@@ -156,8 +157,8 @@ class Reader:
             inner[argument.arg] = self.make("argument", argument, self._depth, number)
             if default is not None:
                 self._add_effect("default", default, number, self.value(default, dict(env)))
-        lambda_body = ast.copy_location(ast.Return(node.body), node.body) if isinstance(node, ast.Lambda) else None
-        self.read_block([lambda_body] if lambda_body is not None else node.body, inner)
+        body: Any = node.body
+        self.read_block([ast.copy_location(ast.Return(body), body)] if isinstance(node, ast.Lambda) else body, inner)
 
     def _inner_reader(self, file: str) -> Reader:
         """A reader of what is inside, one deeper."""
@@ -375,8 +376,7 @@ class Reader:
             else:
                 env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
-            given = value.parts if value.kind in {"Tuple", "List"} else ()
-            given = given[0].parts if len(given) == 1 and isinstance(given[0], Value) else ()
+            given = value.parts[0].parts if value.kind in {"Tuple", "List"} else ()
             plain = len(given) == len(target.elts) and not any(isinstance(part, ast.Starred) for part in target.elts)
             for place, each in enumerate(target.elts):
                 self._assign(each, given[place] if plain else self.make("part", each, value, place), env)
@@ -450,15 +450,14 @@ class Reader:
             self._add_effect("return", node, self._conditional(node, test, ends[0].parts[0], ends[1].parts[0]))
         elif any(part.parts for part in done):
             self._add_effect("if", node, test, *done)
+        ended = [bool(body) and isinstance(body[-1], _ENDS) for body in bodies]
+        if any(ended):
+            env |= envs[0] if ended[1] else envs[1]
+            return
         for name in dict.fromkeys([*envs[0], *envs[1]]):
             one, two = envs[0].get(name), envs[1].get(name)
-            ended = [bool(body) and isinstance(body[-1], _ENDS) for body in bodies]
-            if one is None or two is None or one.key != two.key:
-                either = one if ended[1] else two if ended[0] else self._conditional(node, test, one, two)
-                if either is not None:
-                    env[name] = either
-            else:
-                env[name] = one
+            alike = one is not None and two is not None and one.key == two.key
+            env[name] = one if one is not None and alike else self._conditional(node, test, one, two)
 
     def _on_for(self, node: ast.For | ast.AsyncFor | ast.While, env: Environment) -> None:
         """Read a loop: its variables, body and `else`; names that it binds become values of kind `after` in `env`.
@@ -508,16 +507,17 @@ class Reader:
         while len(done.parts) == 1 and done.parts[0].kind == "if" and not done.parts[0].parts[2].parts:
             conditions.append(done.parts[0].parts[0])
             done = done.parts[0].parts[1]
-        if len(done.parts) != 1:
-            return None
-        kind, target, *given = _filling_of(done.parts[0])
+        match done.parts:
+            case [Value("do", [Value("call", [Value(_, [target, "append"]), Value(_, [element]), *_]) as call])]:
+                kind = "list of"
+                self.calls = [each for each in self.calls if each is not call]
+            case [Value("store", [Value("Subscript", [target, key]), value])]:
+                kind, element = "dict of", self.make("pair", node, key, value)
+            case _:
+                return None
         names = [name for name, value in env.items() if value is target]
-        lists = [self.make("list", node)] * (2 if kind == "dict of" else 1)
-        empty = self.make("Dict" if kind == "dict of" else "List", node, *lists)
-        if len(names) != 1 or target is None or target.key != empty.key:
+        if len(names) != 1 or target.kind not in {"List", "Dict"} or any(part.parts for part in target.parts):
             return None
-        self.calls = [call for call in self.calls if call is not done.parts[0].parts[0]]
-        element = self.make("pair", node, *given) if kind == "dict of" else given[0]
         rest = self.make("list", node, over), self.make("list", node, *conditions)
         return {names[0]: self.make(kind, node, element, *rest)}
 
@@ -608,21 +608,6 @@ def _returns(effect: Value) -> bool:
     """Whether an effect is a `return`, or a block that contains one."""
     blocks = (part for part in effect.parts if isinstance(part, Value) and part.kind in {"list", "handler"})
     return effect.kind == "return" or any(_returns(each) for block in blocks for each in block.parts)
-
-
-def _filling_of(effect: Value) -> tuple[Any, ...]:
-    """What an effect fills: (`list of`, list, element) by `append`, (`dict of`, dictionary, key, element) by an item.
-
-    ("", None) for any other effect.
-    """
-    first = effect.parts[0] if effect.parts else None
-    if effect.kind == "store" and first is not None and first.kind == "Subscript":
-        return "dict of", first.parts[0], first.parts[1], effect.parts[1]
-    if effect.kind == "do" and first is not None and first.kind == "call" and first.parts[0].kind == "attribute":
-        function, given = first.parts[:2]
-        if function.parts[1] == "append" and len(given.parts) == 1:
-            return "list of", function.parts[0], given.parts[0]
-    return "", None
 
 
 # --- what differs
