@@ -67,7 +67,6 @@ class Version:
         modules: names under which both versions' files are imported.
         nodes: functions, classes and files, by place.
         effects: what each of them does.
-        heads: the line in which each begins.
         calls: those that it makes.
         names: what names mean.
         words: all identifiers.
@@ -79,7 +78,6 @@ class Version:
     modules: frozenset[str]
     nodes: dict[Definition, Any] = field(default_factory=dict)
     effects: dict[Definition, list[Value]] = field(default_factory=dict)
-    heads: dict[Definition, Value] = field(default_factory=dict)
     calls: dict[Definition, list[Value]] = field(default_factory=dict)
     names: Names = field(default_factory=Names)
     words: set[str] = field(default_factory=set)
@@ -93,22 +91,24 @@ class Version:
         for file, text in self.texts.items():
             self.nodes[file, ""] = tree = ast.parse(text)
             self.lines[file] = text.replace("\r\n", "\n").split("\n")
-            found = statements_of(file, tree.body)
-            self.statements[file] = [self.statement_at(file, *each.lines, each.scope) for each in found]
-            for node, name in _definitions(tree.body, ""):
-                self.nodes[file, name] = node
-                used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
-                stored = {each.id for each in used if isinstance(each.ctx, ast.Store)}
-                self.read_inside |= {each.id for each in used} - stored
+            self.statements[file] = []
+            for each in statements_of(file, tree.body):
+                self.statements[file].append(self.statement_at(file, *each.lines, each.scope))
+                outer = file, each.scope.rpartition(".")[0]
+                if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
+                    self.nodes[each.place] = each.node
             for node in ast.walk(tree):
                 names = {str(word) for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
                 self.words |= names
                 if isinstance(node, ast.arg) or isinstance(getattr(node, "ctx", None), ast.Store):
                     self.bound |= names
+        for (_, name), node in self.nodes.items():
+            used = [each for each in ast.walk(node) if isinstance(each, ast.Name)] if name else []
+            self.read_inside |= {each.id for each in used} - {e.id for e in used if isinstance(e.ctx, ast.Store)}
         self.names = Names(self.modules)
 
     def read(self, interned: Interned) -> None:
-        """Fill `effects`, `heads` and `calls` anew for all functions, classes and files, by the current `names`.
+        """Fill `effects` and `calls` anew for all functions, classes and files, by the current `names`.
 
         Args:
             interned: keys of values, the same mapping for both versions; it grows.
@@ -123,7 +123,6 @@ class Version:
                     reader = Reader(interned, self.names, file)
                     reader.read(node, env if place[1] else {}, self.names.numbers.get(place))
                     self.effects[place] = reader.all_effects()
-                    self.heads[place] = reader.make("head", node)
                     self.calls[place] = reader.calls
 
     def statement_of(self, value: Value | None) -> WrittenStatement | None:
@@ -169,15 +168,6 @@ class Version:
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
         return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
-
-
-def _definitions(body: Iterable[ast.stmt], prefix: str) -> Iterator[tuple[ast.AST, str]]:
-    """Functions, classes and methods of a body with qualified names; those inside functions are left out."""
-    for node in body:
-        if isinstance(node, DEFINITIONS):
-            yield node, prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                yield from _definitions(node.body, f"{prefix}{node.name}.")
 
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
@@ -318,35 +308,38 @@ def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
     names = [Counter(name for _, name in places) for places in (left, right)]
     moved = {name: (file, name) for file, name in left if names[0][name] == names[1][name] == 1}
     pairs |= {place: moved[place[1]] for place in right if place[1] in moved}
-    for is_class in (True, False):
-        taken = set(pairs.values())
-        right = [p for p in b.nodes if p[1] and p not in pairs]
-        contents = {p: a.keys_inside(p) for p in a.nodes if p[1] and p not in taken}
-        likely = []
-        for place in right:
-            own = b.keys_inside(place)
-            for other, keys in contents.items():
-                kinds = [isinstance(node, ast.ClassDef) for node in (a.nodes[other], b.nodes[place])]
-                if kinds == [is_class, is_class] and _owner_in_a(place, pairs) == other[1].rpartition(".")[0]:
-                    same_name = other[1].rpartition(".")[2] == place[1].rpartition(".")[2]
-                    likely.append((len(own & keys) / max(len(own | keys), 1) + same_name, place, other))
-        for like, place, other in sorted(likely, reverse=True):
-            if like > _ALIKE and place not in pairs and other not in taken:
-                pairs[place] = other
-                taken.add(other)
+    taken = {*pairs.values()}, {*pairs}
+    own_a, own_b = (
+        {p: v.keys_inside(p) for p in v.nodes if p[1] and p not in had} for v, had in zip((a, b), taken, strict=True)
+    )
+    likely = [
+        (is_class, len(own & keys) / max(len(own | keys), 1) + (_last(other) == _last(place)), place, other)
+        for place, own in own_b.items()
+        for other, keys in own_a.items()
+        if (is_class := isinstance(b.nodes[place], ast.ClassDef)) == isinstance(a.nodes[other], ast.ClassDef)
+    ]
+    for _, like, place, other in sorted(likely, reverse=True):
+        outer = place[1].rpartition(".")[0]
+        owner = pairs.get((place[0], outer), ("", outer))[1]  # of its class if that is paired, else its name in b
+        if (
+            like > _ALIKE
+            and place not in pairs
+            and other not in pairs.values()
+            and owner == other[1].rpartition(".")[0]
+        ):
+            pairs[place] = other
     return pairs
 
 
-def _owner_in_a(place: Definition, pairs: Mapping[Definition, Definition]) -> str:
-    """Name in a of what is around a place of b: of its class if that is paired, else the name in b; "" for a file."""
-    outer = place[1].rpartition(".")[0]
-    return pairs.get((place[0], outer), ("", outer))[1]
+def _last(place: Definition) -> str:
+    """The last part of a function's or class's name."""
+    return place[1].rpartition(".")[2]
 
 
 def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition]) -> Iterator[Difference]:
     """Differences of all paired functions, classes and files, then effects of files that one version alone has.
 
-    No difference are a definition that moved to another file with an equal value, a name that one version alone binds
+    No difference are a name of a file that moved to another file with an equal value, one that one version alone binds
     (what reads it differs, unless functions of both versions read it), and a parameter's added or removed default.
     Where effects do not differ, calls that are made another number of times are differences.
 
@@ -355,36 +348,33 @@ def _differences(a: Version, b: Version, pairs: Mapping[Definition, Definition])
         b: the other.
         pairs: b's places to a's.
     """
-    keys = [{e.key for p, effects in v.effects.items() if not p[1] for e in effects} for v in (a, b)]
-    common = keys[0] & keys[1]
+    tops = [[e for place, effects in version.effects.items() if not place[1] for e in effects] for version in (a, b)]
+    names = [{e.parts[0] for e in top if e.kind == "defines"} for top in tops]
+    common = {e.key for e in tops[0]} & {e.key for e in tops[1]}
+    new = (names[0] ^ names[1]) - (a.read_inside & b.read_inside)
+
+    def effects_of(version: Version, place: Definition) -> list[Value]:
+        """Effects of a function or class; of a file, without names that moved or that are new."""
+        every = version.effects[place]
+        return [e for e in every if e.kind != "defines" or place[1] or (e.key not in common and e.parts[0] not in new)]
+
     for place, other in sorted(pairs.items()):
-        sides, nodes = (a.effects[other], b.effects[place]), (a.nodes[other], b.nodes[place])
-        if not place[1]:
-            moved = {e.key for e in (*sides[0], *sides[1]) if e.kind == "defines"} & common
-            both = {e.key for e in sides[0]} & {e.key for e in sides[1]}
-            names = [{e.parts[0] for e in effects if e.kind == "defines"} for effects in sides]
-            new = (names[0] ^ names[1]) - (a.read_inside & b.read_inside)
-            sides = tuple(
-                [e for e in effects if e.key not in moved - both and not (e.kind == "defines" and e.parts[0] in new)]
-                for effects in sides
-            )  # type: ignore[assignment] # of two
+        calls = a.calls[other], b.calls[place]
         found = [
             one
-            for one in differences(*sides, (a.heads[other], b.heads[place]))
-            if not (_is_called_as_often(one, a.calls[other], b.calls[place]) or _is_added_default(one, *nodes))
+            for one in differences(effects_of(a, other), effects_of(b, place))
+            if not (_is_called_as_often(one, *calls) or _is_added_default(one, a.nodes[other], b.nodes[place]))
         ]
         yield from found
         if not found:  # the same values, of other calls: they may draw, or count
-            calls = [{call.key: call for call in version.calls[p]} for version, p in ((a, other), (b, place))]
-            counts = [Counter(call.key for call in version.calls[p]) for version, p in ((a, other), (b, place))]
-            yield from (Difference(calls[0][key], None) for key in counts[0] - counts[1])
-            yield from (Difference(None, calls[1][key]) for key in counts[1] - counts[0])
+            by_key = [{call.key: call for call in made} for made in calls]
+            counts = [Counter(call.key for call in made) for made in calls]
+            yield from (Difference(by_key[0][key], None) for key in counts[0] - counts[1])
+            yield from (Difference(None, by_key[1][key]) for key in counts[1] - counts[0])
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):  # files that only one version has
-        for place in version.nodes.keys() - matched:
-            if not place[1]:
-                for effect in version.effects[place]:
-                    if effect.key not in common:
-                        yield Difference(effect, None) if version is a else Difference(None, effect)
+        alone = [place for place in version.nodes.keys() - matched if not place[1]]
+        for effect in (each for place in alone for each in effects_of(version, place) if each.key not in common):
+            yield Difference(effect, None) if version is a else Difference(None, effect)
 
 
 def _is_added_default(one: Difference, a: ast.AST, b: ast.AST) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from introspect_cli.compare.changes.statements import DEFINITIONS, FUNCTIONS
@@ -97,15 +98,9 @@ Interned: TypeAlias = "dict[object, int]"
 def parameters_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[tuple[ast.arg, ast.expr | None]]:
     """The parameters of a function with their defaults, in the order of their numbers: those with `*` and `**` last."""
     given = node.args
-    placed, rest = [*given.posonlyargs, *given.args], [each for each in (given.vararg, given.kwarg) if each is not None]
-    none = [None] * (len(placed) - len(given.defaults))
-    return [
-        *zip(
-            [*placed, *given.kwonlyargs, *rest],
-            [*none, *given.defaults, *given.kw_defaults, *[None] * len(rest)],
-            strict=True,
-        )
-    ]
+    placed, rest = [*given.posonlyargs, *given.args], filter(None, (given.vararg, given.kwarg))
+    defaults = [*[None] * (len(placed) - len(given.defaults)), *given.defaults, *given.kw_defaults]
+    return [*zip_longest([*placed, *given.kwonlyargs, *rest], defaults)]
 
 
 _OF_OTHERS = frozenset({"argument", "each", "part", "attribute", "Subscript"})
@@ -268,18 +263,16 @@ class Reader:
         Through `zip` and `enumerate` into a tuple of as many variables, they are bound to elements of what is inside;
         of `enumerate`, the inner iterable is returned.
         """
-        called = over.func.id if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) else ""
-        if isinstance(over, ast.Call) and isinstance(target, ast.Tuple) and called not in env:
-            plain = not any(isinstance(part, ast.Starred) for part in (*over.args, *target.elts))
-            if called == "zip" and plain and len(over.args) == len(target.elts):
-                overs = [self._bind_each(one, each, env) for one, each in zip(target.elts, over.args, strict=True)]
+        match over, target:
+            case ast.Call(ast.Name("zip"), given), ast.Tuple(targets) if (
+                len(given) == len(targets) and "zip" not in env
+            ):
+                overs = [self._bind_each(one, each, env) for one, each in zip(targets, given, strict=True)]
                 return self.make("zip", over, *sorted(overs, key=lambda value: value.key))
-            if called == "enumerate" and plain and len(target.elts) == 2 and over.args:
-                start = [*over.args[1:], *(keyword.value for keyword in over.keywords)]
-                inner = self._bind_each(target.elts[1], over.args[0], env)
-                self._assign(
-                    target.elts[0], self.make("index", target, inner, *self._values(start, env, over).parts), env
-                )
+            case ast.Call(ast.Name("enumerate"), [first, *start], named), ast.Tuple([number, each]):
+                inner = self._bind_each(each, first, env)
+                starts = self._values([*start, *(keyword.value for keyword in named)], env, over).parts
+                self._assign(number, self.make("index", target, inner, *starts), env)
                 return inner
         value = self.value(over, env)
         self._assign(target, self.make("each", target, value), env)
@@ -295,11 +288,9 @@ class Reader:
         keywords = sorted(
             ((keyword.arg or "**", self.value(keyword.value, env)) for keyword in node.keywords), key=lambda one: one[0]
         )
-        name = str(function.parts[-1]) if function.kind in {"name", "attribute"} else ""
-        if name in self.names.inlined and self._depth < _MOST_INLINED:
-            done = self._inline(node, function, given, dict(keywords))
-            if done is not None:
-                return done
+        done = self._inline(node, function, given, dict(keywords))
+        if done is not None:
+            return done
         named = (self.make("keyword", value.node, self.names.renamed.get(n, n), value) for n, value in keywords)
         listed = self.make("list", node, *given), self.make("list", node, *named)
         value = self.make("call", node, function, *listed, *self._context)
@@ -309,10 +300,10 @@ class Reader:
     def _inline(
         self, node: ast.Call, function: Value, given: Sequence[Value], keywords: Mapping[str, Value]
     ) -> Value | None:
-        """Add the effects of the body of a function in `names.inlined` and return its result.
+        """Add the effects of the body of a function in `names.inlined` and return its result; None for any other one.
 
-        None, and no effects, where it cannot be inlined: where arguments cannot be bound one by one, or where it
-        returns before its last statement. The constant None where it returns nothing.
+        None, and no effects, also where arguments cannot be bound one by one, or where it returns before its last
+        statement. The constant None where it returns nothing.
 
         Args:
             node: the call.
@@ -320,7 +311,9 @@ class Reader:
             given: values of positional arguments.
             keywords: values of keyword arguments.
         """
-        file, made = self.names.inlined[function.parts[-1]]
+        file, made = self.names.inlined.get(str(*function.parts[-1:]), ("", None))
+        if made is None or function.kind not in {"name", "attribute"} or self._depth >= _MOST_INLINED:
+            return None
         names = [argument.arg for argument, _ in parameters_of(made)]
         of = [function.parts[0]] if names[:1] == ["self"] and function.kind == "attribute" else []
         env = {each.arg: self.value(default, {}) for each, default in parameters_of(made) if default is not None}
@@ -337,18 +330,17 @@ class Reader:
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
         """A value of a node whose class has no `_on_` method, made of its fields."""
-        parts: list[Any] = []
-        for field, child in ast.iter_fields(node):
-            if field in {"ctx", "type_comment", "kind"}:
-                continue
-            if isinstance(child, ast.boolop):
-                parts.append(type(child).__name__)
-            elif isinstance(child, ast.AST):
-                parts.append(self.value(child, env))
-            elif isinstance(child, list):
-                parts.append(self._values(child, env, node))
-            else:
-                parts.append(repr(child))
+        parts = [
+            self._values(child, env, node)
+            if isinstance(child, list)
+            else self.value(child, env)
+            if isinstance(child, ast.AST) and not isinstance(child, ast.boolop)
+            else ast.dump(child)
+            if isinstance(child, ast.AST)
+            else repr(child)
+            for field, child in ast.iter_fields(node)
+            if field not in {"ctx", "type_comment", "kind"}
+        ]
         return self.make(type(node).__name__, node, *parts)
 
     # --- statements: `_on_X` adds the effects of an `ast.X` and binds its names; `read_block` finds it by this name
@@ -408,14 +400,13 @@ class Reader:
         if value.kind != "Constant":
             self._add_effect("do", node, value)
 
-    def _on_assign(self, node: ast.Assign, env: Environment) -> None:
-        value = self.value(node.value, env)
-        for target in node.targets:
-            self._assign(target, value, env)
+    def _on_assign(self, node: ast.Assign | ast.AnnAssign, env: Environment) -> None:
+        value = self.value(node.value, env) if node.value is not None else None
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if value is not None:
+                self._assign(target, value, env)
 
-    def _on_annassign(self, node: ast.AnnAssign, env: Environment) -> None:
-        if node.value is not None:
-            self._assign(node.target, self.value(node.value, env), env)
+    _on_annassign = _on_assign
 
     def _on_augassign(self, node: ast.AugAssign, env: Environment) -> None:
         """Bind the target to a value `in-place` and the operator's name, of what it was and the right side.
@@ -454,8 +445,12 @@ class Reader:
         if any(ended):
             env |= envs[0] if ended[1] else envs[1]
             return
-        for name in dict.fromkeys([*envs[0], *envs[1]]):
-            one, two = envs[0].get(name), envs[1].get(name)
+        self._merge(node, test, envs, env)
+
+    def _merge(self, node: ast.AST, test: Value, either: tuple[Environment, Environment], env: Environment) -> None:
+        """Bind in `env` what both of two environments bind, conditionally where they differ."""
+        for name in dict.fromkeys([*either[0], *either[1]]):
+            one, two = either[0].get(name), either[1].get(name)
             alike = one is not None and two is not None and one.key == two.key
             env[name] = one if one is not None and alike else self._conditional(node, test, one, two)
 
@@ -536,20 +531,13 @@ class Reader:
         self._add_effect("with", node, self.make("list", node, *values), done)
 
     def _on_try(self, node: ast.Try, env: Environment) -> None:
-        """Add an effect `try` of all blocks; names that a handler binds otherwise become `caught or` values in `env`.
-
-        A name that a handler alone binds keeps its value from there.
-        """
+        """Add an effect `try` of all blocks; names that a handler binds otherwise become conditional in `env`."""
         parts = [self._effects_of_block(node.body, env, node)]
         for handler in node.handlers:
-            inner = dict(env)
-            if handler.name:
-                inner[handler.name] = self.make("caught", handler)
-            caught = [self.value(handler.type, env)] if handler.type is not None else []
-            parts.append(self.make("handler", handler, *caught, self._effects_of_block(handler.body, inner, handler)))
-            for name, value in inner.items():
-                was = env.get(name, value)
-                env[name] = value if was.key == value.key else self.make("caught or", node, was, value)
+            caught = self._values([handler.type], env, handler)
+            inner = env | ({handler.name: self.make("caught", handler, caught)} if handler.name else {})
+            parts.append(self.make("handler", handler, caught, self._effects_of_block(handler.body, inner, handler)))
+            self._merge(handler, caught, (inner, dict(env)), env)
         parts += [self._effects_of_block(node.orelse, env, node), self._effects_of_block(node.finalbody, env, node)]
         self._add_effect("try", node, *parts)
 
@@ -613,23 +601,18 @@ def _returns(effect: Value) -> bool:
 # --- what differs
 
 
-def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Value]) -> list[Difference]:
+def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
     """The smallest parts in which the effects of two functions differ.
 
     Values of one shape are compared part by part. Of two of other shapes, it is what is new in each: the smallest
     values that the other function has nowhere. Where both have all of both, the choice between them differs, and so
     what they are a part of. A value that one version alone has at one place, and the other alone at another, is one
     difference that `moved`.
-
-    Args:
-        a: effects in a.
-        b: effects in b.
-        heads: values that stand for the two functions, around their effects.
     """
     found: dict[tuple[_WrittenAt | None, _WrittenAt | None], Difference] = {}
     seen: set[tuple[int, int]] = set()
     known = [frozenset[int]().union(*(effect.inside for effect in effects)) for effects in (b, a)]
-    pending = [*_replaced_parts(a, b, heads)]
+    pending = [*_replaced_parts(a, b, None)]
     while pending:
         one, two, around = pending.pop()
         if one is not None and two is not None:
@@ -639,7 +622,7 @@ def differences(a: Sequence[Value], b: Sequence[Value], heads: tuple[Value, Valu
             inside = one.key in two.inside, two.key in one.inside
             once = (inside[0] and two.uses == 1) or (inside[1] and one.uses == 1)
             if one.key in known[0] and two.key in known[1] and not once:
-                one, two = around
+                one, two = around or (one, two)
             elif (inner := _differing_parts(one, two, around)) is not None:
                 pending += inner
                 continue
@@ -661,11 +644,11 @@ def _written_at(value: Value | None) -> _WrittenAt | None:
     return None if value is None else (value.key, value.file, getattr(value.node, "lineno", 0))
 
 
-_Pairs: TypeAlias = "Iterator[tuple[Value | None, Value | None, tuple[Value, Value]]]"
-"""Values of a and of b, None for what the other alone has, each pair with what it is in."""
+_Pairs: TypeAlias = "Iterator[tuple[Value | None, Value | None, tuple[Value, Value] | None]]"
+"""Values of a and of b, None for what the other alone has, each pair with what it is in; None for an effect."""
 
 
-def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value]) -> _Pairs:
+def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Value, Value] | None) -> _Pairs:
     """Parts of two lists that were replaced, in pairs."""
     keys = [[value.key for value in values] for values in (one, two)]
     for tag, low, high, start, stop in SequenceMatcher(None, keys[0], keys[1], autojunk=False).get_opcodes():
@@ -673,7 +656,7 @@ def _replaced_parts(one: Sequence[Value], two: Sequence[Value], around: tuple[Va
             yield from ((x, y, around) for x, y in _paired_effects(one[low:high], two[start:stop]))
 
 
-def _differing_parts(one: Value, two: Value, around: tuple[Value, Value]) -> _Pairs | None:
+def _differing_parts(one: Value, two: Value, around: tuple[Value, Value] | None) -> _Pairs | None:
     """Pairs of parts in which two lists, or two values of one kind and of equal names, differ.
 
     None where they differ as a whole: in kind, names or number of parts, or since one is inside the other.
