@@ -300,18 +300,11 @@ def _imported_as(file: str) -> Iterator[str]:
 def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
     """Functions, classes and files of b, each with the one of a that it is: b's place to a's.
 
-    First equal places; then a name that just one file of each version has left; then the most alike, classes before
-    functions, in paired classes: by the share of their values, over `_ALIKE`, which an equal last name raises by 1.
+    First equal places; then the most alike, classes before functions, in paired classes: by the share of their values,
+    over `_ALIKE`, which an equal last name raises by 1.
     """
     pairs = {place: place for place in b.nodes if place in a.nodes}
-    left, right = ([p for p in v.nodes if p not in pairs and p[1]] for v in (a, b))
-    names = [Counter(name for _, name in places) for places in (left, right)]
-    moved = {name: (file, name) for file, name in left if names[0][name] == names[1][name] == 1}
-    pairs |= {place: moved[place[1]] for place in right if place[1] in moved}
-    taken = {*pairs.values()}, {*pairs}
-    own_a, own_b = (
-        {p: v.keys_inside(p) for p in v.nodes if p[1] and p not in had} for v, had in zip((a, b), taken, strict=True)
-    )
+    own_a, own_b = ({p: v.keys_inside(p) for p in v.nodes if p[1] and p not in pairs} for v in (a, b))
     likely = [
         (is_class, len(own & keys) / max(len(own | keys), 1) + (_last(other) == _last(place)), place, other)
         for place, own in own_b.items()
@@ -321,14 +314,8 @@ def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
     for _, like, place, other in sorted(likely, reverse=True):
         outer = place[1].rpartition(".")[0]
         owner = pairs.get((place[0], outer), ("", outer))[1]  # of its class if that is paired, else its name in b
-        if (
-            like > _ALIKE
-            and place not in pairs
-            and other not in pairs.values()
-            and owner == other[1].rpartition(".")[0]
-        ):
-            pairs[place] = other
-    return pairs
+        is_left = place not in pairs and other not in pairs.values() and owner == other[1].rpartition(".")[0]
+        pairs |= {place: other} if like > _ALIKE and is_left else {}    return pairs
 
 
 def _last(place: Definition) -> str:
