@@ -315,7 +315,9 @@ def _paired_definitions(a: Version, b: Version) -> dict[Definition, Definition]:
         outer = place[1].rpartition(".")[0]
         owner = pairs.get((place[0], outer), ("", outer))[1]  # of its class if that is paired, else its name in b
         is_left = place not in pairs and other not in pairs.values() and owner == other[1].rpartition(".")[0]
-        pairs |= {place: other} if like > _ALIKE and is_left else {}    return pairs
+        if like > _ALIKE and is_left:
+            pairs[place] = other
+    return pairs
 
 
 def _last(place: Definition) -> str:
