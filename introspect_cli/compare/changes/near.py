@@ -259,7 +259,8 @@ class Code:
 
 def _closure(seeds: Depths, step: Callable[[Statement], Iterable[Statement]], most: int) -> Depths:
     """Statements that at most so many steps lead to, each with the smallest number of steps, after that of its seed."""
-    depths, edge = {}, seeds
+    depths: Depths = {}
+    edge = seeds
     while edge and most >= 0:
         depths |= edge
         edge = {other: depth + 1 for s, depth in edge.items() for other in step(s) if other not in depths}
