@@ -195,8 +195,8 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
             break
     changes: dict[object, Change] = {}
     for difference in found:
-        for one, two, moved in _statements_of(a, b, difference):
-            _add_change(changes, one, two, moved=moved)
+        for one, two in _statements_of(a, b, difference):
+            _add_change(changes, one, two)
     for version, matched in ((a, {*pairs.values()}), (b, {*pairs})):
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
@@ -242,8 +242,8 @@ def _syntax_without_comments(text: str) -> str:
 
 def _statements_of(
     a: Version, b: Version, found: Difference
-) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None, bool]]:
-    """Pairs of statements of a difference (None where one has none), each with whether it only moved.
+) -> Iterator[tuple[WrittenStatement | None, WrittenStatement | None]]:
+    """Pairs of statements of a difference; None where one has none.
 
     A statement that both versions have, in one function, is no change by itself: two of them moved, and where they are
     one, its value takes another way. Then it is the statements of the function that one version alone has, if they are
@@ -254,37 +254,34 @@ def _statements_of(
     in_a, in_b = a.beside(one, two), b.beside(two, one)
     stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
     alone = None in found and any(part.kind in STATEMENTS for part in found if part)
-    if found.moved:
-        yield one, two, True
-    elif alone and not all(stand):
-        yield one, two, False
+    if found.moved or (alone and not all(stand)):
+        yield one, two
     elif not all(stand):
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
-        yield one or (two and b.replaced_by(two, a)), two or (one and a.replaced_by(one, b)), False
+        yield one or (two and b.replaced_by(two, a)), two or (one and a.replaced_by(one, b))
     elif one is not None and two is not None and one.side.text != two.side.text:
-        yield in_a[two.side.text], two, True
+        yield in_a[two.side.text], two
     else:
         gone = [line for text, line in in_a.items() if text not in in_b]
         come = [line for text, line in in_b.items() if text not in in_a]
         if not 0 < len(gone) + len(come) <= _MOST_REROUTED:
-            yield one, two, False
+            yield one, two
         elif len(gone) == len(come):
-            yield from ((x, y, False) for x, y in zip(gone, come, strict=True))
+            yield from zip(gone, come, strict=True)
         else:
-            yield from ((x, None, False) for x in gone)
-            yield from ((None, y, False) for y in come)
+            yield from ((x, None) for x in gone)
+            yield from ((None, y) for y in come)
 
 
-def _add_change(
-    changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None, *, moved: bool = False
-) -> None:
-    """Add a change of the statements `a` and `b` to `changes`.
+def _add_change(changes: dict[object, Change], a: WrittenStatement | None, b: WrittenStatement | None) -> None:
+    """Add a change of the statements `a` and `b` to `changes`; it moved where they are equal.
 
     Nothing if one of the same file and sides is there, or if both are None.
     """
     side = b or a
     if side is not None:
         file_a = a.file if a is not None and b is not None and a.file != b.file else ""
+        moved = a is not None and b is not None and a.side.text == b.side.text
         unit: Literal["moved", "statement"] = "moved" if moved else "statement"
         change = Change(side.file, side.scope, a and a.side, b and b.side, unit, side.line, file_a)
         changes.setdefault((change.file, file_a, change.a, change.b), change)

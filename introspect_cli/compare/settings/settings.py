@@ -358,22 +358,15 @@ def _set_option(values: dict[str, Any], option: str, value: str) -> str:
 
 
 def command_options(argv: Iterable[str]) -> dict[str, str]:
-    """A command line to compare: each option with its first value, `given` for a flag, then arguments by position.
+    """A command line to compare: each option with its words, `given` for a flag, and arguments by position.
 
-    Further words after an option count as arguments. Of a number that is given again the last counts, as for nearly all
-    parsers.
+    Of a number that is given again the last counts, as for nearly all parsers.
     """
-    options = arguments(argv)
-    alone = [value for name, value in options.items() if name.startswith(ARGUMENT)]
     named: dict[str, str] = {}
-    for given, value in options.items():
+    for given, value in arguments(argv).items():
         name = _AGAIN.sub("", given) if _NUMBER.fullmatch(str(value)) else given
-        if isinstance(value, list):
-            named[name] = value[0]
-            alone += value[1:]
-        elif not name.startswith(ARGUMENT):
-            named[name] = "given" if value is True else value
-    return named | {f"{ARGUMENT}{position}": value for position, value in enumerate(alone)}
+        named[name] = " ".join(value) if isinstance(value, list) else "given" if value is True else value
+    return named
 
 
 def argv_of(settings: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
