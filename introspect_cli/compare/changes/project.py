@@ -24,7 +24,7 @@ from introspect_cli.compare.changes.statements import (
     changed_file,
     first_line,
     statements_of,
-    tree_of,
+    syntax_of,
 )
 from introspect_cli.compare.changes.values import (
     STATEMENTS,
@@ -214,30 +214,14 @@ def changed_between(
 
     A file that Python cannot parse is one change of unit `file`. Arguments are those of `changed`.
     """
-    whole = [
-        file
-        for file in dict.fromkeys([*texts_a, *texts_b])
-        if not all(tree_of(texts[file]) for texts in (texts_a, texts_b) if file in texts)
-    ]
+    syntax = [{file: syntax_of(text) for file, text in texts.items()} for texts in (texts_a, texts_b)]
+    whole = [file for file in dict.fromkeys([*texts_a, *texts_b]) if None in (each.get(file, "") for each in syntax)]
     parsed_a, parsed_b = ({f: t for f, t in texts.items() if f not in whole} for texts in (texts_a, texts_b))
     changes = [changed_file(file, texts_a.get(file), texts_b.get(file)) for file in whole]
     changes += changed(parsed_a, parsed_b, files)
     quiet = parsed_a.keys() & parsed_b.keys() - {file for each in changes for file in (each.file, each.file_a)}
-    in_comments = [
-        file for file in quiet if _syntax_without_comments(texts_a[file]) == _syntax_without_comments(texts_b[file])
-    ]
+    in_comments = [file for file in quiet if syntax[0][file] == syntax[1][file]]
     return changes, sorted(in_comments), sorted(quiet - {*in_comments})
-
-
-def _syntax_without_comments(text: str) -> str:
-    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)):
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body.pop(0)
-            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
-    return ast.dump(tree)
 
 
 def _statements_of(

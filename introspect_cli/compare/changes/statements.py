@@ -33,15 +33,6 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A statement in both versions of a file; None where it is not."""
-
-    file: str
-    a: Side | None
-    b: Side | None
-
-
-@dataclass(frozen=True)
 class Change:
     """One statement that differs between two versions of a file.
 
@@ -67,7 +58,7 @@ class Change:
     unit: Literal["statement", "moved", "file"] = "statement"
     line: int = 0
     file_a: str = ""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Change, ...] = ()
 
     @property
     def place(self) -> str:
@@ -88,6 +79,20 @@ def tree_of(text: str) -> ast.Module | None:
         return ast.parse(text)
     except UNREADABLE:
         return None
+
+
+def syntax_of(text: str) -> str | None:
+    """A file's syntax as text, without comments and docstrings, definitions sorted by name: to be compared.
+
+    None where Python cannot parse it.
+    """
+    tree = tree_of(text)
+    for node in [] if tree is None else ast.walk(tree):
+        if isinstance(node, (ast.Module, *DEFINITIONS)):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body.pop(0)
+            node.body.sort(key=lambda each: getattr(each, "name", "") if isinstance(each, DEFINITIONS) else "")
+    return None if tree is None else ast.dump(tree)
 
 
 def first_line(node: ast.stmt) -> int:
