@@ -405,8 +405,8 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
     renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
     before = a.names, b.names
     a.names = Names(a.modules, {}, _unpaired_functions(a, {*pairs.values()}))
-    numbers = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
-    numbers = {place: held for place, held in numbers.items() if held}
+    held = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
+    numbers = {place: of for place, of in held.items() if of}
     b.names = Names(b.modules, renamed, _unpaired_functions(b, {*pairs}), numbers)
     return before != (a.names, b.names)
 

@@ -201,9 +201,6 @@ class Reader:
         value = self.value(node.operand, env)
         return self.make("not" if isinstance(node.op, ast.Not) else type(node.op).__name__, node, value)
 
-    def _on_binop(self, node: ast.BinOp, env: Environment) -> Value:
-        return self.make(type(node.op).__name__, node, self.value(node.left, env), self.value(node.right, env))
-
     def _on_compare(self, node: ast.Compare, env: Environment) -> Value:
         """A comparison with `not` in front for `!=`, `is not`, `not in`, and with sides swapped for `>` and `>=`.
 
@@ -334,7 +331,7 @@ class Reader:
             self._values(child, env, node)
             if isinstance(child, list)
             else self.value(child, env)
-            if isinstance(child, ast.AST) and not isinstance(child, ast.boolop)
+            if isinstance(child, ast.AST) and not isinstance(child, (ast.boolop, ast.operator))
             else ast.dump(child)
             if isinstance(child, ast.AST)
             else repr(child)

@@ -159,9 +159,8 @@ def parsed(text: str, ending: str) -> Any:
         if ending == ".json":
             content = json.loads(text)
         elif ending in {".yaml", ".yml"}:
-            lines = text.count("*") + text.count("\n")
-            node = yaml.compose(text, yaml.SafeLoader) if lines <= _MOST_NODES else None
-            content = yaml.safe_load(text) if node is not None and _is_small(node) else None
+            merged = text.count("*") if "<<" in text else 0  # what is merged is copied, and may grow without end
+            content = yaml.safe_load(text) if merged <= _MOST and text.count("\n") <= _MOST_NODES else None
         elif ending == ".toml" and sys.version_info >= (3, 11):
             import tomllib
 
@@ -178,15 +177,13 @@ def parsed(text: str, ending: str) -> Any:
 
 
 def _is_small(root: Any) -> bool:
-    """Whether nested data or YAML nodes are at most `_MOST_NODES`, with aliases followed."""
+    """Whether nested data have at most `_MOST_NODES` values, what several share counted for each."""
     waiting, count = [root], 0
     while waiting and count <= _MOST_NODES:
         value = waiting.pop()
-        count += not isinstance(value, tuple)  # a key with its value
-        inside = value.value if isinstance(value, yaml.CollectionNode) else value
-        waiting.extend(
-            inside.values() if isinstance(inside, dict) else inside if isinstance(inside, (list, tuple)) else ()
-        )
+        count += 1
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        waiting.extend(inside)
     return count <= _MOST_NODES
 
 
