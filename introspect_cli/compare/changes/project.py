@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import takewhile
 from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from introspect_cli.compare.changes.near import Code
 from introspect_cli.compare.changes.statements import (
     DEFINITIONS,
     FUNCTIONS,
@@ -23,7 +23,6 @@ from introspect_cli.compare.changes.statements import (
     Side,
     changed_file,
     first_line,
-    statements_of,
     syntax_of,
 )
 from introspect_cli.compare.changes.values import (
@@ -58,54 +57,41 @@ class WrittenStatement(NamedTuple):
     line: int
 
 
-@dataclass
 class Version:
     """The files of a version that differ from the other's.
 
     Attributes:
         texts: they, by name.
-        modules: names under which both versions' files are imported.
         nodes: functions, classes and files, by place.
         effects: what each of them does.
         calls: those that it makes.
         names: what names mean.
+        bound: names that its files bind.
         words: all identifiers.
-        bound: those that its files bind.
-        read_inside: names that functions and classes read and do not bind.
+        read_inside: names that functions read and do not bind.
     """
 
-    texts: Mapping[str, str]
-    modules: frozenset[str]
-    nodes: dict[Definition, Any] = field(default_factory=dict)
-    effects: dict[Definition, list[Value]] = field(default_factory=dict)
-    calls: dict[Definition, list[Value]] = field(default_factory=dict)
-    names: Names = field(default_factory=Names)
-    words: set[str] = field(default_factory=set)
-    bound: set[str] = field(default_factory=set)
-    read_inside: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        """Parse all files at once and fill `nodes`, `words` and `bound`; SyntaxError for one that cannot be parsed."""
-        self.lines: dict[str, list[str]] = {}
-        self.statements: dict[str, list[WrittenStatement]] = {}
-        for file, text in self.texts.items():
-            self.nodes[file, ""] = tree = ast.parse(text)
-            self.lines[file] = text.replace("\r\n", "\n").split("\n")
-            self.statements[file] = []
-            for each in statements_of(file, tree.body):
-                self.statements[file].append(self.statement_at(file, *each.lines, each.scope))
-                outer = file, each.scope.rpartition(".")[0]
-                if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
-                    self.nodes[each.place] = each.node
-            for node in ast.walk(tree):
-                names = {str(word) for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
-                self.words |= names
-                if isinstance(node, ast.arg) or isinstance(getattr(node, "ctx", None), ast.Store):
-                    self.bound |= names
-        for (_, name), node in self.nodes.items():
-            used = [each for each in ast.walk(node) if isinstance(each, ast.Name)] if name else []
-            self.read_inside |= {each.id for each in used} - {e.id for e in used if isinstance(e.ctx, ast.Store)}
-        self.names = Names(self.modules)
+    def __init__(self, texts: Mapping[str, str], modules: frozenset[str]) -> None:
+        """Read the names of all files at once; nothing that they do. `modules` are names of files as imported."""
+        code = Code(texts)
+        self.texts, self.names = texts, Names(modules)
+        self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in code.trees.items()}
+        self.effects: dict[Definition, list[Value]] = {}
+        self.calls: dict[Definition, list[Value]] = {}
+        self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
+        self.statements = [self.statement_at(each.file, *each.lines, each.scope) for each in code.statements]
+        for each in code.statements:
+            outer = each.file, each.scope.rpartition(".")[0]
+            if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
+                self.nodes[each.place] = each.node
+        every = [node for tree in code.trees.values() if tree is not None for node in ast.walk(tree)]
+        binding = [n for n in every if isinstance(n, ast.arg) or isinstance(getattr(n, "ctx", None), ast.Store)]
+        self.bound = _names_in(binding)
+        self.words = _names_in(every)
+        self.read_inside: set[str] = set()
+        for node in (node for (_, name), node in self.nodes.items() if name):
+            used = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+            self.read_inside |= _names_in(used) - _names_in(each for each in used if isinstance(each.ctx, ast.Store))
 
     def read(self, interned: Interned) -> None:
         """Fill `effects` and `calls` anew for all functions, classes and files, by the current `names`.
@@ -130,7 +116,7 @@ class Version:
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
-        around = [each for each in self.statements.get(value.file, ()) if each.side.first <= number <= each.side.last]
+        around = [s for s in self.statements if s.file == value.file and s.side.first <= number <= s.side.last]
         inner = min(around, key=lambda each: (each.side.last - each.side.first, -len(each.scope)), default=None)
         return None if inner is None else inner._replace(line=number)
 
@@ -151,7 +137,7 @@ class Version:
         {} where it has none.
         """
         at = next(((line.file, line.scope) for line in lines if line is not None and line.file in self.texts), ("", ""))
-        return {each.side.text: each for each in self.statements.get(at[0], ()) if each.scope == at[1]}
+        return {each.side.text: each for each in self.statements if (each.file, each.scope) == at}
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
@@ -168,6 +154,11 @@ class Version:
         file, name = place
         inner = [p for p in self.nodes if p[0] == file and p[1].startswith(f"{name}.")]
         return frozenset().union(*(effect.inside for p in (place, *inner) for effect in self.effects[p]))
+
+
+def _names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    """Identifiers of the nodes themselves."""
+    return {str(word) for node in nodes for key in ("id", "attr", "arg", "name") if (word := getattr(node, key, None))}
 
 
 def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Iterable[str] = ()) -> list[Change]:
@@ -404,10 +395,10 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
     news, olds = Counter(new for new, _ in votes), Counter(old for _, old in votes)
     renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
     before = a.names, b.names
-    a.names = Names(a.modules, {}, _unpaired_functions(a, {*pairs.values()}))
+    a.names = a.names._replace(inlined=_unpaired_functions(a, {*pairs.values()}))
     held = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
     numbers = {place: of for place, of in held.items() if of}
-    b.names = Names(b.modules, renamed, _unpaired_functions(b, {*pairs}), numbers)
+    b.names = b.names._replace(renamed=renamed, inlined=_unpaired_functions(b, {*pairs}), numbers=numbers)
     return before != (a.names, b.names)
 
 
