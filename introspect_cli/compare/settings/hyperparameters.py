@@ -220,12 +220,13 @@ def optimizer_differences(a: Any, b: Any) -> Iterator[Difference]:
     if len(one) == len(two) == 1 and one.keys() != two.keys():
         yield Difference(OPTIMIZERS, "optimizer", next(iter(one)), next(iter(two)))
         return
-    for name in dict.fromkeys([*one, *two]):
-        if name in one and name in two:
-            yield from _folded_differences(f"{name} " if len(one) > 1 else "", one[name], two[name])
+    for name, x, y in unequal(one, two):
+        if x is None or y is None:
+            yield Difference(
+                OPTIMIZERS, f"optimizer {name}", None if x is None else "used", None if y is None else "used"
+            )
         else:
-            used = ["used" if name in side else None for side in (one, two)]
-            yield Difference(OPTIMIZERS, f"optimizer {name}", used[0], used[1])
+            yield from _folded_differences(f"{name} " if len(one) > 1 else "", x, y)
 
 
 def _without_common_prefix(held: _Hyperparameters) -> tuple[str, _Hyperparameters]:

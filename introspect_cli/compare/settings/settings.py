@@ -63,11 +63,6 @@ class ReadFile(NamedTuple):
     digest: Any
     size: Any
 
-    @property
-    def content_key(self) -> tuple[Any, Any]:
-        """Key by which files have equal content: digest and size."""
-        return self.digest, self.size
-
     def text(self) -> str | None:
         """The text, decoded, not cached; None where the run did not keep it or it is damaged."""
         if not isinstance(self.digest, str) or self.digest not in self.run.kept_sources:
@@ -112,7 +107,7 @@ def file_differences(a: Run, b: Run) -> Iterator[Difference]:
         files_of(a).values(),
         files_of(b).values(),
         lambda file: file.name,
-        lambda file: file.content_key,
+        lambda file: (file.digest, file.size),
         lambda file: file_name(file.name),
         lambda file: PurePath(file.name).suffix.lower(),
     )
@@ -129,7 +124,7 @@ def _differences_of_pair(a: ReadFile, b: ReadFile) -> Iterator[Difference]:
     Of configuration the first `_MOST` values, of other texts the first line that differs; where a text is not there,
     one difference, of the digests.
     """
-    if a.content_key == b.content_key or not (a.digest and b.digest):
+    if (a.digest, a.size) == (b.digest, b.size) or not (a.digest and b.digest):
         return
     shown = a.name if a.name == b.name else f"{a.name} and {b.name}"
     texts = [(file.text(), PurePath(file.name).suffix.lower()) for file in (a, b)]
@@ -219,6 +214,8 @@ RUN_NOISE = re.compile(
 )
 _NO_SETTINGS = frozenset({beginning.DOCUMENT, beginning.SEEDINGS_DOCUMENT, FILES, "operators"})
 """Documents that are compared elsewhere."""
+_OPTIONS = ("seed", "deterministic", "compile", "perturb")
+"""Options of `capture` that change a training."""
 _GIT = frozenset({"commit", "dirty"})
 _OF_A_GPU = frozenset({"cudnn", "nccl"})
 """Versions that a process knows once it uses a GPU: that one run alone has them says no more than that it did."""
@@ -242,10 +239,8 @@ def differences(a: Run, b: Run) -> Iterator[Difference]:
             yield from _document_differences(source, settings_a[source], settings_b[source])
     if all(FILES in run.settings for run in (a, b)):
         yield from file_differences(a, b)
-    options_a, options_b = (run.manifest.get("options", {}) for run in (a, b))
-    for name in ("seed", "deterministic", "compile", "perturb"):
-        if options_a.get(name) != options_b.get(name):
-            yield Difference("options", f"--{name}", options_a.get(name), options_b.get(name))
+    given = (run.manifest.get("options", {}) for run in (a, b))
+    yield from _document_differences("options", *({f"--{name}": each.get(name) for name in _OPTIONS} for each in given))
 
 
 def _document_differences(source: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[Difference]:
