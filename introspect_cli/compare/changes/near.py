@@ -102,7 +102,6 @@ class Code:
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         """Parse and index all files at once, by name; files that Python cannot parse are left out."""
-        self.trees: dict[str, ast.Module | None] = {}
         self.statements: list[Statement] = []
         self.classes: dict[str, list[tuple[str, str, tuple[str, ...]]]] = defaultdict(list)
         """By simple name: file, qualified name, and simple names of the bases."""
@@ -117,7 +116,7 @@ class Code:
         self._bound = cache(_bound_names)
         self._imported: set[str] = set()
         for file, text in texts.items():
-            tree = self.trees[file] = tree_of(text)
+            tree = tree_of(text)
             for statement in statements_of(file, tree.body if tree is not None else ()):
                 self._add(statement)
 

@@ -15,7 +15,6 @@ from pathlib import PurePath
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from introspect_cli.compare.changes.near import Code
 from introspect_cli.compare.changes.statements import (
     DEFINITIONS,
     FUNCTIONS,
@@ -23,6 +22,7 @@ from introspect_cli.compare.changes.statements import (
     Side,
     changed_file,
     first_line,
+    statements_of,
     syntax_of,
 )
 from introspect_cli.compare.changes.values import (
@@ -73,18 +73,19 @@ class Version:
 
     def __init__(self, texts: Mapping[str, str], modules: frozenset[str]) -> None:
         """Read the names of all files at once; nothing that they do. `modules` are names of files as imported."""
-        code = Code(texts)
+        trees = {file: ast.parse(text) for file, text in texts.items()}
+        statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
         self.texts, self.names = texts, Names(modules)
-        self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in code.trees.items()}
+        self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in trees.items()}
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
-        self.statements = [self.statement_at(each.file, *each.lines, each.scope) for each in code.statements]
-        for each in code.statements:
+        self.statements = [self.statement_at(each.file, *each.lines, each.scope) for each in statements]
+        for each in statements:
             outer = each.file, each.scope.rpartition(".")[0]
             if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
                 self.nodes[each.place] = each.node
-        every = [node for tree in code.trees.values() if tree is not None for node in ast.walk(tree)]
+        every = [node for tree in trees.values() for node in ast.walk(tree)]
         binding = [n for n in every if isinstance(n, ast.arg) or isinstance(getattr(n, "ctx", None), ast.Store)]
         self.bound = _names_in(binding)
         self.words = _names_in(every)
@@ -117,8 +118,7 @@ class Version:
             return None
         number = getattr(value.node, "lineno", 0)
         around = [s for s in self.statements if s.file == value.file and s.side.first <= number <= s.side.last]
-        inner = min(around, key=lambda each: (each.side.last - each.side.first, -len(each.scope)), default=None)
-        return None if inner is None else inner._replace(line=number)
+        return around[-1]._replace(line=number) if around else None
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
