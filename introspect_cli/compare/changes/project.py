@@ -380,20 +380,17 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
         pairs: b's places to a's.
         found: the differences so far.
     """
-    simple = [{name.rpartition(".")[2] for _, name in version.nodes} for version in (a, b)]
-    renamed = dict(b.names.renamed)
-    for (_, new), (_, old) in pairs.items():
-        last, was = new.rpartition(".")[2], old.rpartition(".")[2]
-        if last != was and last not in simple[0] and was not in simple[1]:
-            renamed[last] = was
-    votes: Counter[tuple[str, str]] = Counter()
-    for one, two in ((each.a, each.b) for each in found):
+    simple = [{_last(place) for place in version.nodes} for version in (a, b)]
+    free = a.bound - b.words - simple[0], b.bound - a.words - simple[1]
+    named = {(_last(place), _last(other)) for place, other in pairs.items()}
+    renamed = {new: old for new, old in named if new != old and new not in simple[0] and old not in simple[1]}
+    votes: set[tuple[str, str]] = set()
+    for one, two in found:
         if one is not None and two is not None and one.kind == two.kind and one.kind in _NAMED:
-            names = [next(part for part in value.parts if isinstance(part, str)) for value in (one, two)]
-            if names[0] in a.bound - b.words - simple[0] and names[1] in b.bound - a.words - simple[1]:
-                votes[names[1], names[0]] += 1
+            old, new = (next(part for part in value.parts if isinstance(part, str)) for value in (one, two))
+            votes |= {(new, old)} if old in free[0] and new in free[1] else set()
     news, olds = Counter(new for new, _ in votes), Counter(old for _, old in votes)
-    renamed |= {new: old for new, old in votes if news[new] == olds[old] == 1}
+    renamed = {**b.names.renamed, **renamed, **{new: old for new, old in votes if news[new] == olds[old] == 1}}
     before = a.names, b.names
     a.names = a.names._replace(inlined=_unpaired_functions(a, {*pairs.values()}))
     held = {place: _numbers_in_a(a.nodes[other], b.nodes[place]) for place, other in pairs.items()}
