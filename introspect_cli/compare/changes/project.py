@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from itertools import takewhile
 from pathlib import PurePath
 from textwrap import dedent
@@ -65,6 +65,8 @@ class Version:
         nodes: functions, classes and files, by place.
         effects: what each of them does.
         calls: those that it makes.
+        at: the innermost statement of each line.
+        inside: statements of each function, class or file, by their texts.
         names: what names mean.
         bound: names that its files bind.
         words: all identifiers.
@@ -80,8 +82,12 @@ class Version:
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
         self.lines = {file: text.replace("\r\n", "\n").split("\n") for file, text in texts.items()}
-        self.statements = [self.statement_at(each.file, *each.lines, each.scope) for each in statements]
+        self.at: dict[tuple[str, int], WrittenStatement] = {}
+        self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
         for each in statements:
+            written = self.statement_at(each.file, *each.lines, each.scope)
+            self.inside.setdefault(each.place, {})[written.side.text] = written
+            self.at |= dict.fromkeys(((each.file, n) for n in range(written.line, written.side.last + 1)), written)
             outer = each.file, each.scope.rpartition(".")[0]
             if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
                 self.nodes[each.place] = each.node
@@ -117,8 +123,8 @@ class Version:
         if value is None:
             return None
         number = getattr(value.node, "lineno", 0)
-        around = [s for s in self.statements if s.file == value.file and s.side.first <= number <= s.side.last]
-        return around[-1]._replace(line=number) if around else None
+        found = self.at.get((value.file, number))
+        return None if found is None else found._replace(line=number)
 
     def whole_definition(self, place: Definition) -> WrittenStatement:
         """The function or class at a place of `nodes` as one statement, with decorators and body."""
@@ -137,17 +143,16 @@ class Version:
         {} where it has none.
         """
         at = next(((line.file, line.scope) for line in lines if line is not None and line.file in self.texts), ("", ""))
-        return {each.side.text: each for each in self.statements if (each.file, each.scope) == at}
+        return self.inside.get(at, {})
 
     def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
         Only statements of the same scope count whose text this version's scope does not have.
         """
-        left = other.beside(line).keys() - self.beside(line).keys()
-        ratios = {text: SequenceMatcher(None, line.side.text, text, autojunk=False).ratio() for text in sorted(left)}
-        best = max(ratios, key=ratios.__getitem__, default="")
-        return other.beside(line)[best] if ratios.get(best, 0.0) > _ALIKE else None
+        there = other.beside(line)
+        best = get_close_matches(line.side.text, sorted(there.keys() - self.beside(line).keys()), 1, _ALIKE)
+        return there[best[0]] if best else None
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""

@@ -111,7 +111,7 @@ class Reader:
     """Reads one function, class body or file into `effects` and `calls`."""
 
     def __init__(self, interned: Interned, names: Names, file: str) -> None:
-        """Begin without effects; nothing is read before a `read_` method or `value` is called."""
+        """Begin without effects; nothing is read before `read`, `read_block` or `value` is called."""
         self.names, self._interned, self._file = names, interned, file
         self.effects: list[Value] = []
         self.calls: list[Value] = []
@@ -591,8 +591,8 @@ class Reader:
 
 def _returns(effect: Value) -> bool:
     """Whether an effect is a `return`, or a block that contains one."""
-    blocks = (part for part in effect.parts if isinstance(part, Value) and part.kind in {"list", "handler"})
-    return effect.kind == "return" or any(_returns(each) for block in blocks for each in block.parts)
+    inside = effect.parts if effect.kind in {"if", "loop", "try", "with", "handler", "list"} else ()
+    return effect.kind == "return" or any(_returns(each) for each in inside if isinstance(each, Value))
 
 
 # --- what differs
