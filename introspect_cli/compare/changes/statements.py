@@ -33,6 +33,15 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A statement in both versions of a file; None where it is not."""
+
+    file: str
+    a: Side | None
+    b: Side | None
+
+
+@dataclass(frozen=True)
 class Change:
     """One statement that differs between two versions of a file.
 
@@ -58,7 +67,7 @@ class Change:
     unit: Literal["statement", "moved", "file"] = "statement"
     line: int = 0
     file_a: str = ""
-    pieces: tuple[Change, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
     @property
     def place(self) -> str:
