@@ -86,7 +86,8 @@ class Version:
         self.inside: dict[Definition, dict[str, WrittenStatement]] = {}
         for each in statements:
             written = self.statement_at(each.file, *each.lines, each.scope)
-            self.inside.setdefault(each.place, {})[written.side.text] = written
+            if not (isinstance(each.node, ast.Expr) and isinstance(each.node.value, ast.Constant)):  # no docstring
+                self.inside.setdefault(each.place, {})[written.side.text] = written
             self.at |= dict.fromkeys(((each.file, n) for n in range(written.line, written.side.last + 1)), written)
             outer = each.file, each.scope.rpartition(".")[0]
             if isinstance(each.node, DEFINITIONS) and outer in self.nodes and not each.around:
@@ -145,14 +146,16 @@ class Version:
         at = next(((line.file, line.scope) for line in lines if line is not None and line.file in self.texts), ("", ""))
         return self.inside.get(at, {})
 
-    def replaced_by(self, line: WrittenStatement, other: Version) -> WrittenStatement | None:
+    def replaced_by(self, line: WrittenStatement, other: Version, near: Value | None) -> WrittenStatement | None:
         """The statement of `other` that most likely took the place of `line`; None where none is alike over `_ALIKE`.
 
-        Only statements of the same scope count whose text this version's scope does not have.
+        Only statements of the same scope count whose text this version's scope does not have. The line that is meant is
+        that of `near`, a value of `other`, where it is in the statement.
         """
         there = other.beside(line)
         best = get_close_matches(line.side.text, sorted(there.keys() - self.beside(line).keys()), 1, _ALIKE)
-        return there[best[0]] if best else None
+        made = other.statement_of(near)
+        return None if not best else made if made and made.side == there[best[0]].side else there[best[0]]
 
     def keys_inside(self, place: Definition) -> frozenset[int]:
         """Keys of all values in the effects of a function or class, and of what is nested in it."""
@@ -233,12 +236,13 @@ def _statements_of(
     one, two = a.statement_of(found.a), b.statement_of(found.b)
     in_a, in_b = a.beside(one, two), b.beside(two, one)
     stand = [each is None or each.side.text in texts for each, texts in ((one, in_b), (two, in_a))]
-    alone = None in found and any(part.kind in STATEMENTS for part in found if part)
+    alone = None in found[:2] and any(part.kind in STATEMENTS for part in found[:2] if part)
     if found.moved or (alone and not all(stand)):
         yield one, two
     elif not all(stand):
         one, two = (None if stays else each for each, stays in zip((one, two), stand, strict=True))
-        yield one or (two and b.replaced_by(two, a)), two or (one and a.replaced_by(one, b))
+        near = found.around or (None, None)
+        yield one or (two and b.replaced_by(two, a, near[0])), two or (one and a.replaced_by(one, b, near[1]))
     elif one is not None and two is not None and one.side.text != two.side.text:
         yield in_a[two.side.text], two
     else:
@@ -390,7 +394,7 @@ def _learn_names(a: Version, b: Version, pairs: Mapping[Definition, Definition],
     named = {(_last(place), _last(other)) for place, other in pairs.items()}
     renamed = {new: old for new, old in named if new != old and new not in simple[0] and old not in simple[1]}
     votes: set[tuple[str, str]] = set()
-    for one, two in found:
+    for one, two, _ in found:
         if one is not None and two is not None and one.kind == two.kind and one.kind in _NAMED:
             old, new = (next(part for part in value.parts if isinstance(part, str)) for value in (one, two))
             votes |= {(new, old)} if old in free[0] and new in free[1] else set()

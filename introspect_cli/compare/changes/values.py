@@ -61,10 +61,15 @@ class Value:
 
 
 class Difference(NamedTuple):
-    """The smallest parts in which two versions differ; None for what only the other has."""
+    """The smallest parts in which two versions differ; None for what only the other has.
+
+    Attributes:
+        around: of a part that only one has, what it is a part of; None for a whole effect.
+    """
 
     a: Value | None
     b: Value | None
+    around: tuple[Value, Value] | None = None
 
     @property
     def moved(self) -> bool:
@@ -617,7 +622,7 @@ def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
                 continue
             seen.add((id(one), id(two)))
             inside = one.key in two.inside, two.key in one.inside
-            once = (inside[0] and two.uses == 1) or (inside[1] and one.uses == 1)
+            once = (inside[0] and two.uses == 1) or (inside[1] and one.uses == 1) or {one.kind, two.kind} <= _WRITTEN
             if one.key in known[0] and two.key in known[1] and not once:
                 one, two = around or (one, two)
             elif (inner := _differing_parts(one, two, around)) is not None:
@@ -625,7 +630,7 @@ def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
                 continue
             else:
                 one, two = (None if within else each for each, within in zip((one, two), inside, strict=True))
-        found.setdefault((_written_at(one), _written_at(two)), Difference(one, two))
+        found.setdefault((_written_at(one), _written_at(two)), Difference(one, two, around))
     gone = {each.a.key: spots for spots, each in found.items() if each.a is not None and each.b is None}
     for spots, each in list(found.items()):
         if each.a is None and each.b is not None and each.b.key in gone:
@@ -633,6 +638,8 @@ def differences(a: Sequence[Value], b: Sequence[Value]) -> list[Difference]:
     return list(found.values())
 
 
+_WRITTEN = frozenset({"Constant", "import", "name"})
+"""Kinds of values that are made where they are written."""
 _WrittenAt: TypeAlias = "tuple[int, str, int]"
 """The key of a value, and the file and line that wrote it."""
 
