@@ -77,7 +77,7 @@ class Version:
         """Read the names of all files at once; nothing that they do. `modules` are names of files as imported."""
         trees = {file: ast.parse(text) for file, text in texts.items()}
         statements = [each for file, tree in trees.items() for each in statements_of(file, tree.body)]
-        self.texts, self.names = texts, Names(modules)
+        self.texts, self.names = texts, Names(modules, refused=set())
         self.nodes: dict[Definition, Any] = {(file, ""): tree for file, tree in trees.items()}
         self.effects: dict[Definition, list[Value]] = {}
         self.calls: dict[Definition, list[Value]] = {}
@@ -200,7 +200,8 @@ def changed(texts_a: Mapping[str, str], texts_b: Mapping[str, str], files: Itera
         left = version.nodes.keys() - matched
         for file, name in sorted(left):
             outer, _, last = name.rpartition(".")
-            if name and last not in version.names.inlined and (file, outer) not in left:
+            hidden = version.names.inlined.keys() - version.names.refused
+            if name and last not in hidden and (file, outer) not in left:
                 line = version.whole_definition((file, name))
                 _add_change(changes, *((line, None) if version is a else (None, line)))
     return sorted(changes.values(), key=lambda change: (change.file, change.line))

@@ -88,12 +88,14 @@ class Names(NamedTuple):
         renamed: functions, classes, variables of files and attributes that have another name in the other version.
         inlined: functions that the other version lacks, whose calls stand for what they do.
         numbers: of b's functions, by place, the numbers that their parameters have in a, where these are others.
+        refused: functions to inline that a call could not be replaced by; filled as calls are read.
     """
 
     modules: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = {}
     inlined: Mapping[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
     numbers: Mapping[Definition, Mapping[str, int]] = {}
+    refused: set[str] = set()  # noqa: RUF012 - each version gives its own
 
 
 Interned: TypeAlias = "dict[object, int]"
@@ -328,6 +330,7 @@ class Reader:
                 self.effects += reader.effects
                 self.calls += reader.calls
                 return self.make("Constant", node, "None") if last is None else last.parts[0]
+        self.names.refused.add(made.name)
         return None
 
     def _generic_value(self, node: ast.AST, env: Environment) -> Value:
