@@ -95,13 +95,10 @@ class Comparison(Sides):
     def covered(self) -> tuple[Mask, Mask]:
         """Masks of sites that are divergences if only a, and if only b, has them.
 
-        By what the captures were told to record (`watched.covered`): all False if either capture failed or either run
-        is a list. Sites of the optimizer phase are left out if the other run updates by hand (`by_hand`).
+        By what the captures recorded (`watched.covered`): all False if either failed or either run is a list.
         """
         same_start = self.a.entry(0).step == self.b.entry(0).step + self.offset
-        one, two = covered(self.alignment, *self.manifests, same_start=same_start)
-        before = self.alignment.phase != phase_code(Phase.OPTIMIZER)
-        return (one & before if self.by_hand[1] else one), (two & before if self.by_hand[0] else two)
+        return covered(self.alignment, *self.manifests, same_start=same_start)
 
     @cached_property
     def by_hand(self) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import MODULE_KINDS, Alignment, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import MODULE_KINDS, MODULE_VALUES, PHASES, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
@@ -23,15 +23,8 @@ STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 _FILTERS = ("modules", "exclude", "max_depth")
 _OPTIONS = ("stats", "sketch")
 _OPERATORS = ("level", "ops", "views", "all_dtypes", "vjp", "jacobian_norm", "probes")
-_CONCERNS = {
-    **dict.fromkeys(_FILTERS, MODULE_KINDS + _TENSOR_KINDS),
-    **dict.fromkeys(_OPERATORS, (Kind.OP_OUTPUT,)),
-    "eval": (),
-    "compile": (Kind.OP_OUTPUT,),
-}
 _STEPS = ("steps", "ranks", "first", "last", "until_nan")
-_CONCERN_NO_SITES = frozenset({*_OPTIONS, *_STEPS, "record", "until_step", "env", "packages", "source"})
-"""Which kinds an option of capture can keep from being observed; of the last ones other means tell it."""
+"""Options of capture: what they choose."""
 
 
 def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
@@ -114,9 +107,10 @@ def covered(
 ) -> tuple[Mask, Mask]:
     """Masks of sites that are divergences where only a, and where only b, has them.
 
-    All False if either capture failed or either run is a list. Else false for: kinds that the other run was not told to
-    record; recomputation; random states; sites that an option given differently explains; and, unless `same_start`,
-    start values.
+    All False if either capture failed or either run is a list. Else those of a kind and phase that the other run has on
+    record in any step; of start values and values of modules, those of a kind that it was told to record. Not
+    recomputation and random states; nor, where an option that chooses modules was given differently, sites of modules
+    that one run alone has; nor, unless `same_start`, start values.
 
     Args:
         alignment: both runs' sites.
@@ -126,33 +120,19 @@ def covered(
     """
     # what has failed may have named modules and parameters, so that the other run's sites have no partner either
     broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
+    starts, kinds = alignment.phase == phase_code(Phase.START), alignment.kind
+    by_manifest = starts | of_kinds(kinds, MODULE_VALUES)
     counts = np.full(alignment.size, not broken) & (alignment.phase != phase_code(Phase.RECOMPUTE))
-    counts &= alignment.kind != kind_code(Kind.RNG)
+    counts &= kinds != kind_code(Kind.RNG)
     if not same_start:
-        counts &= ~of_kinds(alignment.kind, STATE_KINDS) | (alignment.phase != phase_code(Phase.START))
-    for name in narrowed(manifest_a, manifest_b):
-        counts &= ~_hidden_by(alignment, name)
-    told = [observed_kinds(other) for other in (manifest_b, manifest_a)]
-    seen = [[kind for kind in Kind if not kinds or kind.value in kinds or kind in SETTING_KINDS] for kinds in told]
-    return counts & of_kinds(alignment.kind, seen[0]), counts & of_kinds(alignment.kind, seen[1])
-
-
-def _hidden_by(alignment: Alignment, option: str) -> Mask:
-    """Mask of sites that may be one-sided because this option of capture differs.
-
-    Of an option that chooses modules, those of modules in both runs are not hidden. An unknown option hides all.
-    """
-    kinds = _CONCERNS.get(option)
-    if kinds is None:
-        return np.full(alignment.size, option not in _CONCERN_NO_SITES)
-    hidden = of_kinds(alignment.kind, kinds)
-    if option in _FILTERS:
-        hidden &= ~alignment.in_both  # of these modules both captures record
-    if option == "eval":
-        # What is recorded of an evaluation has parameters that changed since looked at once more in that step.
-        again = (alignment.phase == phase_code(Phase.START)) & (alignment.call > 0)
-        return np.asarray(alignment.evaluating | again)
-    return hidden
+        counts &= ~(of_kinds(kinds, STATE_KINDS) & starts)
+    if set(_FILTERS) & set(narrowed(manifest_a, manifest_b)):
+        counts &= alignment.in_both | ~of_kinds(kinds, MODULE_KINDS + _TENSOR_KINDS)
+    both, masks = kinds * np.int64(len(PHASES)) + alignment.phase, []
+    for manifest, sites in ((manifest_b, alignment.b_ids), (manifest_a, slice(len(alignment.a)))):
+        told = of_kinds(kinds, [Kind(kind) for kind in observed_kinds(manifest)])
+        masks.append(counts & ((by_manifest & told) | np.isin(both, both[sites])))
+    return masks[0], masks[1]
 
 
 def draws_at_other_moments(alignment: Alignment, manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> Mask:
