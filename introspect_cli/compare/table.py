@@ -317,7 +317,6 @@ class Learned(NamedTuple):
         backward_ratio: ratio of the gradients inside the backward pass of b to those of a, n or 1/n with n whole, where
             ranks or microbatches are put together; None while that was not seen.
         units: how many times larger than those of b outputs of a are, by name, whose gradients are as much smaller.
-        flows_back: whether gradients that were chosen are compared by that factor.
     """
 
     coarse: int | None = None
@@ -325,7 +324,6 @@ class Learned(NamedTuple):
     let_pass: frozenset[str] = frozenset()
     backward_ratio: float | None = None
     units: Mapping[str, float] = {}
-    flows_back: bool = False
 
 
 class Half(NamedTuple):

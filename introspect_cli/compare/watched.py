@@ -21,10 +21,10 @@ STATE_KINDS = (Kind.PARAM, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 """What a step begins with and an optimizer step leaves."""
 
 _FILTERS = ("modules", "exclude", "max_depth")
-_OPTIONS = ("stats", "sketch")
-_OPERATORS = ("level", "ops", "views", "all_dtypes", "vjp", "jacobian_norm", "probes")
-_STEPS = ("steps", "ranks", "first", "last", "until_nan")
-"""Options of capture: what they choose."""
+"""Options of capture that choose modules."""
+
+_TOLD_OTHERWISE = frozenset({"record", "until_step", "env", "packages", "source"})
+"""Options of which other means tell what is missing."""
 
 
 def observed_kinds(manifest: dict[str, Any]) -> frozenset[str]:
@@ -160,7 +160,7 @@ _LOOKS = (MODULE_KINDS, (Kind.BATCH,), (Kind.LOSS,))
 
 
 def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:
-    """Notes on what options of the captures leave uncompared: kinds, other options, statistics; [] for nothing.
+    """Notes on what options of the captures leave uncompared: kinds, and what other options chose; [] for nothing.
 
     Where a run is a list of values, notes on that alone.
     """
@@ -175,22 +175,11 @@ def option_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list
             kinds = sorted(missing - {kind.value for kind in SETTING_KINDS})
             if kinds:
                 notes.append(f"Run {name} did not record {', '.join(kinds)}: not compared.")
-    one, two = (manifest.get("options", {}) for manifest in (manifest_a, manifest_b))
-    others = [
-        f"--{name.replace('_', '-')} (a: {_option_words(one.get(name))}, b: {_option_words(two.get(name))})"
-        for name in (*_FILTERS, *_OPERATORS, "eval", "compile", *_STEPS)
-        if one.get(name) != two.get(name)
-    ]
+    others = [f"--{name.replace('_', '-')}" for name in narrowed(manifest_a, manifest_b) if name not in _TOLD_OTHERWISE]
     if others:
-        notes.append(f"The captures had other options, {', '.join(others)}: what only one recorded is not compared.")
-    if any(one.get(name) != two.get(name) for name in _OPTIONS):
-        notes.append("The captures kept different statistics: distances are missing where one side has none.")
+        text = "what only one recorded is not compared, and where one keeps fewer statistics, distances are missing."
+        notes.append(f"The captures had other options ({', '.join(others)}): {text}")
     return notes
-
-
-def _option_words(value: object) -> object:
-    """An option's value, `all` for None and an empty list."""
-    return "all" if value in (None, []) else value
 
 
 def blindness_notes(manifest_a: dict[str, Any], manifest_b: dict[str, Any]) -> list[str]:

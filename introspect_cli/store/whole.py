@@ -319,7 +319,6 @@ def _misfits(
 # --- how much of a whole its parts cover
 
 _MOST_CELLS = 1 << 24
-_SIMPLE = 64
 
 
 def misfit(held: Sequence[tuple[int, Part | None]], whole: int) -> str | None:
@@ -357,7 +356,7 @@ def misfit(held: Sequence[tuple[int, Part | None]], whole: int) -> str | None:
     if covered == whole:
         return ""
     same = " and ".join(f"{rank_list(ranks)} hold the same part" for ranks in holders.values() if len(ranks) > 1)
-    return f"the parts of it on record cover {share(covered, whole)}{f': {same}' if same else ''}"
+    return f"the parts of it on record cover {covered:,} of its {whole:,} elements{f': {same}' if same else ''}"
 
 
 def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -367,21 +366,6 @@ def _cells(lines: Array, ranges: Sequence[tuple[int, int]]) -> list[int]:
         for start, size in ranges
         for cell in range(int(np.searchsorted(lines, start)), int(np.searchsorted(lines, start + size)))
     ]
-
-
-def share(of: int, whole: int) -> str:
-    """How many elements of a whole, in words: `3/4 of it`, or `1,234 of its 5,678 elements`.
-
-    The fraction is reduced, and written where its denominator is at most `_SIMPLE`; `0/1 of it` for an empty whole.
-
-    Args:
-        of: number of elements.
-        whole: number of elements of the whole.
-    """
-    common = math.gcd(of, whole) or 1
-    if whole // common <= _SIMPLE:
-        return f"{of // common}/{whole // common or 1} of it"
-    return f"{of:,} of its {whole:,} elements"
 
 
 # --- combine

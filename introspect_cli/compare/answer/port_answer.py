@@ -16,7 +16,7 @@ from introspect_cli.records import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from introspect_cli.compare.match import Flow, ModulePair, Value, ValuePair
+    from introspect_cli.compare.match import Flow, Value, ValuePair
     from introspect_cli.compare.outcome import RankOutcome
     from introspect_cli.compare.result import DiffOptions, Finding
     from introspect_cli.store.run import Run
@@ -138,16 +138,16 @@ def _stop_of(flow: Flow) -> Stop | None:
             module.a, module.b, "module" if module.inputs else "gap", known, tuple(_module_findings(flow, module))
         )
     if module is None and flow.end is not None:
-        wrong = next(((one, two) for one, two, agree in flow.gradients if not agree), None)
+        wrong = next((pair for pair in flow.gradients if not pair.agree), None)
         left = tuple(say.left(["backward-through"]))
-        return None if wrong is None else Stop(*wrong, "backward", Known.WITHIN, left)
+        return None if wrong is None else Stop(wrong.a, wrong.b, "backward", Known.WITHIN, left)
     one, two = (next(iter(ends(values)), None) for values in flow.values)
     if not flow.forward or one is None or two is None:
         return None
     return Stop(one, two, "gap", None, tuple(say.left(["between-agreeing"])))
 
 
-def _module_findings(flow: Flow, module: ModulePair) -> Iterator[Finding]:
+def _module_findings(flow: Flow, module: ValuePair) -> Iterator[Finding]:
     """Findings on why a module's output differs.
 
     Where its inputs differ, code between agreeing values. Else its parameters without an equal in the other run; else
