@@ -160,7 +160,7 @@ class Comparison(Sides):
         False where there is none.
         """
         point = self.resume_point
-        return point is not None and step == (point.at if point.late == "b" else point.first)
+        return point is not None and step == (point.there if point.late == "b" else point.begins).step
 
     @cached_property
     def resumption(self) -> Resumption | None:

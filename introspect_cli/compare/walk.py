@@ -555,7 +555,10 @@ class Account:
             self._append_divergence(step, position, lost.get(position) if outcome.first is not None else None)
         if begins:
             outcome.lost += [divergence_at(step, position, cause) for position, cause in lost.items()]
-            self._add_origins(step, positions)
+            first, cause = outcome.first, outcome.cause
+            if first is not None and cause is not None and cause.role is Role.ORIGIN and first.step == step.number:
+                others = origins(step, positions, first.site, cause)
+                outcome.origins += [(divergence_at(step, position, other), other) for position, other in others]
         self.begins, self.last = step.begins.after(table, comparison.recorded_after_steps), table.step
 
     def _beginning_of(self, table: Table) -> Beginning:
@@ -613,20 +616,6 @@ class Account:
         if outcome.first is None:
             outcome.first, outcome.cause, outcome.step = divergence, cause, step
         outcome.listed.append(divergence)
-
-    def _add_origins(self, step: Step, positions: Sequence[int]) -> None:
-        """Add to the outcome's `origins`, if the first divergence is an origin and lies in this step.
-
-        Args:
-            step: that step.
-            positions: those of its divergences that are looked at, in order.
-        """
-        first, cause = self.outcome.first, self.outcome.cause
-        if first is None or cause is None:
-            return
-        if cause.role is Role.ORIGIN and first.step == step.number:
-            for position, other in origins(step, positions, first.site, cause):
-                self.outcome.origins.append((divergence_at(step, position, other), other))
 
 
 def compare_rank(comparison: Comparison) -> RankOutcome:

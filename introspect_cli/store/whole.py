@@ -51,7 +51,7 @@ from introspect_cli.sums import header, mix, unmix
 from introspect_cli.texts import rank_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from introspect_cli.records import Part, Site, SiteInfo
     from introspect_cli.store.log import Entries
     from introspect_cli.store.run import Stages
-    from introspect_cli.store.totals import Totals
 
     Array = NDArray[Any]
 
@@ -753,30 +752,14 @@ _MOST_FORMS = 16
 """How many forms a run's steps may have; each costs reading a step."""
 
 
-def layout_free_digests(
-    totals: Sequence[Totals],
-    keys: Array,
-    kinds: Array,
-    tables: LayoutTables,
-    rows: Array,
-    plans_of: Callable[[int], Sequence[Plan]],
-) -> list[bytes | None]:
-    """Digests of steps that are equal for equal values in any layout.
+def layout_free_digests(reader: WholeReader) -> list[bytes | None]:
+    """Digests of the common steps that are equal for equal values in any layout.
 
-    A form is the list of shares of a rank's step: rows of one kind and part, which are added up.
-
-    Args:
-        totals: of each rank.
-        keys: uint64, of all sites by common number.
-        kinds: int64, codes of their kinds.
-        tables: the ranks' layouts.
-        rows: (ranks, steps), position of each common step among each rank's entries.
-        plans_of: gives the plans of all slices of the step at a position.
-
-    Returns:
-        the digest of each step, None where the ranks' totals do not determine it (a rank has none, copies differ,
-        parts do not fit together), nor for any but the `_MOST_FORMS` commonest combinations of the ranks' forms.
+    A form is the list of shares of a rank's step: rows of one kind and part, which are added up. None for a step of
+    which the ranks' totals do not determine it (a rank has none, copies differ, parts do not fit together), and for any
+    but the `_MOST_FORMS` commonest combinations of the ranks' forms.
     """
+    totals, rows = [each.totals for each in reader.readers], reader.positions
     out: list[bytes | None] = [None] * rows.shape[1]
     form = np.stack([each.form[of_rank] for each, of_rank in zip(totals, rows, strict=True)])
     there = np.flatnonzero((form >= 0).all(axis=0))
@@ -787,7 +770,7 @@ def layout_free_digests(
     for which in np.argsort(-number, kind="stable")[:_MOST_FORMS].tolist():
         steps = there[group == which]
         shares = [each.forms[of] for each, of in zip(totals, every[:, which].tolist(), strict=True)]
-        every_slice = [_constant_parts(keys, kinds, tables, plan) for plan in plans_of(int(steps[0]))]
+        every_slice = [_constant_parts(reader, plan) for plan in reader.plans(int(steps[0]))]
         slices = [each for each in every_slice if each is not None]
         if len(slices) < len(every_slice):
             continue
@@ -833,18 +816,17 @@ def _totals_of_all(shares: Sequence[Array], values: Sequence[Array]) -> tuple[Ar
     return lanes, whole
 
 
-def _constant_parts(site_keys: Array, kinds: Array, tables: LayoutTables, plan: Plan) -> tuple[Array, Array] | None:
+def _constant_parts(reader: WholeReader, plan: Plan) -> tuple[Array, Array] | None:
     """The constant parts of the digests of all steps with one plan, for a slice of their sites.
 
     Returns:
         keys of the sites with a row that was not observed, and a sum of the wholes' headers, each times its site's
         factors, uint64 (4,), 0 in the last two; None where totals do not determine the digests.
     """
-    basis = plan.basis
+    basis, tables, site_keys = plan.basis, reader.tables, np.asarray(reader.sites.key, np.uint64)
     if plan.mixed.any() or plan.unreduced.any() or plan.misfits:
         return None
-    kind = kinds[basis.site]
-    counts = ~np.isin(kind, LEFT_OUT)
+    counts = ~np.isin(reader.kinds[basis.site], LEFT_OUT)
     rows = plan.rows[counts[plan.rows]]
     group = plan.group[counts[plan.rows]]
     number = basis.layout[rows]
@@ -941,14 +923,17 @@ class WholeReader(Reader):
     def entries(self) -> Entries:  # type: ignore[override]  # mypy takes it for a property that cannot be set
         """Entries of the steps that every rank has; only step, digest and chain are set.
 
-        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests.
+        A digest is the same in any layout where the ranks' totals determine it, else it is one over the ranks' digests:
+        so of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
         """
         out = np.zeros(len(self.common_steps), ENTRY)
         out["step"] = self.common_steps
-        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self._positions, strict=True)]
+        of_each = [reader.entries["digest"][rows] for reader, rows in zip(self.readers, self.positions, strict=True)]
         every = np.stack(of_each, axis=1) if len(out) else ()
         chain, step_digests, chains = bytes(16), [], []
-        for digest, ranks in zip(self._layout_free_digests(), every, strict=True):
+        added_up = not (self._fold or self.stages or self.lacking or len(self.readers) == 1)
+        free = layout_free_digests(self) if added_up else [None] * len(out)
+        for digest, ranks in zip(free, every, strict=True):
             step_digests.append(digest or blake2b(ranks.tobytes(), digest_size=16).digest())
             chain = blake2b(chain + step_digests[-1], digest_size=16).digest()
             chains.append(chain)
@@ -956,18 +941,7 @@ class WholeReader(Reader):
         out["chain"] = np.frombuffer(b"".join(chains), out["chain"].dtype)
         return out
 
-    def _layout_free_digests(self) -> list[bytes | None]:
-        """For each step a digest that is equal in any layout; None where the ranks' totals do not determine it.
-
-        None for all steps of one rank, of stages of a pipeline, with a fold, and where a rank was not recorded.
-        """
-        if self._fold or self.stages or self.lacking or len(self.readers) == 1:
-            return [None] * len(self.common_steps)
-        totals, tables = [reader.totals for reader in self.readers], self.tables
-        keys = np.asarray(self.sites.key, np.uint64)
-        return layout_free_digests(totals, keys, self.kinds, tables, self._positions, self._plans)
-
-    def _plans(self, row: int) -> list[Plan]:
+    def plans(self, row: int) -> list[Plan]:
         """The plan of each slice of the step at a position."""
         of = self._slices_of(row)
         return [self._planned(self._stacked(row, which, of)[1])[0] for which in range(of)]
@@ -1168,7 +1142,7 @@ class WholeReader(Reader):
     def _slices_of(self, row: int) -> int:
         """In how many slices of sites the step is combined, so that each has at most about `MOST_ROWS` records."""
         rows = sum(
-            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self._positions[:, row], strict=True)
+            int(reader.entries["rows"][at]) for reader, at in zip(self.readers, self.positions[:, row], strict=True)
         )
         return max(1, min(-(-rows // MOST_ROWS), len(self.sites)))
 
@@ -1182,7 +1156,7 @@ class WholeReader(Reader):
         sites: list[Array] = []
         layouts: list[Array] = []
         for batch, numbers, common, ignored in zip(
-            read_rows(self.readers, self._positions[:, row].tolist()),
+            read_rows(self.readers, self.positions[:, row].tolist()),
             self.site_numbers,
             self.tables.common_numbers,
             self._left_out,
@@ -1206,7 +1180,7 @@ class WholeReader(Reader):
         return self._last_plan
 
     @cached_property
-    def _positions(self) -> Array:
+    def positions(self) -> Array:
         """int64 (ranks, steps), position of each common step among each rank's entries."""
         return np.stack([np.searchsorted(reader.entries["step"], self.common_steps) for reader in self.readers])
 
