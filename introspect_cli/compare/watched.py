@@ -121,14 +121,15 @@ def covered(
     # what has failed may have named modules and parameters, so that the other run's sites have no partner either
     broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
     starts, kinds = alignment.phase == phase_code(Phase.START), alignment.kind
-    by_manifest = starts | of_kinds(kinds, MODULE_VALUES)
+    again = starts & (alignment.call > 0)  # in evaluation, what has changed since is looked at once more
+    by_manifest = (starts & ~again) | of_kinds(kinds, MODULE_VALUES)
     counts = np.full(alignment.size, not broken) & (alignment.phase != phase_code(Phase.RECOMPUTE))
     counts &= kinds != kind_code(Kind.RNG)
     if not same_start:
         counts &= ~(of_kinds(kinds, STATE_KINDS) & starts)
     if set(_FILTERS) & set(narrowed(manifest_a, manifest_b)):
         counts &= alignment.in_both | ~of_kinds(kinds, MODULE_KINDS + _TENSOR_KINDS)
-    both, masks = kinds * np.int64(len(PHASES)) + alignment.phase, []
+    both, masks = (kinds * np.int64(len(PHASES)) + alignment.phase) * 2 + again, []
     for manifest, sites in ((manifest_b, alignment.b_ids), (manifest_a, slice(len(alignment.a)))):
         told = of_kinds(kinds, [Kind(kind) for kind in observed_kinds(manifest)])
         masks.append(counts & ((by_manifest & told) | np.isin(both, both[sites])))
