@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from introspect_cli.compare.table import MODULE_KINDS, MODULE_VALUES, PHASES, Alignment, kind_code, of_kinds, phase_code
+from introspect_cli.compare.table import MODULE_KINDS, PHASES, Alignment, kind_code, of_kinds, phase_code
 from introspect_cli.records import SETTING_KINDS, Kind, Phase, perturbed_by
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def covered(
 ) -> tuple[Mask, Mask]:
     """Masks of sites that are divergences where only a, and where only b, has them.
 
-    All False if either capture failed or either run is a list. Else those of a kind and phase that the other run has on
-    record in any step; of start values and values of modules, those of a kind that it was told to record. Not
-    recomputation and random states; nor, where an option that chooses modules was given differently, sites of modules
-    that one run alone has; nor, unless `same_start`, start values.
+    All False if either capture failed or either run is a list. Else those of a kind that the other run was told to
+    record; of operators, of evaluation, of the optimizer phase, and of what is looked at once more as a step begins,
+    only if it has any such record. Not recomputation and random states; nor, where an option that chooses modules was
+    given differently, sites of modules that one run alone has; nor, unless `same_start`, start values.
 
     Args:
         alignment: both runs' sites.
@@ -121,18 +121,20 @@ def covered(
     # what has failed may have named modules and parameters, so that the other run's sites have no partner either
     broken = any(has_failed(manifest) or is_list(manifest) for manifest in (manifest_a, manifest_b))
     starts, kinds = alignment.phase == phase_code(Phase.START), alignment.kind
-    again = starts & (alignment.call > 0)  # in evaluation, what has changed since is looked at once more
-    by_manifest = (starts & ~again) | of_kinds(kinds, MODULE_VALUES)
     counts = np.full(alignment.size, not broken) & (alignment.phase != phase_code(Phase.RECOMPUTE))
     counts &= kinds != kind_code(Kind.RNG)
     if not same_start:
         counts &= ~(of_kinds(kinds, STATE_KINDS) & starts)
     if set(_FILTERS) & set(narrowed(manifest_a, manifest_b)):
         counts &= alignment.in_both | ~of_kinds(kinds, MODULE_KINDS + _TENSOR_KINDS)
+    again = starts & (alignment.call > 0)
+    late = np.isin(alignment.phase, [phase_code(phase) for phase in (Phase.EVAL, Phase.OPTIMIZER)])
+    usual = ~(again | late | (kinds == kind_code(Kind.OP_OUTPUT)))
     both, masks = (kinds * np.int64(len(PHASES)) + alignment.phase) * 2 + again, []
     for manifest, sites in ((manifest_b, alignment.b_ids), (manifest_a, slice(len(alignment.a)))):
-        told = of_kinds(kinds, [Kind(kind) for kind in observed_kinds(manifest)])
-        masks.append(counts & ((by_manifest & told) | np.isin(both, both[sites])))
+        observed = observed_kinds(manifest)
+        told = of_kinds(kinds, [kind for kind in Kind if kind.value in observed] or Kind)
+        masks.append(counts & told & (usual | np.isin(both, both[sites])))
     return masks[0], masks[1]
 
 
